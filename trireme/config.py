@@ -1,0 +1,206 @@
+"""Settings: a few frozen groups. Flags, TRIREME_* variables and a TOML file are built from their fields; `resolve` joins them.
+
+Knows what a setting is called and means, never what is done with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trireme.errors import BadConfig
+
+DEFAULT_MODEL = "smollm2"
+
+
+def setting(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    model: str = setting(DEFAULT_MODEL, "a folder, a .gguf file, a name from `trireme models`, or a hub id (owner/name)")
+    dtype: str = setting("auto", "type of weights and activations", ("auto", "float32", "bfloat16", "float16"))
+    quantize: str = setting("auto", "weight method: auto keeps what the checkpoint has", ("auto", "none", "int8", "int4"))
+    max_model_len: int | None = setting(None, "longest prompt plus answer, in tokens (default: what the model was made for)")
+    random_weights: bool = setting(False, "draw weights at random: for shapes and speed only")
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    backend: str = setting("auto", "which backend computes (see `trireme backends`)")
+    threads: int = setting(0, "CPU threads of one worker (0: all cores)")
+    tp: int = setting(1, "tensor-parallel ranks, one worker process each")
+    graphs: bool = setting(True, "capture decode steps as graphs where the device can")
+    collective_timeout: float = setting(60.0, "seconds before a rank that does not answer ends its group")
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    page_size: int = setting(16, "KV slots per page: 1 is token attention, N is paged, 0 is static (one page per request)")
+    kv_tokens: int | None = setting(None, "KV slots in all (default: what fits in the memory fraction)")
+    memory_fraction: float = setting(0.9, "share of the device's memory for weights, workspace and KV")
+    prefix_cache: bool = setting(True, "reuse the KV of prompts that begin alike")
+
+
+@dataclass(frozen=True)
+class ScheduleOptions:
+    policy: str = setting("past_future", "admission: past_future, aggressive, conservative, batch_decode, or a plug-in")
+    max_running: int = setting(256, "requests computed together at most")
+    max_step_tokens: int = setting(2048, "tokens computed in one step at most")
+    max_waiting: int = setting(4096, "requests queued at most; one more is refused")
+
+
+GROUPS: dict[str, type] = {
+    "model": ModelOptions,
+    "device": DeviceOptions,
+    "cache": CacheOptions,
+    "schedule": ScheduleOptions,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    model: ModelOptions = ModelOptions()
+    device: DeviceOptions = DeviceOptions()
+    cache: CacheOptions = CacheOptions()
+    schedule: ScheduleOptions = ScheduleOptions()
+
+
+def settings(groups: Iterable[str] = GROUPS) -> dict[str, tuple[str, dataclasses.Field]]:
+    """Every setting by its flat name: (group, field)."""
+    return {f.name: (group, f) for group in groups for f in dataclasses.fields(GROUPS[group])}
+
+
+def kind_of(group: str, name: str) -> type:
+    """The plain type of a setting: int for `int | None`."""
+    hint = typing.get_type_hints(GROUPS[group])[name]
+    if isinstance(hint, types.UnionType):
+        hint = next(h for h in typing.get_args(hint) if h is not type(None))
+    return hint
+
+
+def resolve(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    file: str | pathlib.Path | None = None,
+) -> Config:
+    """Joins defaults < TOML file < TRIREME_* variables < flags. An unknown or ill-typed setting is an error."""
+    environ = os.environ if environ is None else environ
+    known = settings()
+    chosen: dict[str, Any] = {}
+    file = file or environ.get("TRIREME_CONFIG")
+    if file:
+        chosen |= _from_file(pathlib.Path(file))
+    chosen |= _from_environ(environ)
+    chosen |= {name: value for name, value in (flags or {}).items() if value is not None}
+    groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    for name, value in chosen.items():
+        if name not in known:
+            raise BadConfig(f"Unknown setting {name!r}.", f"use one of: {_near(name, known)}")
+        group, f = known[name]
+        groups[group][name] = _convert(group, f, value)
+    config = Config(**{group: GROUPS[group](**values) for group, values in groups.items()})
+    _check(config)
+    return config
+
+
+# Variables that are read elsewhere, before there is a config; everything else called TRIREME_* must be a setting.
+OTHER_VARIABLES = frozenset({"TRIREME_CONFIG", "TRIREME_CACHE", "TRIREME_DEBUG", "TRIREME_LOG", "TRIREME_INDEX_URL", "TRIREME_API_KEY"})
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name[len("TRIREME_") :].lower(): value
+        for name, value in environ.items()
+        if name.startswith("TRIREME_") and name not in OTHER_VARIABLES
+    }
+
+
+def _from_file(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        tables = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise BadConfig(f"Cannot read the config file {path}: {error.strerror}.", "check the path given by --config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"The config file {path} is not TOML: {error}.", "mend that line") from None
+    chosen: dict[str, Any] = {}
+    for group, table in tables.items():
+        if group not in GROUPS or not isinstance(table, dict):
+            raise BadConfig(f"Unknown table [{group}] in {path}.", f"use one of: {', '.join(GROUPS)}")
+        for name, value in table.items():
+            if name not in settings([group]):
+                raise BadConfig(f"Unknown setting {name!r} in [{group}] of {path}.", f"use one of: {_near(name, settings([group]))}")
+            chosen[name] = value
+    return chosen
+
+
+def _convert(group: str, f: dataclasses.Field, value: Any) -> Any:
+    kind = kind_of(group, f.name)
+    try:
+        if kind is bool:
+            converted: Any = value if isinstance(value, bool) else _bool(value)
+        elif kind is int:
+            if isinstance(value, bool) or isinstance(value, float):
+                raise ValueError
+            converted = number(value) if isinstance(value, str) else int(value)
+        else:
+            converted = kind(value)
+    except (ValueError, TypeError):
+        raise BadConfig(f"{f.name} is {value!r}, which is no {kind.__name__}.", f.metadata["help"]) from None
+    if f.metadata["choices"] and converted not in f.metadata["choices"]:
+        raise BadConfig(f"{f.name} is {value!r}.", f"use one of: {', '.join(f.metadata['choices'])}")
+    return converted
+
+
+def number(text: str) -> int:
+    """A whole number as people write it: 4096, 4k (thousand), 4K (1024), 1.5m."""
+    scale = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}.get(text[-1:], 1)
+    value = float(text[:-1]) * scale if scale > 1 else int(text)
+    if value != int(value):
+        raise ValueError(text)
+    return int(value)
+
+
+def _bool(text: str) -> bool:
+    truth = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if str(text).lower() not in truth:
+        raise ValueError(text)
+    return truth[str(text).lower()]
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    import difflib
+
+    return ", ".join(difflib.get_close_matches(name, list(known), n=3, cutoff=0.3) or sorted(known))
+
+
+_AT_LEAST = {
+    "threads": 0,
+    "tp": 1,
+    "collective_timeout": 0.1,
+    "page_size": 0,
+    "kv_tokens": 1,
+    "max_model_len": 1,
+    "max_running": 1,
+    "max_step_tokens": 1,
+    "max_waiting": 1,
+}
+
+
+def _check(config: Config) -> None:
+    for name, low in _AT_LEAST.items():
+        group, _ = settings()[name]
+        value = getattr(getattr(config, group), name)
+        if value is not None and value < low:
+            raise BadConfig(f"{name} is {value}; the least is {low}.", f"raise {name}")
+    if not 0.0 < config.cache.memory_fraction <= 1.0:
+        raise BadConfig(f"memory_fraction is {config.cache.memory_fraction}.", "give a share between 0 and 1")

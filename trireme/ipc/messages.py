@@ -1,0 +1,55 @@
+"""The messages between scheduler and workers. A plan is a message: columns of whole numbers, no tensors, no text.
+
+Lengths, for every row:  computed <= scheduled <= total.
+A step may be planned before the one before it has answered; then the last scheduled token of a row is still unknown to the
+scheduler, and the worker takes it from its own token table, where sampling has put it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from trireme.types import SamplingParams, TokenLogprobs
+
+
+class Admit(msgspec.Struct, array_like=True):
+    """A request takes a row of the workers' tables."""
+
+    row: int
+    tokens: list[int]  # all that is known: the prompt and, after a pause, what had been generated
+    num_prompt: int
+    sampling: SamplingParams
+    seed: int
+    eos_token_ids: list[int] = []  # masked until min_tokens
+
+
+class Plan(msgspec.Struct, array_like=True, tag="plan"):
+    """What every rank computes in one step, applied in the order of the fields."""
+
+    step: int
+    release: list[int]  # rows that hold no request any more
+    admit: list[Admit]
+    page_rows: list[int]  # with page_ids: each page is appended to its row's page table, in this order
+    page_ids: list[int]
+    rows: list[int]  # with starts, counts, logits: one entry per row that computes
+    starts: list[int]  # position of the first token to compute
+    counts: list[int]  # how many tokens to compute
+    logits: list[int]  # how many of the last of them need logits: 0 for an unfinished prompt, 1 to sample, all for prompt logprobs
+    samples: list[bool]  # whether a token is sampled after the last one
+
+
+class RowNote(msgspec.Struct, array_like=True):
+    """What only some rows have to say about a step."""
+
+    row: int
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None  # for positions start+1 .. start+count
+    error: str | None = None  # this row failed, and only this row
+
+
+class Sampled(msgspec.Struct, array_like=True, tag="sampled"):
+    """The answer to a plan: one token for every row that samples, in the plan's order."""
+
+    step: int
+    tokens: list[int]
+    notes: list[RowNote] = []
