@@ -1,0 +1,4 @@
+from trireme.ops.attention import AttentionKind, AttentionPlan, CacheSpec, KVCache, StepLayout
+from trireme.ops.table import Ops, Projection
+
+__all__ = ["AttentionKind", "AttentionPlan", "CacheSpec", "KVCache", "Ops", "Projection", "StepLayout"]

@@ -1,0 +1,76 @@
+"""What attention needs to be told: where the step's tokens and their KV live, and which kind of attention a layer has.
+
+Knows positions, pages and slots; nothing of models or of how a device computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """What one attention layer keeps per token. `kind` names the storage: "plain" is the activations' own type."""
+
+    num_kv_heads: int
+    head_dim: int
+    kind: str = "plain"
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        return 2 * self.num_kv_heads * self.head_dim * dtype.itemsize
+
+
+@dataclass
+class KVCache:
+    """The slots of one layer. k, v: [slots, num_kv_heads, head_dim]."""
+
+    k: Tensor
+    v: Tensor
+
+    @classmethod
+    def allocate(cls, spec: CacheSpec, num_slots: int, dtype: torch.dtype, device: torch.device) -> KVCache:
+        shape = (num_slots, spec.num_kv_heads, spec.head_dim)
+        return cls(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+
+
+@dataclass(frozen=True)
+class AttentionKind:
+    """Which attention a layer has: causal always, the rest by its numbers."""
+
+    scale: float
+    window: int = 0  # how many of the last tokens a token sees, itself included; 0: all
+    softcap: float = 0.0  # scores become softcap * tanh(scores / softcap); 0: as they are
+    slopes: Tensor | None = None  # ALiBi: a head's scores gain slope * (key position - query position)
+
+
+@dataclass
+class StepLayout:
+    """Where a step's sequences lie. The numpy columns are for planning on the host, the tensors for the device.
+
+    A device tensor is a slice of a persistent buffer: captured graphs read the same memory at every replay.
+    """
+
+    page_size: int
+    rows: np.ndarray  # [seqs] int32: each sequence's row of the page table
+    starts: np.ndarray  # [seqs] int32: position of its first new token
+    counts: np.ndarray  # [seqs] int32: how many new tokens
+    page_table: Tensor  # [all rows, pages] int32: the whole table; sequence i uses page_table[rows[i]]
+    rows_device: Tensor  # [seqs] int32
+    query_starts: Tensor  # [seqs + 1] int32: where each sequence's new tokens begin among the step's tokens
+    context_lengths: Tensor  # [seqs] int32: starts + counts
+    padded: bool = False  # whether trailing sequences are padding for a captured graph (counts of 0 or scratch slots)
+
+    def slots(self, sequence: int) -> Tensor:
+        """All slots of one sequence up to its newest token, by position."""
+        length = int(self.starts[sequence] + self.counts[sequence])
+        pages = self.page_table[int(self.rows[sequence]), : -(-length // self.page_size)].long()
+        offsets = torch.arange(self.page_size, device=pages.device)
+        return (pages[:, None] * self.page_size + offsets).flatten()[:length]
+
+
+AttentionPlan = Any  # a backend's own: whatever its plan_attention returns

@@ -1,0 +1,239 @@
+"""The op table: every device operation the engine needs, each with a plain body that is its meaning.
+
+A backend subclasses `Ops` and overrides what it can do faster; whatever it leaves alone still works. Coarse ops default to fine
+ones. Knows tensors; nothing of models, requests or devices. Token counts come first: x is [tokens, width] unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trireme.ops.attention import AttentionKind, AttentionPlan, KVCache, StepLayout
+
+Projection = Callable[[Tensor], Tensor]  # a linear layer, whatever its weights are stored as
+
+
+class Ops:
+    # --- moving and shaping -------------------------------------------------------------------------------------------------
+
+    def copy(self, target: Tensor, source: Tensor) -> Tensor:
+        """target[...] = source, across types and devices."""
+        return target.copy_(source)
+
+    def transpose(self, x: Tensor, a: int, b: int) -> Tensor:
+        """x with two axes exchanged, dense again."""
+        return x.transpose(a, b).contiguous()
+
+    def convert(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """x in another type."""
+        return x.to(dtype)
+
+    def concat(self, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+        """The parts, one after the other."""
+        return torch.cat(tuple(parts), dim)
+
+    def select(self, x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
+        """x[index] along an axis."""
+        return x.index_select(dim, index.long())
+
+    def split(self, x: Tensor, sizes: Sequence[int], dim: int = -1) -> tuple[Tensor, ...]:
+        """x cut into pieces of these sizes; the pieces are views."""
+        return x.split(list(sizes), dim)
+
+    def slice(self, x: Tensor, dim: int, start: int, stop: int) -> Tensor:
+        """x[start:stop] along an axis; a view."""
+        return x.narrow(dim, start, stop - start)
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> Tensor:
+        """x + bias, the bias over the last axis."""
+        return x + bias
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        """a * b, broadcast."""
+        return a * b
+
+    # --- look-up and matrix products ------------------------------------------------------------------------------------------
+
+    def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
+        """weight[ids]"""
+        return F.embedding(ids.long(), weight)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x weightᵀ + bias.  weight: [out, in]"""
+        return F.linear(x, weight, bias)
+
+    def grouped_linear(self, x: Tensor, weights: Tensor, group_sizes: Tensor) -> Tensor:
+        """Consecutive groups of rows of x, each times its own weights[g]ᵀ.  weights: [groups, out, in]"""
+        parts = x.split([int(n) for n in group_sizes])
+        return torch.cat([self.linear(part, weight) for part, weight in zip(parts, weights, strict=True)])
+
+    def lora_linear(self, x: Tensor, base: Projection, down: Tensor, up: Tensor, scale: float) -> Tensor:
+        """base(x) + scale * (x downᵀ) upᵀ"""
+        return base(x) + scale * self.linear(self.linear(x, down), up)
+
+    def quantize_int8(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Each row as int8 with one scale: x ≈ q * scale.  scale: [tokens, 1] float32"""
+        scale = (x.float().abs().amax(-1, keepdim=True) / 127.0).clamp_min(1e-30)
+        return (x.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
+
+    def linear_int8(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x (weight * scale)ᵀ + bias, the weights kept as int8.  weight: [out, in] int8; scale: [out] float32"""
+        y = self.linear(x, weight.to(x.dtype)) * scale.to(x.dtype)
+        return y if bias is None else y + bias
+
+    # --- norms ----------------------------------------------------------------------------------------------------------------
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x²) + eps) * weight, over the last axis, computed in float32."""
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """(x - mean) / sqrt(var + eps) * weight + bias, over the last axis, computed in float32."""
+        wide = F.layer_norm(x.float(), (x.shape[-1],), weight.float(), None if bias is None else bias.float(), eps)
+        return wide.to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual). The residual's memory may be reused for the sum."""
+        residual = x + residual
+        return self.rms_norm(residual, weight, eps), residual
+
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """(layer_norm(x + residual), x + residual). The residual's memory may be reused for the sum."""
+        residual = x + residual
+        return self.layer_norm(residual, weight, bias, eps), residual
+
+    def qk_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """rms_norm over each head.  x: [tokens, heads, head_dim]"""
+        return self.rms_norm(x, weight, eps)
+
+    # --- activations ----------------------------------------------------------------------------------------------------------
+
+    def activation(self, x: Tensor, kind: str) -> Tensor:
+        """silu, gelu, gelu_tanh or relu."""
+        if kind == "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+        return {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}[kind](x)
+
+    def gated(self, gate_up: Tensor, kind: str) -> Tensor:
+        """activation(gate) * up.  gate_up: [tokens, 2 * width], the gate first"""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.activation(gate, kind) * up
+
+    def softmax(self, x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        """softmax(x * scale + mask) over the last axis, computed in float32."""
+        wide = x.float() * scale
+        return torch.softmax(wide if mask is None else wide + mask, -1).to(x.dtype)
+
+    # --- attention ------------------------------------------------------------------------------------------------------------
+
+    def rope(self, x: Tensor, table: Tensor, index: Tensor) -> Tensor:
+        """Turns the first 2r values of each head, as pairs (i, i + r), by the angles of table[index].
+
+        x: [tokens, heads, head_dim]; table: [positions, 2r] float32, cosines then sines; index: [tokens]
+        """
+        cos, sin = table[index.long()].unsqueeze(1).chunk(2, -1)
+        r = cos.shape[-1]
+        a, b, rest = x[..., :r].float(), x[..., r : 2 * r].float(), x[..., 2 * r :]
+        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+        return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+
+    def rope_interleaved(self, x: Tensor, table: Tensor, index: Tensor) -> Tensor:
+        """As rope, on pairs (2i, 2i + 1)."""
+        cos, sin = table[index.long()].unsqueeze(1).chunk(2, -1)
+        r = cos.shape[-1]
+        a, b = x[..., : 2 * r : 2].float(), x[..., 1 : 2 * r : 2].float()
+        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2).to(x.dtype)
+        return torch.cat([turned, x[..., 2 * r :]], -1)
+
+    def store_kv(self, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor) -> None:
+        """cache[slots[i]] = (k[i], v[i]).  k, v: [tokens, kv_heads, head_dim]; a slot below 0 is skipped"""
+        live = slots >= 0
+        if not bool(live.all()):
+            k, v, slots = k[live], v[live], slots[live]
+        cache.k.index_copy_(0, slots.long(), k.to(cache.k.dtype))
+        cache.v.index_copy_(0, slots.long(), v.to(cache.v.dtype))
+
+    def plan_attention(self, layout: StepLayout) -> AttentionPlan:
+        """What `attention` wants to know of a step, worked out once for all layers."""
+        return [(layout.slots(i), int(n)) for i, n in enumerate(layout.counts)]
+
+    def attention(self, q: Tensor, cache: KVCache, plan: AttentionPlan, kind: AttentionKind) -> Tensor:
+        """Causal attention of each sequence's new tokens over all its cached ones.  q, result: [tokens, heads, head_dim]"""
+        out, begin = torch.empty_like(q), 0
+        for slots, n in plan:
+            out[begin : begin + n] = _attend(q[begin : begin + n], cache.k[slots], cache.v[slots], kind)
+            begin += n
+        out[begin:] = 0  # padding rows of a captured step
+        return out
+
+    def qkv_rope_store(
+        self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, index: Tensor, cache: KVCache, slots: Tensor
+    ) -> Tensor:
+        """Turns q and k, stores k and v, returns q.  q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim]"""
+        self.store_kv(self.rope(k, table, index), v, cache, slots)
+        return self.rope(q, table, index)
+
+    def ffn_block(self, x: Tensor, gate_up: Projection, down: Projection, kind: str) -> Tensor:
+        """down(activation(gate(x)) * up(x))"""
+        return down(self.gated(gate_up(x), kind))
+
+    # --- choosing tokens ------------------------------------------------------------------------------------------------------
+
+    def mask_logits(self, logits: Tensor, allowed: Tensor) -> Tensor:
+        """logits where allowed, -inf elsewhere.  allowed: bool, same shape"""
+        return logits.masked_fill(~allowed, float("-inf"))
+
+    def sample_greedy(self, logits: Tensor) -> Tensor:
+        """The likeliest token of each row; the lowest id of equals."""
+        return logits.argmax(-1)
+
+    def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+        """One token per row from softmax(logits / temperature), after top-k, then top-p, then min-p.
+
+        Every parameter is [rows]; top_k 0 is all; temperature 0 is greedy. `uniform` in [0, 1) is the row's own random number:
+        the token is where the cumulated probability, likeliest token first, passes it.
+        """
+        scaled = logits.float() / temperature.clamp_min(1e-6).unsqueeze(1)
+        ranked, ids = scaled.sort(dim=-1, descending=True, stable=True)
+        rank = torch.arange(ranked.shape[1], device=ranked.device)
+        keep = (rank < torch.where(top_k > 0, top_k, ranked.shape[1]).unsqueeze(1)) | (rank == 0)
+        p = torch.softmax(ranked.masked_fill(~keep, float("-inf")), -1)
+        before = p.cumsum(-1) - p
+        keep &= (before < top_p.unsqueeze(1)) & (p >= min_p.unsqueeze(1) * p[:, :1]) | (rank == 0)
+        p = p.masked_fill(~keep, 0.0)
+        target = uniform.unsqueeze(1) * p.sum(-1, keepdim=True)
+        chosen = (p.cumsum(-1) <= target).sum(-1, keepdim=True)
+        last = keep.sum(-1, keepdim=True) - 1  # rounding may carry the target past the last kept token
+        sampled = ids.gather(1, torch.minimum(chosen, last)).squeeze(1)
+        return torch.where(temperature == 0, self.sample_greedy(logits), sampled)
+
+    def logprobs(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(log-probability, rank from 1) of ids[i] in row i: the negative of the usual loss."""
+        wide = torch.log_softmax(logits.float(), -1)
+        chosen = wide.gather(1, ids.long().unsqueeze(1))
+        return chosen.squeeze(1), (wide > chosen).sum(-1) + 1
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind) -> Tensor:
+    """softmax(mask(q kᵀ * scale)) v for one sequence, in float32.  q: [n, heads, d]; k, v: [length, kv_heads, d]"""
+    n, length = q.shape[0], k.shape[0]
+    repeat = q.shape[1] // k.shape[1]
+    k, v = (x.float().repeat_interleave(repeat, 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k) * kind.scale
+    if kind.softcap:
+        scores = kind.softcap * torch.tanh(scores / kind.softcap)
+    distance = torch.arange(length, device=q.device)[None] - torch.arange(length - n, length, device=q.device)[:, None]
+    if kind.slopes is not None:
+        scores = scores + kind.slopes.float()[:, None, None] * distance
+    hidden = distance > 0
+    if kind.window:
+        hidden = hidden | (distance <= -kind.window)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    return torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1), v).to(q.dtype)
