@@ -198,7 +198,7 @@ class Ops:
         """One token per row from softmax(logits / temperature), after top-k, then top-p, then min-p.
 
         Every parameter is [rows]; top_k 0 is all; temperature 0 is greedy. `uniform` in [0, 1) is the row's own random number:
-        the token is where the cumulated probability, likeliest token first, passes it.
+        the token is where the cumulated probability of the tokens kept, in the order of their ids, passes it.
         """
         scaled = logits.float() / temperature.clamp_min(1e-6).unsqueeze(1)
         ranked, ids = scaled.sort(dim=-1, descending=True, stable=True)
@@ -207,18 +207,22 @@ class Ops:
         p = torch.softmax(ranked.masked_fill(~keep, float("-inf")), -1)
         before = p.cumsum(-1) - p
         keep &= (before < top_p.unsqueeze(1)) & (p >= min_p.unsqueeze(1) * p[:, :1]) | (rank == 0)
-        p = p.masked_fill(~keep, 0.0)
-        target = uniform.unsqueeze(1) * p.sum(-1, keepdim=True)
-        chosen = (p.cumsum(-1) <= target).sum(-1, keepdim=True)
-        last = keep.sum(-1, keepdim=True) - 1  # rounding may carry the target past the last kept token
-        sampled = ids.gather(1, torch.minimum(chosen, last)).squeeze(1)
-        return torch.where(temperature == 0, self.sample_greedy(logits), sampled)
+        kept = torch.zeros_like(p, dtype=torch.float64).scatter(1, ids, torch.where(keep, p, 0.0).double())
+        return torch.where(temperature == 0, self.sample_greedy(logits), pick(kept, uniform))
 
     def logprobs(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """(log-probability, rank from 1) of ids[i] in row i: the negative of the usual loss."""
         wide = torch.log_softmax(logits.float(), -1)
         chosen = wide.gather(1, ids.long().unsqueeze(1))
         return chosen.squeeze(1), (wide > chosen).sum(-1) + 1
+
+
+def pick(weights: Tensor, uniform: Tensor) -> Tensor:
+    """In each row, the first index whose cumulated weight passes uniform * total; never one of weight 0."""
+    total = weights.cumsum(-1)
+    chosen = (total <= uniform.double().unsqueeze(1) * total[:, -1:]).sum(-1)
+    last = weights.shape[1] - 1 - (weights > 0).flip(-1).int().argmax(-1)  # rounding may carry the target past the end
+    return torch.minimum(chosen, last)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind) -> Tensor:
