@@ -1,0 +1,14 @@
+from trireme.layers.attention import Attention, HeadNormSpec, Heads, alibi_slopes
+from trireme.layers.batch import Batch
+from trireme.layers.embedding import Embedding, Head
+from trireme.layers.env import Env, Read
+from trireme.layers.linear import Linear, Rows
+from trireme.layers.mlp import MLP, GatedMLP
+from trireme.layers.module import Module
+from trireme.layers.norm import HeadNorm, LayerNorm, RMSNorm
+from trireme.layers.rope import Rope
+
+__all__ = [
+    "MLP", "Attention", "Batch", "Embedding", "Env", "GatedMLP", "Head", "HeadNorm", "HeadNormSpec", "Heads", "LayerNorm", "Linear",
+    "Module", "RMSNorm", "Read", "Rope", "Rows", "alibi_slopes",
+]  # fmt: skip

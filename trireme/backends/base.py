@@ -1,0 +1,85 @@
+"""A kind of device: its ops, the layers and weight methods it would rather write itself, its memory, streams and graphs.
+
+An empty subclass is a slow, working port. Nothing above this folder names a vendor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trireme.config import DeviceOptions
+from trireme.ops import CacheSpec, KVCache, Ops
+from trireme.parallel import Comm
+from trireme.parallel.comm import ProcessComm
+from trireme.quant import WeightMethod
+
+
+class Backend:
+    name: str = "reference"
+    layers: Mapping[type, type] = {}
+    methods: Mapping[str, type[WeightMethod]] = {}
+    depth: int = 1  # steps launched before the oldest is collected; 2 where launching does not wait for the device
+
+    def __init__(self, options: DeviceOptions, rank: int = 0):
+        self.options, self.rank = options, rank
+        self.ops: Ops = Ops()
+        self.device = torch.device("cpu")
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Why this backend cannot run here; None if it can."""
+        return None
+
+    def dtype(self, wanted: str, stored: torch.dtype) -> torch.dtype:
+        """The type of weights and activations, for what the user asked and the checkpoint holds."""
+        return torch.float32 if wanted == "auto" else getattr(torch, wanted)
+
+    def memory(self) -> tuple[int, int]:
+        """(free, total) bytes of the device."""
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+        return _available() or os.sysconf("SC_AVPHYS_PAGES") * size, pages * size
+
+    def cache(self, spec: CacheSpec, num_slots: int, dtype: torch.dtype) -> KVCache:
+        """The KV slots of one layer."""
+        return KVCache.allocate(spec, num_slots, dtype, self.device)
+
+    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory from which copies to the device need not wait; pinned where that means something."""
+        return torch.zeros(shape, dtype=dtype)
+
+    def graph(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        """A captured form of a step that reads and writes persistent buffers; replaying is calling it."""
+        return step
+
+    def graph_sizes(self, max_rows: int) -> tuple[int, ...]:
+        """The padded numbers of rows at which decode steps are captured; none where graphs bring nothing."""
+        return ()
+
+    def mark(self) -> Callable[[], None]:
+        """Marks this point of the device's work; calling the mark waits until it is reached."""
+        return lambda: None
+
+    def comm(self, rank: int, size: int, store: str) -> Comm:
+        """The collectives of this device's ranks."""
+        return ProcessComm(rank, size, store, self.options.collective_timeout)
+
+    def describe(self) -> dict[str, str]:
+        """What `trireme doctor` says of it."""
+        return {"device": str(self.device)}
+
+
+def _available() -> int:
+    """Memory that can be had without swapping, as Linux counts it."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0

@@ -1,0 +1,54 @@
+"""Which backends there are, and which one this machine would choose. Third parties come by the entry point `trireme.backends`."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+
+from trireme.backends.base import Backend
+from trireme.config import DeviceOptions
+from trireme.errors import BackendUnavailable
+
+# By preference: the first that can run here is the automatic choice.
+BUILT_IN = {
+    "cuda": "trireme.backends.cuda:Cuda",
+    "cpu": "trireme.backends.cpu:Cpu",
+    "reference": "trireme.backends.reference:Reference",
+}
+
+
+def names() -> list[str]:
+    """Every backend known here, plug-ins last."""
+    return [*BUILT_IN, *(e.name for e in entry_points(group="trireme.backends") if e.name not in BUILT_IN)]
+
+
+def backend_class(name: str) -> type[Backend]:
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except ImportError as error:
+            raise BackendUnavailable(f"The backend {name!r} cannot be loaded: {error}.", "use --backend cpu") from None
+    found = entry_points(group="trireme.backends", name=name)
+    if not found:
+        raise BackendUnavailable(f"No backend {name!r}.", f"use one of: {', '.join(names())}")
+    return next(iter(found)).load()
+
+
+def reason_against(name: str) -> str | None:
+    """Why a backend cannot run here; None if it can."""
+    try:
+        return backend_class(name).unavailable()
+    except BackendUnavailable as error:
+        return error.cause
+
+
+def open_backend(options: DeviceOptions, rank: int = 0) -> Backend:
+    """The backend the options ask for, or the best one that runs here."""
+    if options.backend == "auto":
+        name = next(name for name in BUILT_IN if reason_against(name) is None)
+        return backend_class(name)(options, rank)
+    reason = reason_against(options.backend)
+    if reason:
+        raise BackendUnavailable(f"The backend {options.backend!r} cannot run here: {reason}.", "see `trireme backends`")
+    return backend_class(options.backend)(options, rank)

@@ -1,0 +1,92 @@
+"""Attention layers: projections, positions, and one attention op over the cache. Knows heads; nothing of other layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trireme.layers.batch import Batch
+from trireme.layers.env import Env
+from trireme.layers.linear import Linear, Rows
+from trireme.layers.module import Module
+from trireme.layers.norm import HeadNorm
+from trireme.layers.rope import Rope
+from trireme.ops import AttentionKind, CacheSpec
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of a model's attention."""
+
+    num: int
+    num_kv: int
+    dim: int
+
+
+class Attention(Module):
+    """Grouped-query attention with rope over the cache."""
+
+    def __init__(
+        self,
+        env: Env,
+        hidden: int,
+        heads: Heads,
+        layer: int,
+        rope: Rope,
+        *,
+        scale: float | None = None,
+        bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: HeadNormSpec | None = None,
+        window: int = 0,
+    ):
+        self.env, self.layer, self.dim, self.rope = env, layer, heads.dim, rope
+        q, kv = env.tp.heads(heads.num, heads.num_kv)
+        self.num_kv_heads = kv.stop - kv.start
+        self.qkv = env.new(Linear, hidden, qkv_rows(heads, q, kv), cut="out", bias=bias)
+        columns = slice(q.start * heads.dim, q.stop * heads.dim)
+        self.out = env.new(Linear, heads.num * heads.dim, {"o_proj": hidden}, cut="in", bias=out_bias, columns=columns)
+        self.q_norm = env.new(HeadNorm, heads.dim, qk_norm.eps, qk_norm.offset) if qk_norm else None
+        self.k_norm = env.new(HeadNorm, heads.dim, qk_norm.eps, qk_norm.offset) if qk_norm else None
+        self.kind = AttentionKind(scale=heads.dim**-0.5 if scale is None else scale, window=window)
+
+    def cache_spec(self) -> CacheSpec:
+        return CacheSpec(self.num_kv_heads, self.dim)
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        q, k, v = (part.unflatten(-1, (-1, self.dim)) for part in self.qkv.split(x))
+        if self.q_norm and self.k_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        cache = batch.caches[self.layer]
+        q = self.env.ops.qkv_rope_store(q, k, v, *self.rope.at(batch), cache, batch.slots)
+        return self.out(self.env.ops.attention(q, cache, batch.plan, self.kind).flatten(1))
+
+
+@dataclass(frozen=True)
+class HeadNormSpec:
+    """The norm of query and key heads, for the models that have one."""
+
+    eps: float
+    offset: float = 0.0
+
+
+def qkv_rows(heads: Heads, q: slice, kv: slice) -> list[Rows]:
+    """The rows of q_proj, k_proj and v_proj that a rank with these heads owns."""
+    dim = heads.dim
+    kv_rows = slice(kv.start * dim, kv.stop * dim)
+    return [
+        Rows("q_proj", heads.num * dim, slice(q.start * dim, q.stop * dim)),
+        Rows("k_proj", heads.num_kv * dim, kv_rows),
+        Rows("v_proj", heads.num_kv * dim, kv_rows),
+    ]
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """A head's slope is a power of two: a geometric series down to 2^-8, odd members of a finer one where heads are left over."""
+    whole = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
+    slopes += [2 ** (-4 * (2 * i + 1) / whole) for i in range(num_heads - whole)]
+    return torch.tensor(slopes, dtype=torch.float32)

@@ -1,0 +1,65 @@
+"""Which class computes which architecture. Others come by the entry point `trireme.models`, named by architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from trireme.errors import UnsupportedModel
+from trireme.layers import Batch, Env, Module
+from trireme.models.config import ModelConfig
+from trireme.ops import CacheSpec
+
+
+class Model(Protocol):
+    """What the runner needs of a model."""
+
+    def load(self, read: Any, path: str = "") -> None: ...
+
+    def walk(self, path: str = "") -> Any: ...
+
+    def __call__(self, batch: Batch) -> Tensor: ...
+
+
+class ModelClass(Protocol):
+    @staticmethod
+    def config(raw: dict[str, Any]) -> ModelConfig: ...
+
+    def __call__(self, env: Env, cfg: ModelConfig) -> Module: ...
+
+
+MODELS: dict[str, Any] = {}
+
+
+def register(*architectures: str) -> Callable[[type], type]:
+    """Makes a class the one for these architectures of a checkpoint's config."""
+
+    def add(cls: type) -> type:
+        MODELS.update(dict.fromkeys(architectures, cls))
+        return cls
+
+    return add
+
+
+def model_class(raw: dict[str, Any]) -> Any:
+    """The class for a checkpoint's config."""
+    names = raw.get("architectures") or []
+    for name in names:
+        if name in MODELS:
+            return MODELS[name]
+        found = entry_points(group="trireme.models", name=name)
+        if found:
+            return next(iter(found)).load()
+    raise UnsupportedModel(
+        f"No model class for the architecture {', '.join(map(str, names)) or '(none named)'}.",
+        f"known are {', '.join(sorted(MODELS))}; docs/add-a-model.md shows how to add one",
+    )
+
+
+def cache_specs(model: Module) -> list[CacheSpec]:
+    """What each attention layer keeps, in the order of their layer numbers."""
+    layers = [module for _, module in model.walk() if hasattr(module, "cache_spec")]
+    return [layer.cache_spec() for layer in sorted(layers, key=lambda layer: layer.layer)]

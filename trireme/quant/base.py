@@ -1,0 +1,111 @@
+"""How weights are kept: a checkpoint's stored tensors on one side, weight methods that a linear layer holds on the other.
+
+Knows storage types and the op table; nothing of models or files.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trireme.ops import Ops
+from trireme.quant.gguf import BLOCKS, decode_blocks
+
+
+class Stored(Protocol):
+    """One tensor of a checkpoint, still on disk. Selecting is lazy; `raw` reads only what is selected."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    offset: float
+
+    def rows(self, index: slice | np.ndarray) -> Stored: ...
+
+    def columns(self, span: slice) -> Stored: ...
+
+    def raw(self) -> np.ndarray: ...
+
+
+class Noise:
+    """A tensor of no checkpoint: drawn at random, the same for the same name, directly on the device."""
+
+    kind, offset = "RANDOM", 0.0
+
+    def __init__(self, name: str, shape: tuple[int, ...]):
+        self.name, self.shape = name, shape
+
+    def rows(self, index: slice | np.ndarray) -> Noise:
+        length = len(range(*index.indices(self.shape[0]))) if isinstance(index, slice) else len(index)
+        return Noise(f"{self.name}/{index if isinstance(index, slice) else length}", (length, *self.shape[1:]))
+
+    def columns(self, span: slice) -> Noise:
+        return Noise(f"{self.name}|{span}", (*self.shape[:-1], len(range(*span.indices(self.shape[-1])))))
+
+    def raw(self) -> np.ndarray:
+        raise TypeError(f"{self.name} is random: it has no bytes")
+
+
+_NUMPY_AS_TORCH = {"BF16": torch.bfloat16}
+
+
+def decode(stored: Stored, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """The values of a stored tensor."""
+    if stored.kind == "RANDOM":
+        generator = torch.Generator(device).manual_seed(zlib.crc32(stored.name.encode()))
+        values = torch.empty(stored.shape, dtype=dtype, device=device)
+        if len(stored.shape) == 1:  # norm weights and biases: near one keeps a deep random model's activations in range
+            return values.fill_(1.0)
+        return values.normal_(0.0, 0.02, generator=generator)
+    raw = torch.from_numpy(stored.raw())
+    if stored.kind in BLOCKS:
+        values = decode_blocks(stored.kind, raw.reshape(-1, raw.shape[-1])).reshape(stored.shape)
+    else:
+        values = raw.view(_NUMPY_AS_TORCH[stored.kind]) if stored.kind in _NUMPY_AS_TORCH else raw
+    if stored.offset:
+        values = values.float() + stored.offset
+    return values.to(device=device, dtype=dtype)
+
+
+class WeightMethod(Protocol):
+    """The weights of one linear layer, in a form its ops can multiply by. `parts` are stacked as rows."""
+
+    @classmethod
+    def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> WeightMethod: ...
+
+    def linear(self, ops: Ops, x: Tensor) -> Tensor: ...
+
+    def embed(self, ops: Ops, ids: Tensor) -> Tensor: ...
+
+    def num_bytes(self) -> int: ...
+
+
+class Dense:
+    """Weights as they are: [out, in] in the activations' type."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.weight, self.bias = weight, bias
+
+    @classmethod
+    def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> Dense:
+        if len(parts) == 1:
+            return cls(decode(parts[0], dtype, device), bias)
+        rows = sum(part.shape[0] for part in parts)
+        weight = torch.empty((rows, *parts[0].shape[1:]), dtype=dtype, device=device)
+        for target, part in zip(weight.split([part.shape[0] for part in parts]), parts, strict=True):
+            target.copy_(decode(part, dtype, device))  # one part at a time: the peak stays near what is kept
+        return cls(weight, bias)
+
+    def linear(self, ops: Ops, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight, self.bias)
+
+    def embed(self, ops: Ops, ids: Tensor) -> Tensor:
+        return ops.embedding(ids, self.weight)
+
+    def num_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.weight, self.bias) if t is not None)
+

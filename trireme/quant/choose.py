@@ -1,0 +1,33 @@
+"""Which weight method a linear layer gets: by the user's word, or by what the checkpoint holds.
+
+Methods are plug-ins: a backend brings its own for a name, others come by the entry point `trireme.quant`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+
+from trireme.errors import BadConfig
+from trireme.quant.base import Dense, Stored, WeightMethod
+from trireme.quant.int8 import Int8
+
+METHODS: dict[str, type[WeightMethod]] = {"none": Dense, "int8": Int8}
+
+
+def choose(option: str, parts: list[Stored], native: Mapping[str, type[WeightMethod]]) -> type[WeightMethod]:
+    """`native` are the backend's own methods, by option name or by stored kind (a GGUF block type kept as it is)."""
+    if option == "auto":
+        kinds = {part.kind for part in parts}
+        kept = native.get(next(iter(kinds))) if len(kinds) == 1 else None
+        return kept or native.get("none") or Dense
+    method = native.get(option) or METHODS.get(option) or _plugged(option)
+    if method is None:
+        known = sorted({*METHODS, *(name for name in native if name.islower())})
+        raise BadConfig(f"No weight method {option!r} on this backend.", f"use --quantize {' or '.join(known)}")
+    return method
+
+
+def _plugged(name: str) -> type[WeightMethod] | None:
+    found = entry_points(group="trireme.quant", name=name)
+    return next(iter(found)).load() if found else None
