@@ -1,0 +1,130 @@
+"""Fetching bytes over HTTP: resumed where they stopped, hashed, and every failure said in one line.
+
+Knows URLs and files, not what is in them.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import http.client
+import os
+import pathlib
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+
+from trireme.errors import DiskFull, FetchFailed
+
+# progress(what, bytes so far, bytes in all)
+Progress = Callable[[str, int, int], None]
+CHUNK = 1 << 20
+TIMEOUT = 60.0
+MAX_PAGE = 32 * 2**20
+
+
+def disk_full(error: OSError, path: pathlib.Path) -> DiskFull | None:
+    """The error to show when `error` means there is no room or no permission to write."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DiskFull(f"No room left to write {path}.", "free some space, or set TRIREME_CACHE to another disk")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return DiskFull(f"{path} may not be written.", "set TRIREME_CACHE to a folder of yours")
+    return None
+
+
+def fetch_page(url: str, accept: str) -> tuple[bytes, str]:
+    """A small page and its content type."""
+    with _open(url, {"Accept": accept}) as answer:
+        body = _read(answer, MAX_PAGE + 1, url)
+        if len(body) > MAX_PAGE:
+            raise FetchFailed(f"{_shown(url)} is too long to be an index page.", "check TRIREME_INDEX_URL")
+        return body, answer.headers.get_content_type()
+
+
+def fetch_file(url: str, target: pathlib.Path, sha256: str, size: int, progress: Progress | None) -> None:
+    """Brings `url` to `target`, going on from `target`.part where an earlier try stopped. Verified before it takes its name."""
+    part = target.with_name(target.name + ".part")
+    done = part.stat().st_size if part.exists() else 0
+    resumed = 0 < done <= size
+    if not resumed:
+        part.unlink(missing_ok=True)
+    if done != size:
+        _append(url, part, done if resumed else 0, size, progress)
+    if part.stat().st_size == size and file_sha256(part) == sha256:
+        part.replace(target)
+        return
+    part.unlink()
+    if resumed:  # the earlier part may have been of another file: once more, from the start
+        fetch_file(url, target, sha256, size, progress)
+        return
+    raise FetchFailed(f"What {_shown(url)} sent is not the pinned file.", "try again, or from another index")
+
+
+def file_sha256(path: pathlib.Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _append(url: str, part: pathlib.Path, done: int, size: int, progress: Progress | None) -> None:
+    headers = {"Range": f"bytes={done}-"} if done else {}
+    with _open(url, headers) as answer:
+        if done and answer.status != 206:
+            done = 0
+        try:
+            with open(part, "ab" if done else "wb") as file:
+                while chunk := _read(answer, CHUNK, url):
+                    file.write(chunk)
+                    done += len(chunk)
+                    if done > size:
+                        break  # longer than pinned: the check will refuse it
+                    if progress:
+                        progress(part.name.removesuffix(".part"), done, size)
+        except OSError as error:
+            raise disk_full(error, part) or error from None
+
+
+def _read(answer: http.client.HTTPResponse, count: int, url: str) -> bytes:
+    try:
+        return answer.read(count)
+    except (OSError, http.client.HTTPException) as error:
+        raise FetchFailed(f"The connection to {_shown(url)} broke ({error}).", "run it again: it goes on from here") from None
+
+
+def _open(url: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        raise FetchFailed(f"{_shown(url)} is no http address.", "check TRIREME_INDEX_URL")
+    if parts.username:
+        login = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+        headers = headers | {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
+        url = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    request = urllib.request.Request(url, headers={"User-Agent": "trireme", **headers})
+    try:
+        return urllib.request.urlopen(request, timeout=TIMEOUT, context=_certificates())
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise FetchFailed(f"{_shown(url)} answered {error.code} {error.reason}.", "check the name and the index") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise FetchFailed(
+            f"{_shown(url)} is out of reach ({reason}).",
+            "go online, or set TRIREME_INDEX_URL or a proxy; a local path needs no network",
+        ) from None
+
+
+def _certificates() -> ssl.SSLContext:
+    """The system's authorities, or those that pip and requests are told to trust."""
+    for variable in ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"):
+        file = os.environ.get(variable)
+        if file and os.path.isfile(file):
+            return ssl.create_default_context(cafile=file)
+    return ssl.create_default_context()
+
+
+def _shown(url: str) -> str:
+    """The address without a login or a query."""
+    parts = urllib.parse.urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -1,0 +1,33 @@
+"""From what a user calls a model to where it lies: a path, a catalogue name or a hub id.
+
+Knows places, not contents.
+"""
+
+from __future__ import annotations
+
+import difflib
+import pathlib
+import re
+
+from trireme.errors import ModelNotFound
+from trireme.hub.catalogue import CATALOGUE
+from trireme.hub.download import Progress
+from trireme.hub.registry import pull
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+
+
+def resolve_model(name: str, progress: Progress | None = None) -> pathlib.Path:
+    """The folder or .gguf file meant by `name`, fetched first if need be. What exists on disk wins over any name."""
+    path = pathlib.Path(name).expanduser()
+    if path.exists():
+        return path
+    if name.lower() in CATALOGUE:
+        return pull(name.lower(), progress)
+    if name.endswith(".gguf") or name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
+        near = difflib.get_close_matches(name.lower(), CATALOGUE, n=1)
+        raise ModelNotFound(
+            f"There is no file, folder or catalogue model {name!r}.",
+            f"did you mean {near[0]!r}?" if near else f"give a path, a hub id (owner/name), or one of: {', '.join(CATALOGUE)}",
+        )
+    raise ModelNotFound(f"There is no folder {name!r}.", f"give a path, or one of: {', '.join(CATALOGUE)}")

@@ -1,0 +1,174 @@
+"""One tensor of a checkpoint, still on disk: its name, kind and shape, and lazy cuts of it.
+
+Knows bytes and blocks, never what their values mean: decoding belongs to `quant`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import pathlib
+
+import numpy as np
+
+from trireme.errors import BadCheckpoint
+
+# GGUF block type: (values per block, bytes per block)
+BLOCKS: dict[str, tuple[int, int]] = {
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q8_1": (32, 36),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "Q8_K": (256, 292),
+    "IQ1_S": (256, 50),
+    "IQ1_M": (256, 56),
+    "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74),
+    "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98),
+    "IQ3_S": (256, 110),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
+    "MXFP4": (32, 17),
+}
+
+# kind of a plain tensor: the numpy type that holds its bits (numpy has no bfloat16 and no float8)
+PLAIN: dict[str, str] = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "|i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "|u1",
+    "BOOL": "|u1",
+    "F8_E4M3": "|u1",
+    "F8_E5M2": "|u1",
+    "F8_E8M0": "|u1",
+}
+
+
+class Weight:
+    """A tensor or a cut of one. Cutting copies nothing; `raw` reads what is left."""
+
+    def __init__(
+        self, name: str, kind: str, mapped: np.ndarray, *, offset: float = 0.0, row_ids: np.ndarray | None = None
+    ) -> None:
+        """`mapped`: values of a plain kind, or bytes whose last axis is a row of blocks. `row_ids` are yet to be taken from it."""
+        self.name, self.kind, self.offset = name, kind, offset
+        self._mapped, self._row_ids = mapped, row_ids
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = list(self._mapped.shape)
+        if self._row_ids is not None:
+            shape[0] = len(self._row_ids)
+        if self.kind in BLOCKS:
+            values, size = BLOCKS[self.kind]
+            shape[-1] = shape[-1] // size * values
+        return tuple(shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that `raw` would return."""
+        rows = self._mapped.shape[0] if self._mapped.ndim else 1
+        return self._mapped.nbytes if self._row_ids is None else self._mapped.nbytes // max(rows, 1) * len(self._row_ids)
+
+    def rows(self, index: slice | np.ndarray) -> Weight:
+        """The chosen entries of the first axis, in the order given."""
+        if not self._mapped.ndim or (self._mapped.ndim == 1 and self.kind in BLOCKS):
+            raise BadCheckpoint(f"Tensor {self.name} of shape {self.shape} and kind {self.kind} has no rows to choose.")
+        if self._row_ids is not None:
+            return self._cut(self._mapped, self._row_ids[index])
+        if isinstance(index, slice):
+            return self._cut(self._mapped[index], None)
+        ids = np.asarray(index)
+        if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < self.shape[0]):
+            raise BadCheckpoint(f"Rows up to {int(ids.max())} are asked of tensor {self.name}, which has {self.shape[0]}.")
+        return self._cut(self._mapped, ids)
+
+    def columns(self, span: slice) -> Weight:
+        """A span of the last axis. Blocks cannot be cut in two."""
+        if self._mapped.ndim < 2 and self._row_ids is not None:
+            return self.rows(span)
+        start, stop, step = span.indices(self.shape[-1])
+        if self.kind in BLOCKS:
+            values, size = BLOCKS[self.kind]
+            if step != 1 or start % values or stop % values:
+                raise BadCheckpoint(
+                    f"Columns {start} to {stop} of {self.name} do not fall on {self.kind} blocks of {values} values.",
+                    "use fewer tensor-parallel ranks, or another quantization of the model",
+                )
+            start, stop = start // values * size, stop // values * size
+        return self._cut(self._mapped[..., slice(start, stop, step)], self._row_ids)
+
+    def part(self, index: int) -> Weight:
+        """Entry `index` of the first axis, as a tensor of one axis less (an expert of a stacked tensor)."""
+        return self._cut(self._mapped[index if self._row_ids is None else self._row_ids[index]], None)
+
+    def raw(self) -> np.ndarray:
+        """The chosen values (plain kinds) or bytes [..., bytes per row] (blocks), contiguous. Not to be written to."""
+        chosen = self._mapped if self._row_ids is None else self._mapped[self._row_ids]
+        return np.ascontiguousarray(chosen).reshape(chosen.shape)
+
+    def renamed(self, name: str, offset: float = 0.0) -> Weight:
+        return Weight(name, self.kind, self._mapped, offset=offset, row_ids=self._row_ids)
+
+    def _cut(self, mapped: np.ndarray, row_ids: np.ndarray | None) -> Weight:
+        return Weight(self.name, self.kind, mapped, offset=self.offset, row_ids=row_ids)
+
+    def __repr__(self) -> str:
+        return f"Weight({self.name!r}, {self.kind}, {self.shape})"
+
+
+def map_file(path: pathlib.Path) -> np.ndarray:
+    """The bytes of a file, mapped and read only when touched."""
+    try:
+        with open(path, "rb") as file:
+            try:
+                # Private pages: a consumer that insists on a writable array gets one, and the file stays as it is.
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            except OSError:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:
+        raise BadCheckpoint(f"{path} is empty.", "fetch the file again") from None
+    except OSError as error:
+        raise BadCheckpoint(f"Cannot read {path}: {error.strerror}.", "check the path and its permissions") from None
+    return np.frombuffer(mapped, dtype=np.uint8)
+
+
+def weight_from_bytes(name: str, kind: str, shape: tuple[int, ...], data: np.ndarray) -> Weight:
+    """A tensor of `shape` over `data`, whose length the caller has checked with `num_bytes`."""
+    try:
+        if kind in BLOCKS:
+            values, size = BLOCKS[kind]
+            return Weight(name, kind, data.reshape(*shape[:-1], shape[-1] // values * size))
+        return Weight(name, kind, data.view(PLAIN[kind]).reshape(shape))
+    except ValueError as error:  # a zero-sized tensor with an absurd axis
+        raise BadCheckpoint(f"Tensor {name} cannot have the shape {list(shape)}: {error}.", "fetch the file again") from None
+
+
+def num_bytes(name: str, kind: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor on disk, computed without overflow."""
+    count = 1
+    for size in shape:
+        count *= size
+    if kind in PLAIN:
+        return count * np.dtype(PLAIN[kind]).itemsize
+    values, size = BLOCKS[kind]
+    if not shape or shape[-1] % values:
+        raise BadCheckpoint(f"Tensor {name} has rows of {shape[-1:]} values, which {kind} blocks of {values} cannot fill.")
+    return count // values * size
