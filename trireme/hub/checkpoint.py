@@ -82,8 +82,8 @@ class Checkpoint:
         """The tokens that end an answer."""
         for source in (self.generation, self.config):
             found = source.get("eos_token_id")
-            ids = found if isinstance(found, list) else [found]
-            if ids and all(type(i) is int for i in ids):
+            ids = [i for i in (found if isinstance(found, list) else [found]) if type(i) is int]
+            if ids:
                 return ids
         return []
 

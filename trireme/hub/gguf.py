@@ -123,7 +123,7 @@ class _Reader:
     def __init__(self, path: pathlib.Path):
         self.path = path
         self.mapped = map_file(path)
-        self.data = memoryview(self.mapped)
+        self.data = self.mapped.data
         self.place = 0
 
     def broken(self, what: str) -> BadCheckpoint:

@@ -87,7 +87,7 @@ class Family:
 
 
 def _paired_rows(num_rows: int, num_heads: int) -> np.ndarray:
-    """GGUF's llama keeps the two rotated halves of a head interleaved: checkpoint row (head, half, j) is file row (head, j, half)."""
+    """GGUF's llama interleaves the rotated halves of a head: checkpoint row (head, half, j) is file row (head, j, half)."""
     _divide("attention rows", num_rows, 2 * num_heads)
     return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
 

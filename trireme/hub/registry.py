@@ -166,7 +166,7 @@ def _index_url() -> str:
 
 
 def _npm_url(package: Package) -> str:
-    registry = os.environ.get("npm_config_registry") or os.environ.get("NPM_CONFIG_REGISTRY")
+    registry = next((value for name, value in os.environ.items() if name.lower() == "npm_config_registry"), "")
     with contextlib.suppress(OSError, UnicodeDecodeError):
         for line in pathlib.Path("~/.npmrc").expanduser().read_text().splitlines():
             key, _, value = line.partition("=")

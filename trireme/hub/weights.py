@@ -67,7 +67,7 @@ class Weight:
     def __init__(
         self, name: str, kind: str, mapped: np.ndarray, *, offset: float = 0.0, row_ids: np.ndarray | None = None
     ) -> None:
-        """`mapped`: values of a plain kind, or bytes whose last axis is a row of blocks. `row_ids` are yet to be taken from it."""
+        """`mapped`: values of a plain kind, or bytes whose last axis is a row of blocks. `row_ids` are still to be taken."""
         self.name, self.kind, self.offset = name, kind, offset
         self._mapped, self._row_ids = mapped, row_ids
 
