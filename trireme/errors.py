@@ -76,3 +76,9 @@ class BackendUnavailable(TriremeError):
     """The asked-for backend cannot run on this machine."""
 
     exit_code = 11
+
+
+class Overloaded(TriremeError):
+    """The queue is full. A 503 at the API, with the advice to come back later."""
+
+    exit_code = 12

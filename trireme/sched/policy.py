@@ -1,0 +1,164 @@
+"""Admission policies: whether one more request may join the batch. Knows lengths and memory as numbers, never requests' tokens.
+
+A policy is chosen by name (`past_future`, or `batch_decode:32` with an argument) and may come from another package by the
+entry point `trireme.policies`: a callable that takes the argument text ("" if none) and returns a Policy.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from trireme.errors import BadConfig
+from trireme.types import Request
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The request that would be admitted next, in the units of Load."""
+
+    held: float
+    generated: int
+    room: int
+    draw: float
+
+
+@dataclass(frozen=True)
+class Load:
+    """The running batch in slots of KV memory: one entry per running request."""
+
+    held: np.ndarray  # slots of its own, once the tokens it already has are computed
+    generated: np.ndarray
+    room: np.ndarray  # tokens it may still generate
+    draw: np.ndarray  # in [0, 1), fixed for a request's life: its place in the distribution of output lengths
+    shared: float  # slots of cached prefixes in use that no running request brought
+    capacity: float
+    num_waiting: int
+
+    @property
+    def num_running(self) -> int:
+        return len(self.held)
+
+
+class Policy(Protocol):
+    """Decides admission, and the order of the queue."""
+
+    def admit(self, candidate: Candidate, load: Load) -> bool:
+        """Whether the candidate, whose prompt fits now, may join. If nothing runs, it joins whatever the answer."""
+        ...
+
+    def rank(self, request: Request) -> int:
+        """The request's class in the queue and when memory runs out: lower goes first and is paused last."""
+        return request.priority
+
+    def finished(self, num_generated: int) -> None:
+        """Learns how long an answer came to be."""
+        return None
+
+
+class Aggressive(Policy):
+    """Admits whatever fits at this moment, and pauses requests when their answers grow."""
+
+    def admit(self, candidate: Candidate, load: Load) -> bool:
+        return float(load.held.sum()) + load.shared + candidate.held <= load.capacity
+
+
+class Conservative(Policy):
+    """Reserves every request's longest possible answer, so that nobody is ever paused."""
+
+    def admit(self, candidate: Candidate, load: Load) -> bool:
+        reserved = float((load.held + load.room).sum()) + load.shared
+        return reserved + candidate.held + candidate.room <= load.capacity
+
+
+class BatchDecode(Policy):
+    """Takes a batch of what waits, closes the door, and opens it again when the whole batch is done."""
+
+    def __init__(self, size: int = 0):
+        self.size = size  # 0: as many as there are rows
+        self._places = 0
+
+    def admit(self, candidate: Candidate, load: Load) -> bool:
+        if not load.num_running:
+            self._places = min(self.size or load.num_waiting, load.num_waiting)
+        self._places -= 1
+        return self._places >= 0
+
+
+class PastFuture(Policy):
+    """Admits by the predicted peak of future memory: each request's length drawn from the lengths of past answers.
+
+    After the Past-Future scheduler (ASPLOS 2025). Sort the requests by tokens remaining, longest first. When request i
+    ends, r_i steps from now, requests 1..i are still there and each has grown by r_i, so memory is then
+    held_1 + ... + held_i + i * r_i; the peak is the largest of these.
+    """
+
+    def __init__(self, window: int = 1000, reserve: float = 0.05, warm: int = 16):
+        self.reserve = reserve  # share of memory kept back for mispredictions
+        self.warm = warm  # with fewer answers seen than this, the longest possible answer is assumed
+        self._past: deque[int] = deque(maxlen=window)
+        self._sorted: np.ndarray | None = None
+
+    def finished(self, num_generated: int) -> None:
+        self._past.append(num_generated)
+        self._sorted = None
+
+    def admit(self, candidate: Candidate, load: Load) -> bool:
+        held = np.append(load.held, candidate.held)
+        generated = np.append(load.generated, candidate.generated)
+        room = np.append(load.room, candidate.room)
+        remaining = self.remaining(generated, room, np.append(load.draw, candidate.draw))
+        return peak(held, remaining) + load.shared <= load.capacity * (1.0 - self.reserve)
+
+    def remaining(self, generated: np.ndarray, room: np.ndarray, draw: np.ndarray) -> np.ndarray:
+        """How many more tokens each request will generate: a draw from the past answers longer than its own so far."""
+        if len(self._past) < self.warm:
+            return room
+        if self._sorted is None:
+            self._sorted = np.sort(np.fromiter(self._past, np.int64))
+        past = self._sorted
+        first = np.searchsorted(past, generated, side="right")
+        index = first + (draw * (len(past) - first)).astype(np.int64)
+        longer = past[np.minimum(index, len(past) - 1)]
+        # Longer than anything seen: expect as much again.
+        expected = np.where(first < len(past), longer, 2 * generated)
+        return np.minimum(expected - generated, room)
+
+
+def peak(held: np.ndarray, remaining: np.ndarray) -> float:
+    """The most memory the requests will hold at once, if each ends after its remaining tokens and nobody joins."""
+    if not len(held):
+        return 0.0
+    longest_first = np.argsort(-remaining, kind="stable")
+    still_there = np.arange(1, len(held) + 1)
+    return float((np.cumsum(held[longest_first]) + still_there * remaining[longest_first]).max())
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise BadConfig(f"The policy's argument is {text!r}.", "give a whole number, as in batch_decode:32")
+    return int(text)
+
+
+POLICIES: dict[str, Callable[[str], Policy]] = {
+    "past_future": lambda text: PastFuture(),
+    "aggressive": lambda text: Aggressive(),
+    "conservative": lambda text: Conservative(),
+    "batch_decode": lambda text: BatchDecode(_count(text) if text else 0),
+}
+
+
+def policy_by_name(name: str) -> Policy:
+    """The policy called `name`, ours or a plug-in's."""
+    plain, _, argument = name.partition(":")
+    if plain in POLICIES:
+        return POLICIES[plain](argument)
+    plugins = {entry.name: entry for entry in importlib.metadata.entry_points(group="trireme.policies")}
+    if plain in plugins:
+        return plugins[plain].load()(argument)
+    raise BadConfig(f"No policy is called {plain!r}.", f"use one of: {', '.join(sorted([*POLICIES, *plugins]))}")

@@ -1,0 +1,73 @@
+"""The scheduler's columns: one entry per row of the workers' tables. Knows lengths, never tokens or pages' numbers.
+
+For every row in use:  computed <= scheduled <= total.  `total` counts the tokens known and those being sampled now.
+Columns, so that a step of a thousand rows is a few array operations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trireme.sched.request import NO_ROW, Task
+
+
+class Rows:
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.tasks: list[Task | None] = [None] * capacity
+        self.order = np.empty(0, np.int64)  # rows in use, first to go first
+        self._free = list(range(capacity - 1, -1, -1))
+        self.computed = np.zeros(capacity, np.int64)
+        self.scheduled = np.zeros(capacity, np.int64)
+        self.total = np.zeros(capacity, np.int64)
+        self.known = np.zeros(capacity, np.int64)  # tokens at admission: when they are computed, the prompt is
+        self.need = np.zeros(capacity, np.int64)  # positions that will ever be computed
+        self.max_total = np.zeros(capacity, np.int64)
+        self.num_prompt = np.zeros(capacity, np.int64)
+        self.num_pages = np.zeros(capacity, np.int64)  # in the page table
+        self.matched = np.zeros(capacity, np.int64)  # pages found in the prefix cache at admission
+        self.brought = np.zeros(capacity, np.int64)  # pages this row gave to the prefix cache
+        self.scoring = np.zeros(capacity, bool)  # prompt logprobs are wanted and not yet delivered
+        self.draw = np.zeros(capacity, np.float64)
+        self.epoch = np.zeros(capacity, np.int64)  # how often the row has changed hands
+        self._key = np.zeros(capacity, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, task: Task, num_matched: int, page_size: int) -> int:
+        """Seats the task; what was matched counts as computed."""
+        row = self._free.pop()
+        task.row, self.tasks[row] = row, task
+        known = len(task.tokens)
+        self.computed[row] = self.scheduled[row] = num_matched * page_size
+        self.total[row] = self.known[row] = known
+        self.need[row], self.max_total[row] = task.need, task.max_total
+        self.num_prompt[row], self.draw[row] = task.num_prompt, task.draw
+        self.num_pages[row] = self.matched[row] = num_matched
+        self.brought[row] = 0
+        self.scoring[row] = not task.scored
+        self._key[row] = task.key
+        at = np.searchsorted(self._key[self.order], task.key)
+        self.order = np.insert(self.order, at, row)
+        return row
+
+    def give(self, task: Task) -> int:
+        """Frees the task's row."""
+        row = task.row
+        self.tasks[row] = None
+        task.row = NO_ROW
+        self.epoch[row] += 1
+        self.order = self.order[self.order != row]
+        self._free.append(row)
+        return row
+
+    def pages_wanted(self, page_size: int) -> int:
+        """Pages the running rows still lack for the tokens they already have."""
+        order = self.order
+        whole = -(-np.minimum(self.total[order], self.need[order]) // page_size)
+        return int(np.maximum(whole - self.num_pages[order], 0).sum())
