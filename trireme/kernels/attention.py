@@ -1,0 +1,229 @@
+"""Attention of many new tokens per sequence: prompts, chunks of prompts behind a cached prefix, drafts to be checked; all ragged.
+
+    out[i, h] = sum_j softmax_j(cap(scale * q[i, h] . k[j, h // G]) + slope[h] * (j - p_i)) v[j, h // G],   j <= p_i, j > p_i - window
+
+A tile is a run of rows (token, query head) of one sequence and one KV head, tokens outer, the G heads that share the KV head inner:
+heads of a group use the same keys, and few tokens still fill a tile. Tiles are listed on the host, the longest first.
+Keys and values are read through the page table, or from a dense copy by bulk tensor copies. Knows nothing of layers or decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from trireme.kernels.launch import blocks, kernel, next_power
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a tile is computed: rows of queries, tokens of keys, warps, stages in flight."""
+
+    rows: int
+    tokens: int
+    warps: int
+    stages: int
+
+
+LARGE = {64: Shape(128, 128, 4, 3), 128: Shape(128, 128, 8, 2), 256: Shape(128, 64, 8, 2)}
+SMALL = {64: Shape(16, 64, 4, 3), 128: Shape(16, 64, 4, 3), 256: Shape(16, 32, 4, 2)}  # drafts: a few tokens a sequence
+
+
+@dataclass
+class PromptPlan:
+    """The tiles of one step and, where keys are copied together first, where each sequence's begin."""
+
+    shape: Shape
+    tiles: Tensor  # [tiles, 2] int32: sequence, tile of it
+    kv_starts: Tensor  # [seqs + 1] int32: running sum of the context lengths, 0 for sequences that are not ours
+    kv_total: int
+
+
+@triton.jit
+def _steps(
+    query, best, total, acc, k, v, pages, base, kv_head, begin, end, position, length, slope, scale, softcap, window, slot_stride,
+    PAGE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, DENSE: tl.constexpr,
+    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr,
+):  # fmt: skip
+    """Takes the keys of [begin, end) into the running softmax."""
+    d, n = tl.arange(0, WIDTH), tl.arange(0, TOKENS)
+    for start in range(begin, end, TOKENS):
+        j = start + n
+        if DENSE:
+            key = k.load([base + start, kv_head * DIM])
+            value = v.load([base + start, kv_head * DIM])
+        else:
+            if MASKED:
+                slot = tl.load(pages + j // PAGE, mask=j < length, other=0).to(tl.int64) * PAGE + j % PAGE
+            else:
+                slot = tl.load(pages + j // PAGE).to(tl.int64) * PAGE + j % PAGE
+            where = slot[:, None] * slot_stride + kv_head * DIM + d[None, :]
+            if DIM != WIDTH:
+                key = tl.load(k + where, mask=(d < DIM)[None, :], other=0.0)
+                value = tl.load(v + where, mask=(d < DIM)[None, :], other=0.0)
+            else:
+                key = tl.load(k + where)
+                value = tl.load(v + where)
+        score = tl.dot(query, key.to(query.dtype).T)
+        if CAPPED:  # cap * tanh(score / cap), from exponentials
+            score = (softcap * LOG2E) * (1.0 - 2.0 / (tl.exp2(score * (scale * 2.0 * LOG2E / softcap)) + 1.0))
+        else:
+            score = score * (scale * LOG2E)
+        if SLOPED:
+            score += slope[:, None] * (j[None, :] - position[:, None]).to(tl.float32)
+        if MASKED:
+            seen = j[None, :] <= position[:, None]
+            if WINDOWED:
+                seen = seen & (j[None, :] > position[:, None] - window)
+            score = tl.where(seen, score, float("-inf"))
+        peak = tl.maximum(best, tl.max(score, 1))
+        if WINDOWED:  # a row may see nothing of this tile, and nothing of any before it
+            safe = tl.where(peak == float("-inf"), 0.0, peak)
+        else:
+            safe = peak
+        p = tl.exp2(score - safe[:, None])
+        shrink = tl.exp2(best - safe)
+        total = total * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(p.to(query.dtype), value.to(query.dtype), acc)
+        best = peak
+    return best, total, acc
+
+
+@kernel
+def _attend(
+    q, k, v, out, tiles, page_table, rows, query_starts, contexts, kv_starts, slopes,
+    page_stride, q_stride, out_stride, slot_stride, scale, softcap, window,
+    PAGE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    DENSE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr,
+):  # fmt: skip
+    """One tile: ROWS rows of (token, head of the group) over every key they may see."""
+    # q: [tokens, heads, DIM]; k, v: [slots, kv_heads, DIM], or descriptors of [tokens, kv_heads * DIM] where DENSE
+    kv_head, t = tl.program_id(0), tl.program_id(1)
+    seq, tile = tl.load(tiles + 2 * t), tl.load(tiles + 2 * t + 1)
+    first = tl.load(query_starts + seq)
+    count = tl.load(query_starts + seq + 1) - first
+    length, base = tl.load(contexts + seq), tl.load(kv_starts + seq)
+    pages = page_table + tl.load(rows + seq).to(tl.int64) * page_stride
+    r, d = tile * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    inside = r < count * GROUP
+    token, head = r // GROUP, kv_head * GROUP + r % GROUP
+    position = length - count + token
+    cell = (first + token).to(tl.int64)
+    mask = inside[:, None] & (d < DIM)[None, :]
+    query = tl.load(q + cell[:, None] * q_stride + head[:, None] * DIM + d[None, :], mask=mask, other=0.0)
+    slope = tl.zeros([ROWS], tl.float32)
+    if SLOPED:
+        slope = tl.load(slopes + head, mask=inside, other=0.0) * LOG2E
+    lowest = length - count + tile * ROWS // GROUP
+    end = tl.minimum(length, length - count + ((tile + 1) * ROWS - 1) // GROUP + 1)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    whole = 0
+    if WINDOWED:
+        whole = tl.maximum(lowest - window + 1, 0) // TOKENS * TOKENS
+    else:  # keys that every row of the tile sees need no mask
+        whole = (lowest + 1) // TOKENS * TOKENS
+        best, total, acc = _steps(
+            query, best, total, acc, k, v, pages, base, kv_head, 0, whole, position, length, slope, scale, softcap, window,
+            slot_stride, PAGE, DIM, WIDTH, TOKENS, DENSE, False, WINDOWED, CAPPED, SLOPED,
+        )  # fmt: skip
+    best, total, acc = _steps(
+        query, best, total, acc, k, v, pages, base, kv_head, whole, end, position, length, slope, scale, softcap, window,
+        slot_stride, PAGE, DIM, WIDTH, TOKENS, DENSE, True, WINDOWED, CAPPED, SLOPED,
+    )  # fmt: skip
+    target = out + cell[:, None] * out_stride + head[:, None] * DIM + d[None, :]
+    tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
+
+
+@kernel
+def _collect(
+    k, v, dense_k, dense_v, page_table, rows, kv_starts, page_stride, slot_stride, PAGE: tl.constexpr, TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dense[kv_starts[i] + j] = cache[slot of position j of sequence i]"""  # cache: [slots, WIDTH]
+    seq, block, part = tl.program_id(1), tl.program_id(0), tl.program_id(2)
+    base = tl.load(kv_starts + seq)
+    length = tl.load(kv_starts + seq + 1) - base
+    if block * TOKENS >= length:
+        return
+    j, d = block * TOKENS + tl.arange(0, TOKENS), part * BLOCK + tl.arange(0, BLOCK)
+    pages = page_table + tl.load(rows + seq).to(tl.int64) * page_stride
+    slot = tl.load(pages + j // PAGE, mask=j < length, other=0).to(tl.int64) * PAGE + j % PAGE
+    mask = (j < length)[:, None] & (d < WIDTH)[None, :]
+    source = slot[:, None] * slot_stride + d[None, :]
+    target = (base + j).to(tl.int64)[:, None] * WIDTH + d[None, :]
+    tl.store(dense_k + target, tl.load(k + source, mask=mask), mask=mask)
+    tl.store(dense_v + target, tl.load(v + source, mask=mask), mask=mask)
+
+
+def make_plan(
+    starts: np.ndarray, counts: np.ndarray, group: int, head_dim: int, device: torch.device, least: int = 2, shape: Shape | None = None
+) -> PromptPlan:
+    """The tiles of every sequence with at least `least` new tokens, those with the most keys first."""
+    ours = counts >= least
+    if shape is None:
+        sizes = LARGE if int(counts[ours].max(initial=0)) * group > 64 else SMALL
+        shape = sizes[max(next_power(head_dim), 64)]
+    each = np.where(ours, -(-counts * group // shape.rows), 0)
+    sequence = np.repeat(np.arange(len(counts)), each)
+    tile = np.arange(len(sequence)) - np.repeat(np.cumsum(each) - each, each)
+    keys = starts[sequence] + np.minimum((tile + 1) * shape.rows // group, counts[sequence])
+    order = np.argsort(-keys, kind="stable")
+    kv_starts = np.concatenate([[0], np.cumsum(np.where(ours, starts + counts, 0))])
+    listed = np.concatenate([np.stack([sequence, tile], 1)[order].ravel(), kv_starts]).astype(np.int32)
+    moved = torch.from_numpy(listed).to(device, non_blocking=True)
+    return PromptPlan(shape, moved[: 2 * len(order)].view(-1, 2), moved[2 * len(order) :], int(kv_starts[-1]))
+
+
+def collect(
+    k: Tensor, v: Tensor, page_table: Tensor, rows: Tensor, plan: PromptPlan, page_size: int, longest: int
+) -> tuple[Tensor, Tensor]:
+    """The plan's keys and values, one sequence after the other.  k, v: [slots, kv_heads, dim] -> [kv_total, kv_heads, dim]"""
+    kv_heads, dim = k.shape[1:]
+    dense = torch.empty((2, plan.kv_total, kv_heads, dim), dtype=k.dtype, device=k.device)
+    width = kv_heads * dim
+    block = min(next_power(width), 1024)
+    _collect(
+        (blocks(longest, 8), rows.shape[0], blocks(width, block)), k, v, dense[0], dense[1], page_table, rows, plan.kv_starts,
+        page_table.stride(0), k.stride(0), PAGE=page_size, TOKENS=8, WIDTH=width, BLOCK=block,
+    )  # fmt: skip
+    return dense[0], dense[1]
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, page_table: Tensor, rows: Tensor, query_starts: Tensor, contexts: Tensor,
+    plan: PromptPlan, *, page_size: int, scale: float, window: int = 0, softcap: float = 0.0, slopes: Tensor | None = None,
+    dense: bool = False,
+) -> Tensor:  # fmt: skip
+    """out[t] for every token t of the plan's sequences.  q, out: [tokens, heads, dim]; k, v: [slots, kv_heads, dim]
+
+    With `dense`, k and v are what `collect` returned.
+    """
+    heads, dim, kv_heads = q.shape[1], q.shape[2], k.shape[1]
+    shape, slot_stride = plan.shape, k.stride(0)
+    keys, values = (_descriptor(x, shape.tokens) if dense else x for x in (k, v))
+    # fmt: off
+    _attend(
+        (kv_heads, plan.tiles.shape[0]), q, keys, values, out, plan.tiles, page_table, rows, query_starts, contexts, plan.kv_starts,
+        slopes if slopes is not None else q, page_table.stride(0), q.stride(0), out.stride(0), slot_stride,
+        scale, softcap or 1.0, window,
+        PAGE=page_size, GROUP=heads // kv_heads, DIM=dim, WIDTH=max(next_power(dim), 16), ROWS=shape.rows, TOKENS=shape.tokens,
+        DENSE=dense, WINDOWED=window > 0, CAPPED=softcap > 0, SLOPED=slopes is not None, warps=shape.warps, stages=shape.stages,
+    )
+    # fmt: on
+    return out
+
+
+def _descriptor(x: Tensor, tokens: int) -> TensorDescriptor:
+    flat = x.flatten(1)
+    return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [tokens, x.shape[2]])

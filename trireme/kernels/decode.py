@@ -1,0 +1,199 @@
+"""Attention of one new token per sequence over its paged KV, split so that long and short sequences fill the chip evenly.
+
+    out[i, h] = sum_j softmax_j(cap(scale * q[i, h] . k[j, h // G]) + slope[h] * (j - p_i)) v[j, h // G],   j <= p_i, j > p_i - window
+
+Two kernels. `plan` cuts every sequence into spans of equal length and lists them, once a step, on the device, so that a captured
+graph follows the lengths of the moment. `attend` takes a span and a KV head, packs the G query heads that share it into one tile,
+and leaves its partial (maximum, sum, weighted values); the last span of a sequence to finish joins the partials.
+Knows pages and lengths; nothing of layers or of prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trireme.kernels import chips
+from trireme.kernels.launch import blocks, kernel, next_power
+
+LOG2E = tl.constexpr(1.4426950408889634)
+# Tokens of one tile by head size: two tiles of K and V in flight fit in shared memory three times over.
+TILE = {64: 128, 128: 64, 256: 32}
+MIN_SPAN = 64  # shorter spans cost more in joining than they win in width
+SPANS_PER_MULTIPROCESSOR = 4  # programs a multiprocessor holds at these tile sizes
+
+
+@dataclass
+class DecodePlan:
+    """The spans of one step. All on the device, all of fixed size: a graph may be captured around it."""
+
+    target: int  # how many spans of one KV head each fill the chip
+    num_spans: int  # how many there can be: the target, and one more for every sequence; the rest are empty
+    sequence: Tensor  # [num_spans] int32: whose span it is, -1 for none
+    begin: Tensor  # [num_spans] int32: its first position
+    info: Tensor  # [1 + sequences] int32: the span length, then how many spans each sequence has
+    counters: Tensor  # [sequences, kv_heads] int32: spans done; zero between launches
+    partial: Tensor  # [num_spans, heads, head_dim + 2] float32: weighted values, maximum, sum
+
+
+@kernel
+def _plan(
+    query_starts, contexts, sequence, begin, info, num_sequences, num_spans, target, window,
+    LEAST: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Spans of ceil(total / target) tokens, a multiple of LEAST: sequence[s], begin[s] for every span s, in order."""
+    i = tl.arange(0, SEQUENCES)
+    live = i < num_sequences
+    first = tl.load(query_starts + i, mask=live, other=0)
+    after = tl.load(query_starts + i + 1, mask=live, other=0)
+    length = tl.load(contexts + i, mask=live & (after - first == 1), other=0)
+    hidden = tl.where(window > 0, tl.maximum(length - window, 0), 0)
+    total = tl.sum(length - hidden)
+    span = tl.maximum(tl.cdiv(tl.cdiv(total, target), LEAST), 1) * LEAST
+    count = tl.cdiv(length, span) - hidden // span  # spans that hold a visible token
+    end = tl.cumsum(count)
+    tl.store(info, span)
+    tl.store(info + 1 + i, count, mask=live)
+    for start in range(0, num_spans, BLOCK):
+        s = start + tl.arange(0, BLOCK)
+        owner = tl.sum((end[None, :] <= s[:, None]).to(tl.int32), 1)
+        mine = owner[:, None] == i[None, :]
+        before = tl.sum(tl.where(mine, (end - count)[None, :], 0), 1)
+        skipped = tl.sum(tl.where(mine, (hidden // span)[None, :], 0), 1)
+        exists = owner < num_sequences
+        tl.store(sequence + s, tl.where(exists, owner, -1), mask=s < num_spans)
+        tl.store(begin + s, (s - before + skipped) * span, mask=s < num_spans)
+
+
+@kernel
+def _attend(
+    q, k, v, out, page_table, rows, query_starts, contexts, sequence, begin, info, counters, partial, slopes,
+    page_stride, q_stride, out_stride, slot_stride, scale, softcap, window,
+    PAGE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    HEADS: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One span of one sequence for the GROUP query heads of one KV head."""
+    # q: [tokens, HEADS, DIM]; k, v: [slots, kv_heads, DIM]; partial: [spans, HEADS, DIM + 2]
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    s, kv_head = tl.program_id(0), tl.program_id(1)
+    seq = tl.load(sequence + s)
+    if seq < 0:
+        return
+    span, num_spans = tl.load(info), tl.load(info + 1 + seq)
+    low, length = tl.load(begin + s), tl.load(contexts + seq)
+    token = tl.load(query_starts + seq)
+    pages = page_table + tl.load(rows + seq).to(tl.int64) * page_stride
+    g, d, n = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, TILE)
+    head = kv_head * GROUP + g
+    real = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    query = tl.load(q + token.to(tl.int64) * q_stride + head[:, None] * DIM + d[None, :], mask=real, other=0.0)
+    visible = tl.maximum(low, tl.where(window > 0, length - window, 0))
+    high = tl.minimum(low + span, length)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    if SLOPED:
+        slope = tl.load(slopes + head, mask=g < GROUP, other=0.0) * LOG2E
+    for start in range(visible // TILE * TILE, high, TILE):
+        j = start + n
+        seen = (j >= visible) & (j < high)
+        slot = tl.load(pages + j // PAGE, mask=seen, other=0).to(tl.int64) * PAGE + j % PAGE
+        where = slot[:, None] * slot_stride + kv_head * DIM + d[None, :]
+        key = tl.load(k + where, mask=seen[:, None] & (d < DIM)[None, :], other=0.0)
+        value = tl.load(v + where, mask=seen[:, None] & (d < DIM)[None, :], other=0.0)
+        score = tl.dot(query, key.to(query.dtype).T) * scale
+        if CAPPED:  # cap * tanh(score / cap), from exponentials
+            score = softcap * (1.0 - 2.0 / (tl.exp2(score * (2.0 / softcap) * LOG2E) + 1.0))
+        score = score * LOG2E
+        if SLOPED:
+            score += slope[:, None] * (j - length + 1).to(tl.float32)[None, :]
+        score = tl.where(seen[None, :], score, float("-inf"))
+        peak = tl.maximum(best, tl.max(score, 1))
+        shrink = tl.exp2(best - peak)
+        p = tl.exp2(score - peak[:, None])
+        total = total * shrink + tl.sum(p, 1)
+        acc = tl.dot(p.to(query.dtype), value.to(query.dtype), acc * shrink[:, None])
+        best = peak
+    target = out + token.to(tl.int64) * out_stride + head[:, None] * DIM + d[None, :]
+    if num_spans == 1:
+        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
+        return
+    mine = partial + (s * HEADS + head) * (DIM + 2)
+    tl.store(mine[:, None] + d[None, :], acc, mask=real)
+    tl.store(mine + DIM, best, mask=g < GROUP)
+    tl.store(mine + DIM + 1, total, mask=g < GROUP)
+    tl.debug_barrier()  # every thread's partial is written before the count says so
+    done = tl.atomic_add(counters + seq * tl.num_programs(1) + kv_head, 1, sem="acq_rel")
+    if done == num_spans - 1:
+        tl.store(counters + seq * tl.num_programs(1) + kv_head, 0)
+        hidden = tl.where(window > 0, tl.maximum(length - window, 0), 0)
+        first = s - (low // span - hidden // span)
+        best = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, WIDTH], tl.float32)
+        for other in range(first, first + num_spans):
+            theirs = partial + (other * HEADS + head) * (DIM + 2)
+            # around the first-level cache, which may hold lines from before the other program wrote
+            peak = tl.load(theirs + DIM, mask=g < GROUP, other=0.0, cache_modifier=".cg")
+            weight = tl.load(theirs + DIM + 1, mask=g < GROUP, other=1.0, cache_modifier=".cg")
+            part = tl.load(theirs[:, None] + d[None, :], mask=real, other=0.0, cache_modifier=".cg")
+            top = tl.maximum(best, peak)
+            old, new = tl.exp2(best - top), tl.exp2(peak - top)
+            total = total * old + weight * new
+            acc = acc * old[:, None] + part * new[:, None]
+            best = top
+        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
+
+
+def make_plan(num_sequences: int, heads: int, kv_heads: int, head_dim: int, device: torch.device, target: int = 0) -> DecodePlan:
+    """Room for the spans of a step of `num_sequences`; `plan` fills it."""
+    target = target or blocks(SPANS_PER_MULTIPROCESSOR * chips.current().multiprocessors, kv_heads)
+    num_spans = num_sequences + target
+    integers = {"dtype": torch.int32, "device": device}
+    return DecodePlan(
+        target,
+        num_spans,
+        torch.empty(num_spans, **integers),
+        torch.empty(num_spans, **integers),
+        torch.empty(1 + num_sequences, **integers),
+        torch.zeros((num_sequences, kv_heads), **integers),
+        torch.empty((num_spans, heads, head_dim + 2), dtype=torch.float32, device=device),
+    )
+
+
+def plan(into: DecodePlan, query_starts: Tensor, contexts: Tensor, window: int = 0, min_span: int = MIN_SPAN) -> None:
+    """Lists the spans of every sequence that has exactly one new token."""
+    n = contexts.shape[0]
+    # fmt: off
+    _plan(
+        (1,), query_starts, contexts, into.sequence, into.begin, into.info, n, into.num_spans, into.target, window,
+        LEAST=min_span, SEQUENCES=next_power(n), BLOCK=64, warps=8,
+    )
+    # fmt: on
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, page_table: Tensor, rows: Tensor, query_starts: Tensor, contexts: Tensor,
+    into: DecodePlan, *, page_size: int, scale: float, window: int = 0, softcap: float = 0.0, slopes: Tensor | None = None,
+    tile: int = 0, warps: int = 4, stages: int = 3, pdl: bool = False,
+) -> Tensor:  # fmt: skip
+    """out[t] for the token t of every sequence in the plan.  q, out: [tokens, heads, dim]; k, v: [slots, kv_heads, dim]"""
+    heads, dim, kv_heads = q.shape[1], q.shape[2], k.shape[1]
+    group, width = heads // kv_heads, max(next_power(dim), 16)
+    tile = tile or TILE[max(width, 64)]
+    # fmt: off
+    _attend(
+        (into.num_spans, kv_heads), q, k, v, out, page_table, rows, query_starts, contexts,
+        into.sequence, into.begin, into.info, into.counters, into.partial, slopes if slopes is not None else q,
+        page_table.stride(0), q.stride(0), out.stride(0), k.stride(0), scale, softcap or 1.0, window,
+        PAGE=page_size, GROUP=group, DIM=dim, ROWS=max(next_power(group), 16), WIDTH=width, TILE=tile, HEADS=heads,
+        CAPPED=softcap > 0, SLOPED=slopes is not None, PDL=pdl, warps=warps, stages=stages,
+    )
+    # fmt: on
+    return out
