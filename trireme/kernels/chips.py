@@ -1,0 +1,94 @@
+"""The one table of what depends on the chip: dispatch key, sizes, tricks. Knows no operator."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+from triton.runtime import driver
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What a kernel author may ask about the chip."""
+
+    name: str
+    device_type: str  # torch's device type, whose tensors these kernels take
+    dispatch_key: str  # where `registry` puts the operators
+    warp_size: int
+    multiprocessors: int
+    shared_memory: int  # bytes one block may use
+    descriptors: bool  # bulk tensor copies through tensor descriptors
+    interpreted: bool  # Triton's interpreter instead of compiled kernels
+    pointwise_block: int  # elements of one pointwise program
+    row_elements: int  # longest row that normalisations and softmax keep in registers
+
+    @property
+    def autograd_key(self) -> str:
+        return "Autograd" + self.dispatch_key
+
+
+# Hopper's block sizes: 16 bytes a thread and access, four to eight accesses in flight.
+HOPPER = Chip("hopper", "cuda", "CUDA", 32, 132, 232448, True, False, 2048, 16384)
+AMPERE = replace(HOPPER, name="ampere", multiprocessors=108, shared_memory=166912, descriptors=False)
+GENERIC = replace(HOPPER, name="gpu", multiprocessors=64, shared_memory=65536, descriptors=False, row_elements=8192)
+XPU = replace(GENERIC, name="xpu", device_type="xpu", dispatch_key="XPU")
+# Few programs and large blocks: the interpreter's cost is per operation, not per element.
+INTERPRETER = Chip("interpreter", "cpu", "CPU", 1, 1, 1 << 30, False, True, 4096, 16384)
+
+
+@functools.cache
+def current() -> Chip:
+    """The chip whose tensors kernels take in this process."""
+    if triton.knobs.runtime.interpret:
+        return INTERPRETER
+    if torch.cuda.is_available():
+        return _nvidia() if torch.version.hip is None else replace(GENERIC, name="amd", warp_size=64)
+    return XPU if torch.xpu.is_available() else INTERPRETER
+
+
+def _nvidia() -> Chip:
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    base = {8: AMPERE, 9: HOPPER}.get(properties.major, GENERIC)
+    shared = getattr(properties, "shared_memory_per_block_optin", base.shared_memory)
+    return replace(base, multiprocessors=properties.multi_processor_count, shared_memory=shared)
+
+
+def current_device() -> int:
+    return driver.active.get_current_device()
+
+
+def current_stream(device: int) -> int:
+    """The raw stream that torch launches on now."""
+    return driver.active.get_current_stream(device)
+
+
+def device_module() -> Any:
+    """torch's module for the chip's device (streams, events, graphs)."""
+    return torch.get_device_module(current().device_type)
+
+
+def capturing() -> bool:
+    """Whether the current stream records a graph, in which host-side random state would be frozen."""
+    chip = current()
+    return not chip.interpreted and bool(getattr(device_module(), "is_current_stream_capturing", lambda: False)())
+
+
+def allows_tf32() -> bool:
+    """Whether the user lets float32 products round their inputs to 10 mantissa bits."""
+    return not current().interpreted and torch.backends.cuda.matmul.allow_tf32
+
+
+def reserve_random(count: int, device: torch.device) -> tuple[int, int]:
+    """Seed and first Philox counter of `count` fresh random words; the device's generator moves past them."""
+    if current().interpreted:
+        return int(torch.empty((), dtype=torch.int64).random_()), 0
+    generator = device_module().default_generators[device.index or 0]
+    state = generator.get_state()
+    seed, offset = state.view(torch.int64).tolist()[:2]
+    state.view(torch.int64)[1] = offset + (count + 3) // 4 * 4
+    generator.set_state(state)
+    return seed & (2**63 - 1), offset // 4

@@ -1,0 +1,107 @@
+"""The thin launch path: a kernel is compiled once per kind of arguments and then started through its raw handle.
+Knows Triton's launcher, never what a kernel computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from trireme.kernels import chips
+
+
+class Unsupported(Exception):
+    """These arguments are outside what a kernel covers; the registry then calls torch's own kernel."""
+
+
+class Kernel:
+    """A Triton function with its compiled forms. Call it with the grid, then run-time arguments, then constants by name."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+        self.jit = triton.jit(function)
+        self.compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self.direct = not chips.current().interpreted
+
+    def __call__(self, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 3, **constants: Any) -> None:
+        """Starts the kernel on the current stream; positional arguments first, constants in the order of the signature."""
+        if grid[0] == 0:
+            return
+        if not self.direct:
+            self.jit[grid](*args, num_warps=warps, num_stages=stages, **constants)
+            return
+        key: list[Any] = [warps, stages, *constants.values()]
+        values: list[Any] = []
+        device = -1
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                pointer = value.data_ptr()
+                values.append(pointer)
+                key.append((value.dtype, pointer & 15))
+                device = value.get_device()
+            else:
+                values.append(value)
+                key.append(_specialisation(value))
+        if device >= 0 and device != chips.current_device():
+            with chips.device_module().device(device):
+                self(grid, *args, warps=warps, stages=stages, **constants)
+            return
+        key.append(device)
+        entry = self.compiled.get(tuple(key))
+        if entry is None:
+            self._first(tuple(key), grid, args, warps, stages, constants)
+            return
+        start, function, cooperative, dependent, metadata = entry
+        grid_y = grid[1] if len(grid) > 1 else 1
+        grid_z = grid[2] if len(grid) > 2 else 1
+        stream = chips.current_stream(device)
+        # fmt: off
+        start(grid[0], grid_y, grid_z, stream, function, cooperative, dependent, None, None, metadata, None, None, None,
+              *values, *constants.values())
+        # fmt: on
+
+    def _first(
+        self, key: tuple[Any, ...], grid: tuple[int, ...], args: tuple[Any, ...], warps: int, stages: int, constants: dict[str, Any]
+    ) -> None:
+        """Compiles through Triton, which also runs it, and keeps the raw handle when Triton's internals look as expected."""
+        built = self.jit[grid](*args, num_warps=warps, num_stages=stages, **constants)
+        launcher = getattr(built, "run", None)
+        if not hasattr(launcher, "launch") or launcher.global_scratch_size or launcher.profile_scratch_size:
+            self.direct = False if not hasattr(launcher, "launch") else self.direct
+            return
+        self.compiled[key] = (
+            launcher.launch,
+            built.function,
+            launcher.launch_cooperative_grid,
+            launcher.launch_pdl,
+            built.packed_metadata,
+        )
+
+
+def _specialisation(value: Any) -> Any:
+    """At least as fine as what Triton itself specialises an argument on."""
+    if type(value) is int:
+        if value == 1:
+            return 1
+        return (value & 15 == 0, -(2**31) <= value < 2**31, value < 2**63)
+    if isinstance(value, TensorDescriptor):
+        return (value.base.dtype, tuple(value.block_shape), len(value.shape))
+    return value if value is None else type(value)
+
+
+def kernel(function: Callable[..., None]) -> Kernel:
+    """Decorator: makes a Triton function startable through the thin path."""
+    return Kernel(function)
+
+
+def next_power(value: int) -> int:
+    """The least power of two that is at least `value` (and at least 1)."""
+    return 1 << max(value - 1, 0).bit_length()
+
+
+def blocks(count: int, block: int) -> int:
+    """How many blocks cover `count`."""
+    return -(-count // block)

@@ -1,0 +1,142 @@
+"""How a set of tensors is walked together: broadcast, ordered by stride, collapsed to the fewest dimensions.
+Knows shapes and strides, never types or values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trireme.kernels.launch import Unsupported
+
+_INT32 = 2**31 - 1
+_plans: dict[tuple[object, ...], Plan] = {}
+_MOST_PLANS = 4096
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The walk: collapsed sizes, and for every operand (inputs, then outputs) one stride per size, flattened."""
+
+    shape: tuple[int, ...]
+    out_stride: tuple[int, ...]
+    count: int
+    dense: bool
+    wide: bool  # offsets need 64 bits
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def columns(self, block: int) -> int:
+        """Width of a tile: one long row where the last dimension is contiguous for all, square where layouts cross."""
+        rank = len(self.sizes)
+        inner = self.strides[rank - 1 :: rank]
+        return 32 if any(stride > 1 for stride in inner) and any(stride == 1 for stride in inner) else block // 2
+
+
+def plan_layout(inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None, outputs: int = 1) -> Plan:
+    """The plan for these tensors and given or `outputs` new outputs, remembered by shapes and strides."""
+    operands = [*inputs, *outs] if outs is not None else inputs
+    key = (outs is None, outputs, *[(x.shape, x.stride()) for x in operands])
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        plan = _plans[key] = _plan(inputs, outs, outputs)
+    return plan
+
+
+def _plan(inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None, outputs: int) -> Plan:
+    shape = tuple(torch.broadcast_shapes(*[x.shape for x in inputs])) if inputs else tuple(outs[0].shape) if outs else ()
+    if outs is not None and any(tuple(out.shape) != shape for out in outs):
+        raise Unsupported(f"out= must have the broadcast shape {shape}")
+    count = 1
+    for size in shape:
+        count *= size
+    walks = [x.expand(shape).stride() for x in inputs]
+    if outs is None:
+        out_stride = _output_stride(shape, inputs, walks)
+        walks += [out_stride] * outputs
+    else:
+        out_stride = outs[0].stride()
+        walks += [out.stride() for out in outs]
+    order = _order(shape, walks[-1:] + walks[:-1])
+    sizes, strides = _collapse([shape[d] for d in order], [[walk[d] for d in order] for walk in walks])
+    extent = max((sum((n - 1) * abs(s) for n, s in zip(sizes, walk, strict=True)) for walk in strides), default=0)
+    dense = len(sizes) == 1 and all(walk == [1] for walk in strides)
+    flat = tuple(stride for walk in strides for stride in walk)
+    return Plan(shape, tuple(out_stride), count, dense, max(extent, count) > _INT32, tuple(sizes), flat)
+
+
+def _output_stride(shape: tuple[int, ...], inputs: Sequence[torch.Tensor], walks: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """torch's rule: keep the layout of dense inputs that agree, else order dimensions as the inputs do."""
+    if all(x.shape == shape and x.is_contiguous() for x in inputs):
+        return _contiguous(shape)
+    first = inputs[0]
+    if all(x.shape == shape and x.stride() == first.stride() for x in inputs) and _fills(shape, first.stride()):
+        return first.stride()
+    order = _order(shape, walks)
+    stride = [0] * len(shape)
+    step = 1
+    for d in reversed(order):
+        stride[d] = step
+        step *= max(shape[d], 1)
+    return tuple(stride)
+
+
+def _fills(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the elements cover a block of memory without gaps or overlap."""
+    step = 1
+    for own, size in sorted((own, size) for own, size in zip(stride, shape, strict=True) if size != 1):
+        if own != step:
+            return False
+        step *= size
+    return True
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    stride = [1] * len(shape)
+    for d in range(len(shape) - 2, -1, -1):
+        stride[d] = stride[d + 1] * max(shape[d + 1], 1)
+    return tuple(stride)
+
+
+def _order(shape: tuple[int, ...], walks: Sequence[Sequence[int]]) -> list[int]:
+    """Dimensions from the largest stride to the smallest, by the first operand that distinguishes two of them."""
+    order = list(range(len(shape)))
+    for i in range(1, len(order)):
+        at = i
+        while at > 0 and _swaps(order[at - 1], order[at], shape, walks):
+            order[at - 1], order[at] = order[at], order[at - 1]
+            at -= 1
+    return order
+
+
+def _swaps(left: int, right: int, shape: tuple[int, ...], walks: Sequence[Sequence[int]]) -> bool:
+    for walk in walks:
+        if walk[left] == 0 or walk[right] == 0:
+            continue
+        if walk[left] != walk[right]:
+            return walk[left] < walk[right]
+        if shape[left] != shape[right]:
+            return shape[left] < shape[right]
+    return False
+
+
+def _collapse(sizes: list[int], walks: list[list[int]]) -> tuple[list[int], list[list[int]]]:
+    """Drops dimensions of size 1 and merges neighbours that every operand walks as one."""
+    keep = [d for d, size in enumerate(sizes) if size != 1]
+    if not keep:
+        return [1], [[1] for _ in walks]
+    new_sizes = [sizes[keep[0]]]
+    new_walks = [[walk[keep[0]]] for walk in walks]
+    for d in keep[1:]:
+        if all(merged[-1] == walk[d] * sizes[d] for merged, walk in zip(new_walks, walks, strict=True)):
+            new_sizes[-1] *= sizes[d]
+            for merged, walk in zip(new_walks, walks, strict=True):
+                merged[-1] = walk[d]
+        else:
+            new_sizes.append(sizes[d])
+            for merged, walk in zip(new_walks, walks, strict=True):
+                merged.append(walk[d])
+    return new_sizes, new_walks

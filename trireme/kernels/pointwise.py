@@ -1,0 +1,247 @@
+"""Kernels from scalar functions: decorate `f(x, y, alpha)` and call it on tensors of any rank, strides and types.
+Knows promotion, broadcasting and layout, never which function it applies."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+
+from trireme.kernels import chips, tune
+from trireme.kernels.launch import Kernel, Unsupported, blocks, next_power
+from trireme.kernels.layout import Plan, plan_layout
+
+_COMPUTE = {
+    torch.float32: "tl.float32",
+    torch.float16: "tl.float32",
+    torch.bfloat16: "tl.float32",
+    torch.float64: "tl.float64",
+    torch.int8: "tl.int8",
+    torch.uint8: "tl.uint8",
+    torch.int16: "tl.int16",
+    torch.int32: "tl.int32",
+    torch.int64: "tl.int64",
+    torch.bool: "tl.int8",  # sums of booleans are disjunctions once stored
+}
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+Number = int | float | bool
+
+
+class Pointwise:
+    """A scalar function lifted to tensors. Calls take its operands in order; the result has the broadcast shape.
+
+    `kind` says how types promote: "same" (torch's result type), "float" (integers become the default float),
+    "bool" (computed in the result type, stored as bool), "condition" (the first operand is a condition and takes no part).
+    The last `scalars` parameters are plain numbers that do not promote.
+    """
+
+    def __init__(self, function: Callable[..., Any], kind: str = "same", scalars: int = 0, outputs: int = 1) -> None:
+        # The interpreter patches the language around the outermost kernel; inside it a plain function is enough.
+        self.function = function if chips.current().interpreted else triton.jit(function)
+        self.kind = kind
+        self.num_scalars = scalars
+        self.num_inputs = function.__code__.co_argcount - scalars
+        self.num_outputs = outputs
+        self.name = function.__name__
+        self.kernels: dict[tuple[Any, ...], Kernel] = {}
+
+    def __call__(self, *operands: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None) -> Any:
+        """Applies the function; `out` must already have the broadcast shape."""
+        inputs, scalars = list(operands[: self.num_inputs]), list(operands[self.num_inputs :])
+        compute, result = self._types(inputs)
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        device = next((x.device for x in tensors if x.dim() or x.device.type == chips.current().device_type), None)
+        if device is None or device.type != chips.current().device_type:
+            raise Unsupported(f"{self.name} needs a tensor on {chips.current().device_type}")
+        inputs = [_operand(x, compute, device) for x in inputs]
+        if compute is torch.float64:
+            # A run-time float argument reaches a kernel as float32, so doubles travel as tensors.
+            inputs = [_as_tensor(x, compute, device) for x in inputs]
+        outs = self._outputs(out)
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        plan = plan_layout(tensors, outs, self.num_outputs)
+        if outs is None:
+            outs = [
+                torch.empty_strided(plan.shape, plan.out_stride, dtype=result, device=device) for _ in range(self.num_outputs)
+            ]
+        if plan.count:
+            self._launch(plan, inputs, scalars, outs, compute)
+        return outs[0] if self.num_outputs == 1 else tuple(outs)
+
+    def _outputs(self, out: torch.Tensor | Sequence[torch.Tensor] | None) -> list[torch.Tensor] | None:
+        if out is None:
+            return None
+        return [out] if isinstance(out, torch.Tensor) else list(out)
+
+    def _types(self, inputs: Sequence[Any]) -> tuple[torch.dtype, torch.dtype]:
+        """The type to compute in and the type of the result."""
+        promoting = inputs[1:] if self.kind == "condition" else inputs
+        dtype = promoted(promoting)
+        if self.kind == "float" and dtype not in _FLOATS:
+            dtype = torch.get_default_dtype()
+        if dtype not in _COMPUTE:
+            raise Unsupported(f"{self.name} has no kernel for {dtype}")
+        return dtype, torch.bool if self.kind == "bool" else dtype
+
+    def _launch(self, plan: Plan, inputs: list[Any], scalars: list[Any], outs: list[torch.Tensor], compute: torch.dtype) -> None:
+        rank = 0 if plan.dense else len(plan.sizes)
+        forms = tuple("t" if isinstance(x, torch.Tensor) else "s" for x in inputs)
+        key = (rank, forms, compute, len(scalars))
+        kernel = self.kernels.get(key)
+        if kernel is None:
+            kernel = self.kernels[key] = self._build(rank, forms, compute)
+        chip = chips.current()
+        if plan.dense:
+            block = chip.pointwise_block
+            if plan.count <= block * chip.multiprocessors // 2:
+                block = max(block // 4, 256)
+            grid = (blocks(plan.count, block),)
+            kernel(grid, *inputs, *scalars, *outs, plan.count, BLOCK=block, TAIL=plan.count % 16 != 0, WIDE=plan.wide)
+            return
+        inner = plan.sizes[-1]
+        columns = min(next_power(inner), plan.columns(chip.pointwise_block))
+        rows = max(1, min(chip.pointwise_block // 2 // columns, next_power(plan.count // inner)))
+        column_blocks = blocks(inner, columns)
+        grid = (column_blocks * blocks(plan.count // inner, rows),)
+        # fmt: off
+        kernel(grid, *inputs, *scalars, *outs, plan.count // inner, column_blocks, *plan.sizes, *plan.strides,
+               ROWS=rows, COLUMNS=columns, WIDE=plan.wide)
+        # fmt: on
+
+    def _build(self, rank: int, forms: tuple[str, ...], compute: torch.dtype) -> Kernel:
+        source = generate(rank, forms, self.num_scalars, self.num_outputs, _COMPUTE[compute], self.kind == "condition")
+        module = load_source(f"{self.name}_{rank}d", source)
+        module.__dict__["function"] = self.function
+        return Kernel(module.__dict__["pointwise"])
+
+
+def pointwise(kind: str = "same", scalars: int = 0, outputs: int = 1) -> Callable[[Callable[..., Any]], Pointwise]:
+    """Decorator that makes a `Pointwise` of a scalar function written in Triton's language."""
+    return lambda function: Pointwise(function, kind, scalars, outputs)
+
+
+def promoted(operands: Sequence[Any]) -> torch.dtype:
+    """torch's result type of tensors and numbers, in which tensors with dimensions outrank 0-d ones and numbers."""
+    if len(operands) == 1:
+        only = operands[0]
+        return only.dtype if isinstance(only, torch.Tensor) else torch.result_type(only, only)
+    if len(operands) == 2:
+        return torch.result_type(operands[0], operands[1])
+    dimensioned = [x for x in operands if isinstance(x, torch.Tensor) and x.dim()]
+    result = dimensioned[0] if dimensioned else operands[0]
+    for operand in dimensioned + [x for x in operands if not (isinstance(x, torch.Tensor) and x.dim())]:
+        dtype = torch.result_type(result, operand)
+        if isinstance(result, torch.Tensor) and result.dtype is dtype:
+            continue
+        result = torch.empty((1,) if dimensioned else (), dtype=dtype, device="meta")
+    return result.dtype if isinstance(result, torch.Tensor) else torch.result_type(result, result)
+
+
+def _operand(value: Any, compute: torch.dtype, device: torch.device) -> Any:
+    """Tensors on the device stay; a 0-d tensor of the host and a number become a number of the compute type."""
+    if isinstance(value, torch.Tensor):
+        if value.device == device:
+            return value
+        if value.dim():
+            raise Unsupported(f"an operand is on {value.device}, not {device}")
+        value = value.item()
+    if isinstance(value, complex):
+        raise Unsupported("complex numbers")
+    return float(value) if compute in _FLOATS else int(value)
+
+
+def _as_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype, device=device)
+
+
+def generate(rank: int, forms: Sequence[str], scalars: int, outputs: int, compute: str, condition: bool) -> str:
+    """Source of the kernel for `rank` collapsed dimensions (0: all operands dense); calls a global named `function`."""
+    inputs = [f"x{i}" for i in range(len(forms))]
+    extra = [f"s{i}" for i in range(scalars)]
+    outs = [f"y{i}" for i in range(outputs)]
+    tensors = [name for name, form in zip(inputs, forms, strict=True) if form == "t"]
+    casts = {name: "tl.int1" if condition and name == "x0" else compute for name in inputs}
+    values = ", ".join(f"v_{name}" for name in inputs) + "".join(f", {name}" for name in extra)
+    header = '"""Generated by trireme.kernels.pointwise; safe to delete."""\n\nimport triton\nimport triton.language as tl\n\n\n'
+    body = _dense if rank == 0 else _strided
+    return header + body(rank, inputs, extra, outs, tensors, casts, values)
+
+
+def _access(
+    indent: str, mask: str, inputs: list[str], tensors: list[str], outs: list[str], casts: dict[str, str], values: str, at: str
+) -> list[str]:
+    """Load, apply, store, with `at` naming each operand's offsets."""
+    lines = []
+    for name in inputs:
+        if name in tensors:
+            lines.append(f"{indent}v_{name} = tl.load({name} + {at.format(name=name)}{mask}).to({casts[name]})")
+        elif casts[name] == "tl.int1":
+            lines.append(f"{indent}v_{name} = {name} != 0")
+        else:
+            lines.append(f"{indent}v_{name} = tl.full((1,), {name}, {casts[name]})" + ("" if at == "at" else "[:, None]"))
+    results = [f"r_{name}" for name in outs]
+    lines.append(f"{indent}{', '.join(results)} = function({values})")
+    for name in outs:
+        place = f"{name} + {at.format(name=name)}"
+        lines.append(f"{indent}tl.store({place}, r_{name}.to({name}.dtype.element_ty){mask})")
+    return lines
+
+
+def _dense(rank: int, inputs: list[str], extra: list[str], outs: list[str], tensors: list[str], casts: dict, values: str) -> str:
+    arguments = ", ".join([*inputs, *extra, *outs, "count"])
+    lines = [f"def pointwise({arguments}, BLOCK: tl.constexpr, TAIL: tl.constexpr, WIDE: tl.constexpr):"]
+    lines += ["    program = tl.program_id(0)", "    if WIDE:", "        program = program.to(tl.int64)"]
+    lines += ["    at = program * BLOCK + tl.arange(0, BLOCK)"]
+    masked = _access("    ", ", mask=at < count", inputs, tensors, outs, casts, values, "at")
+    # A ragged count would turn every access into single elements, so full blocks go without a mask.
+    plain = _access("        ", "", inputs, tensors, outs, casts, values, "at")
+    lines += ["    if TAIL and (program + 1) * BLOCK <= count:", *plain, "    else:", *["    " + line for line in masked]]
+    return "\n".join(lines) + "\n"
+
+
+def _strided(rank: int, inputs: list[str], extra: list[str], outs: list[str], tensors: list[str], casts: dict, values: str) -> str:
+    sizes = [f"n{d}" for d in range(rank)]
+    operands = [*tensors, *outs]
+    strides = [f"{name}_{d}" for name in operands for d in range(rank)]
+    arguments = ", ".join([*inputs, *extra, *outs, "rows", "column_blocks", *sizes, *strides])
+    lines = [f"def pointwise({arguments}, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):"]
+    lines += ["    program = tl.program_id(0)"]
+    lines += ["    row = (program // column_blocks) * ROWS + tl.arange(0, ROWS)"]
+    lines += ["    column = (program % column_blocks) * COLUMNS + tl.arange(0, COLUMNS)"]
+    lines += ["    if WIDE:", "        row = row.to(tl.int64)", "        column = column.to(tl.int64)"]
+    lines += [f"    mask = (row < rows)[:, None] & (column < n{rank - 1})[None, :]", "    rest = row"]
+    for d in range(rank - 2, -1, -1):
+        lines += [f"    index{d} = rest % n{d}" if d else f"    index{d} = rest", *([f"    rest = rest // n{d}"] if d else [])]
+    for name in operands:
+        outer = " + ".join(f"index{d} * {name}_{d}" for d in range(rank - 1)) or "row * 0"
+        lines.append(f"    at_{name} = ({outer})[:, None] + (column * {name}_{rank - 1})[None, :]")
+    lines += _access("    ", ", mask=mask", inputs, tensors, outs, casts, values, "at_{name}")
+    return "\n".join(lines) + "\n"
+
+
+def load_source(stem: str, source: str) -> ModuleType:
+    """Imports generated source from the cache folder, writing it there the first time; a read-only folder is replaced by a temporary one."""
+    name = f"{stem}_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    try:
+        folder = tune.cache_folder() / "generated"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{name}.py"
+        if not path.exists():
+            scratch = folder / f".{name}.{os.getpid()}"
+            scratch.write_text(source)
+            scratch.replace(path)
+    except OSError:
+        path = tune.Path(tempfile.mkdtemp(prefix="trireme-kernels-")) / f"{name}.py"
+        path.write_text(source)
+    spec = importlib.util.spec_from_file_location(f"trireme_generated_{name}", path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,80 @@
+"""Scalar functions that Triton's language lacks, for other kernels to call. Knows no tensor."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+from trireme.kernels import chips
+
+# The interpreter has no device library, so there powers go through double precision.
+INTERPRETED = tl.constexpr(chips.current().interpreted)
+
+
+@triton.jit
+def tanh(x):
+    """tanh x = (1 − e) / (1 + e) with e = exp(−2|x|), and its series near 0 where that cancels"""
+    size = tl.abs(x)
+    e = tl.exp(-2.0 * size)
+    far = tl.where(x < 0, (e - 1.0) / (1.0 + e), (1.0 - e) / (1.0 + e))
+    s = x * x
+    near = x * (1.0 + s * (-0.3333333333333333 + s * (0.13333333333333333 + s * (-0.05396825396825397 + s * 0.021869488536155203))))
+    return tl.where(size < 0.25, near, tl.where(x != x, x, far))
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def gelu(x):
+    """x Φ(x)"""
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def gelu_tanh(x):
+    """x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))"""
+    return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+
+
+@triton.jit
+def divide(x, y):
+    """x / y, rounded to nearest in every float type"""
+    return tl.div_rn(x, y) if x.dtype == tl.float32 and y.dtype == tl.float32 else x / y
+
+
+@triton.jit
+def power(x, y):
+    """x ** y with C's rules for signs, zeros, infinities and NaN"""
+    if INTERPRETED:
+        return _power_by_logarithm(x, y)
+    else:
+        return libdevice.pow(x, y)
+
+
+@triton.jit
+def _power_by_logarithm(x, y):
+    size = tl.exp2(y.to(tl.float64) * tl.log2(tl.abs(x).to(tl.float64)))
+    whole = tl.floor(y) == y
+    odd = whole & (tl.floor(y * 0.5) * 2.0 != y)
+    signed = tl.where((x < 0) & odd, -size, size)
+    signed = tl.where((x < 0) & (tl.abs(x) != float("inf")) & ~whole & (tl.abs(y) != float("inf")), float("nan"), signed)
+    signed = tl.where((tl.abs(x) == 1.0) & (tl.abs(y) == float("inf")), 1.0, signed)
+    return tl.where((y == 0) | (x == 1), 1.0, signed).to(x.dtype)
+
+
+@triton.jit
+def integer_power(x, y):
+    """x ** y by squaring, modulo the type's range; negative exponents leave only the inverses of 1 and −1"""
+    result = x * 0 + 1
+    base = x
+    rest = tl.where(y < 0, 0, y)
+    for _ in range(63):
+        result = tl.where(rest & 1 != 0, result * base, result)
+        base = base * base
+        rest = rest >> 1
+    inverse = tl.where(x == 1, 1, tl.where(x == -1, tl.where(y & 1 != 0, -1, 1), 0))
+    return tl.where(y < 0, inverse, result)

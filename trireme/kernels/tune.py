@@ -1,0 +1,149 @@
+"""Tuning that persists: which configuration an operator uses for a class of shapes on this chip.
+Knows timings and a small database, never an operator; without an answer it gives the default at once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sqlite3
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trireme.kernels import chips
+
+Config = dict[str, Any]
+SHIPPED = Path(__file__).with_name("tuned.json")
+BUDGET_SECONDS = 5.0  # the most that tuning one shape class may take
+_REPEATS = 20
+_enabled = os.environ.get("TRIREME_TUNE", "") not in ("", "0")
+_known: dict[tuple[str, str], Config] = {}
+
+
+def enable(on: bool = True) -> None:
+    """From now on an unknown shape class is measured at its first call; off, it takes the default."""
+    global _enabled
+    _enabled = on
+    _known.clear()
+
+
+def cache_folder() -> Path:
+    """Where generated sources and tuning results live: TRIREME_CACHE, or the user's cache folder."""
+    root = os.environ.get("TRIREME_CACHE")
+    if root:
+        return Path(root) / "kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trireme" / "kernels"
+
+
+def shape_class(*sizes: int) -> str:
+    """Sizes rounded up to powers of two: shapes that share a configuration."""
+    return "x".join(str(1 << max(size - 1, 0).bit_length()) for size in sizes)
+
+
+def choose(operator: str, shape: str, default: Config, candidates: Sequence[Config], run: Callable[[Config], None]) -> Config:
+    """The configuration for this class: remembered, from the user's database, shipped, measured now if enabled, or `default`."""
+    key = (operator, shape)
+    found = _known.get(key)
+    if found is None:
+        found = _lookup(key)
+        if found is None:
+            found = _measure(key, default, candidates, run) if _enabled and not chips.capturing() else default
+        _known[key] = found
+    return found
+
+
+def _lookup(key: tuple[str, str]) -> Config | None:
+    with contextlib.suppress(sqlite3.Error, OSError), _database() as database:
+        row = database.execute(
+            "SELECT config FROM tuned WHERE chip = ? AND operator = ? AND shape = ?", (chips.current().name, *key)
+        ).fetchone()
+        if row is not None:
+            return json.loads(row[0])
+    return _shipped().get(chips.current().name, {}).get(key[0], {}).get(key[1])
+
+
+@functools.cache
+def _shipped() -> dict[str, dict[str, dict[str, Config]]]:
+    return json.loads(SHIPPED.read_text()) if SHIPPED.exists() else {}
+
+
+@contextlib.contextmanager
+def _database() -> Any:
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    database = sqlite3.connect(folder / "tuned.sqlite", timeout=1.0)
+    try:
+        with database:
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS tuned (chip TEXT, operator TEXT, shape TEXT, config TEXT, microseconds REAL,"
+                " PRIMARY KEY (chip, operator, shape))"
+            )
+            yield database
+    finally:
+        database.close()
+
+
+def _measure(key: tuple[str, str], default: Config, candidates: Sequence[Config], run: Callable[[Config], None]) -> Config:
+    """The fastest of the candidates that run at all; stops at the time budget and remembers the winner on disk."""
+    deadline = time.monotonic() + BUDGET_SECONDS
+    best, best_time = default, float("inf")
+    for config in [default, *[c for c in candidates if c != default]]:
+        if time.monotonic() > deadline:
+            break
+        # A configuration may need more shared memory or registers than the chip has; that only rules it out.
+        with contextlib.suppress(Exception):
+            elapsed = _microseconds(functools.partial(run, config))
+            if elapsed < best_time:
+                best, best_time = config, elapsed
+    with contextlib.suppress(sqlite3.Error, OSError), _database() as database:
+        row = (chips.current().name, *key, json.dumps(best, sort_keys=True), best_time)
+        database.execute("INSERT OR REPLACE INTO tuned VALUES (?, ?, ?, ?, ?)", row)
+    return best
+
+
+def _microseconds(call: Callable[[], None]) -> float:
+    call()
+    if chips.current().interpreted:
+        start = time.perf_counter()
+        call()
+        return (time.perf_counter() - start) * 1e6
+    module = chips.device_module()
+    call()
+    times = []
+    for _ in range(_REPEATS):
+        begin, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def export(path: Path) -> int:
+    """Writes what this machine learned, in the form of the shipped defaults; returns the number of entries."""
+    table: dict[str, dict[str, dict[str, Config]]] = {}
+    with _database() as database:
+        rows = database.execute("SELECT chip, operator, shape, config FROM tuned ORDER BY chip, operator, shape").fetchall()
+    for chip, operator, shape, config in rows:
+        table.setdefault(chip, {}).setdefault(operator, {})[shape] = json.loads(config)
+    path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+    return len(rows)
+
+
+def load(path: Path) -> int:
+    """Takes in entries that another machine of the same chip exported."""
+    rows = [
+        (chip, operator, shape, json.dumps(config, sort_keys=True), None)
+        for chip, operators in json.loads(path.read_text()).items()
+        for operator, shapes in operators.items()
+        for shape, config in shapes.items()
+    ]
+    with _database() as database:
+        database.executemany("INSERT OR REPLACE INTO tuned VALUES (?, ?, ?, ?, ?)", rows)
+    _known.clear()
+    return len(rows)
