@@ -1,0 +1,230 @@
+"""Products of a few rows with a large matrix: every weight is read once, near the speed of the memory.
+
+    y[m, n] = residual[m, n] + bias[n] + sum_k x'[m, k] weight[n, k]          x' = x, or rms_norm(x) * norm
+    y[m, n] = act(gate[m, n]) * up[m, n], gate and up being the halves of weight     (gated)
+
+One row goes through plain multiply-adds, up to 64 through the tensor cores with the weights as the tall operand. Where the outputs
+alone do not fill the chip, programs share the inner axis and the last to finish adds the partial sums.
+Knows nothing of layers; what the rows mean is the caller's.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trireme.kernels import chips
+from trireme.kernels.launch import blocks, kernel, next_power
+
+MAX_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a product is cut: outputs and inner elements of a tile, programs that share the inner axis, warps, stages in flight."""
+
+    outputs: int
+    inner: int
+    warps: int
+    stages: int = 1
+    splits: int = 1
+
+
+@triton.jit
+def activate(x, KIND: tl.constexpr):
+    """silu, gelu, gelu_tanh or relu, in float32."""
+    if KIND == "silu":
+        return x / (1.0 + tl.exp(-x))
+    elif KIND == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif KIND == "gelu_tanh":
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        return x * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))
+    else:
+        return tl.maximum(x, 0.0)
+
+
+@kernel
+def _one_row(
+    x, weight, bias, residual, norm, out, K, N, eps,
+    OUTPUTS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
+    NORMED: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """OUTPUTS values of the product of one row."""
+    # x: [K]; weight: [N, K], [2 N, K] where GATED; out, residual: [N]
+    n, k = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, INNER)
+    row = weight + n.to(tl.int64)[:, None] * K + k[None, :]
+    upper = row + N.to(tl.int64) * K
+    inside = (n < N)[:, None]
+    acc = tl.zeros([OUTPUTS, INNER], tl.float32)
+    also = tl.zeros([OUTPUTS, INNER], tl.float32)
+    squares = tl.zeros([INNER], tl.float32)
+    if PDL:  # the first weights do not wait for the kernel before, which is still computing x
+        tl.extra.cuda.gdc_launch_dependents()
+    w = tl.load(row, mask=inside & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
+    u = w
+    if GATED:
+        u = tl.load(upper, mask=inside & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    for start in range(0, K, INNER):
+        here = start + k
+        if EVEN:
+            v = tl.load(x + here).to(tl.float32)
+        else:
+            v = tl.load(x + here, mask=here < K, other=0.0).to(tl.float32)
+        if NORMED:
+            squares += v * v
+            v = v * tl.load(norm + here, mask=here < K, other=0.0).to(tl.float32)
+        acc += w.to(tl.float32) * v[None, :]
+        if GATED:
+            also += u.to(tl.float32) * v[None, :]
+        ahead = inside & (here + INNER < K)[None, :]
+        w = tl.load(row + start + INNER, mask=ahead, other=0.0, eviction_policy="evict_first")
+        if GATED:
+            u = tl.load(upper + start + INNER, mask=ahead, other=0.0, eviction_policy="evict_first")
+    y = tl.sum(acc, 1)
+    z = tl.sum(also, 1)
+    if NORMED:
+        factor = tl.rsqrt(tl.sum(squares) / K + eps)
+        y, z = y * factor, z * factor
+    if BIASED:
+        y += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+        if GATED:
+            z += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
+    if GATED:
+        y = activate(y, KIND) * z
+    if ADDED:
+        y += tl.load(residual + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + n, y.to(out.dtype.element_ty), mask=n < N)
+
+
+@kernel
+def _few_rows(
+    x, weight, bias, residual, norm, out, partial, counters, M, K, N, x_stride, share, eps,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr, BIASED: tl.constexpr,
+    ADDED: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """OUTPUTS columns of the product of up to ROWS rows, over one share of the inner axis."""
+    # x: [M, K]; weight: [N, K], [2 N, K] where GATED; out, residual: [M, N]; partial: [SPLITS, 1 or 2, M, N] float32
+    block, split = tl.program_id(0), tl.program_id(1)
+    n, m, k = block * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, ROWS), tl.arange(0, INNER)
+    begin = split * share
+    end = tl.minimum(begin + share, K)
+    row = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + k[None, :]
+    upper = row + N.to(tl.int64) * K
+    source = x + m[:, None] * x_stride + k[None, :]
+    acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    also = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    squares = tl.zeros([ROWS], tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    for start in range(begin, end, INNER):
+        here = start + k
+        if EVEN:
+            w = tl.load(row + start, eviction_policy="evict_first")
+            v = tl.load(source + start, mask=(m < M)[:, None], other=0.0)
+        else:
+            w = tl.load(row + start, mask=(here < end)[None, :], other=0.0, eviction_policy="evict_first")
+            v = tl.load(source + start, mask=(m < M)[:, None] & (here < end)[None, :], other=0.0)
+        if NORMED:
+            wide = v.to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
+            scale = tl.load(norm + here, mask=here < K, other=0.0).to(tl.float32)
+            v = (wide * scale[None, :]).to(w.dtype)
+        acc = tl.dot(w, v.T, acc)
+        if GATED:
+            if EVEN:
+                u = tl.load(upper + start, eviction_policy="evict_first")
+            else:
+                u = tl.load(upper + start, mask=(here < end)[None, :], other=0.0, eviction_policy="evict_first")
+            also = tl.dot(u, v.T, also)
+    cell = m[None, :] * N + n[:, None]
+    inside = (m < M)[None, :] & (n < N)[:, None]
+    if SPLITS > 1:
+        halves: tl.constexpr = 2 if GATED else 1
+        tl.store(partial + split * halves * M * N + cell, acc, mask=inside)
+        if GATED:
+            tl.store(partial + (split * halves + 1) * M * N + cell, also, mask=inside)
+        tl.debug_barrier()  # every thread's partial is written before the count says so
+        if tl.atomic_add(counters + block, 1, sem="acq_rel") != SPLITS - 1:
+            return
+        tl.store(counters + block, 0)
+        acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
+        also = tl.zeros([OUTPUTS, ROWS], tl.float32)
+        for other in tl.static_range(SPLITS):
+            acc += tl.load(partial + other * halves * M * N + cell, mask=inside, other=0.0, cache_modifier=".cg")
+            if GATED:
+                also += tl.load(partial + (other * halves + 1) * M * N + cell, mask=inside, other=0.0, cache_modifier=".cg")
+    if NORMED:
+        factor = tl.rsqrt(squares / K + eps)
+        acc, also = acc * factor[None, :], also * factor[None, :]
+    if BIASED:
+        acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            also += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    if GATED:
+        acc = activate(acc, KIND) * also
+    if ADDED:
+        acc += tl.load(residual + cell, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + cell, acc.to(out.dtype.element_ty), mask=inside)
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None, norm: Tensor | None = None,
+    eps: float = 0.0, gated: str = "", config: Config | None = None, pdl: bool = False,
+) -> Tensor:  # fmt: skip
+    """The product of at most MAX_ROWS rows, with whatever is to happen before and after it in the same kernel.
+
+    x: [rows, in]; weight: [out, in], [2 out, in] where gated (an activation's name); bias: [out or 2 out]; residual: [rows, out]
+    """
+    rows, inner = x.shape
+    outputs = weight.shape[0] // (2 if gated else 1)
+    config = config or choose(rows, outputs * (2 if gated else 1), inner, whole=norm is not None)
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    # an argument that is not there is never read
+    inputs = (x, weight, *(part if part is not None else x for part in (bias, residual, norm)), out)
+    flags = {"BIASED": bias is not None, "ADDED": residual is not None, "NORMED": norm is not None}
+    flags |= {"GATED": bool(gated), "KIND": gated, "PDL": pdl}
+    grid = blocks(outputs, config.outputs)
+    if rows == 1:
+        _one_row(
+            (grid,), *inputs, inner, outputs, eps, OUTPUTS=config.outputs, INNER=config.inner, EVEN=inner % config.inner == 0,
+            **flags, warps=config.warps, stages=config.stages,
+        )  # fmt: skip
+        return out
+    share = blocks(blocks(inner, config.inner), config.splits) * config.inner
+    splits = blocks(inner, share)
+    partial, counters = _workspace(x.device) if splits > 1 else (x, x)
+    _few_rows(
+        (grid, splits), *inputs, partial, counters, rows, inner, outputs, x.stride(0), share, eps, ROWS=max(next_power(rows), 16),
+        OUTPUTS=config.outputs, INNER=config.inner, EVEN=inner % config.inner == 0, SPLITS=splits, **flags,
+        warps=config.warps, stages=config.stages,
+    )  # fmt: skip
+    return out
+
+
+PARTIAL_VALUES = 1 << 23  # 32 MiB of partial sums: 8 shares of 64 rows of 16384 outputs
+
+
+@functools.cache
+def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
+    """(partial sums, counters that are zero between launches), for products that follow each other on one stream."""
+    return torch.empty(PARTIAL_VALUES, device=device), torch.zeros(1 << 14, dtype=torch.int32, device=device)
+
+
+def choose(rows: int, outputs: int, inner: int, whole: bool = False) -> Config:
+    """A cut that gives every multiprocessor work; `whole` keeps the inner axis in one piece."""
+    fill = 2 * chips.current().multiprocessors
+    if rows == 1:
+        wide = next(n for n in (16, 8, 4, 2) if n == 2 or blocks(outputs, n) >= fill)
+        return Config(wide, min(512 if wide > 4 else 1024, max(next_power(inner), 64)), 4)
+    tall = 64 if rows <= 32 else 128
+    splits = 1 if whole else min(max(fill // blocks(outputs, tall), 1), 8, PARTIAL_VALUES // (rows * outputs))
+    return Config(tall, 128 if inner % 128 == 0 else 64, 4, 4, max(splits, 1))
