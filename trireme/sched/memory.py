@@ -6,7 +6,7 @@ duplicate of what it already had | [covered, end) the row's own.  free + cached 
 
 from __future__ import annotations
 
-from trireme.sched.pages import PagePool
+from trireme.sched.pages import Numbers, PagePool, numbers
 from trireme.sched.radix import Match, Node, RadixTree
 
 
@@ -15,10 +15,10 @@ class Holding:
 
     __slots__ = ("duplicates", "node", "num_covered", "pages", "salt")
 
-    def __init__(self, salt: str, node: Node | None, pages: list[int]):
+    def __init__(self, salt: str, node: Node | None, pages: Numbers):
         self.salt, self.node, self.pages = salt, node, pages
         self.num_covered = len(pages)
-        self.duplicates: list[int] = []
+        self.duplicates = numbers()
 
     @property
     def num_owned(self) -> int:
@@ -40,20 +40,20 @@ class Memory:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
-    def match(self, salt: str, tokens: list[int]) -> Match | None:
+    def match(self, salt: str, tokens: Numbers) -> Match | None:
         """The cached prefix of `tokens`, short of the last token: a full hit still computes one. Changes nothing."""
         if self.tree is None:
             return None
         return self.tree.match(salt, tokens, (len(tokens) - 1) // self.page_size)
 
-    def open(self, row: int, salt: str, match: Match | None) -> list[int]:
+    def open(self, row: int, salt: str, match: Match | None) -> Numbers:
         """Starts a row's holding with the matched pages, which it locks."""
         node = self.tree.lock(match) if self.tree and match else None
-        pages = list(match.pages) if match else []
+        pages = match.pages if match else numbers()
         self.holdings[row] = Holding(salt, node, pages)
         return pages
 
-    def grow(self, rows: list[int]) -> list[int]:
+    def grow(self, rows: list[int]) -> Numbers:
         """Appends one new page to each of `rows` (a row may stand there several times); as many must be available."""
         pages = self._take(len(rows))
         holdings = self.holdings
@@ -61,7 +61,7 @@ class Memory:
             holdings[row].pages.append(page)
         return pages
 
-    def share(self, row: int, tokens: list[int], num_computed: int) -> int:
+    def share(self, row: int, tokens: Numbers, num_computed: int) -> int:
         """Gives the row's computed whole pages to the tree while the row goes on using them; returns how many it brought."""
         holding = self.holdings[row]
         if self.tree is None:
@@ -75,7 +75,7 @@ class Memory:
         holding.node, holding.num_covered, holding.duplicates = inserted.node, inserted.num_covered, inserted.duplicates
         return self.tree.num_pages - before
 
-    def close(self, row: int, tokens: list[int], num_computed: int, keep: bool) -> None:
+    def close(self, row: int, tokens: Numbers, num_computed: int, keep: bool) -> None:
         """Ends a row's holding. With `keep`, its computed whole pages stay in the tree for whoever comes next."""
         if keep:
             self.share(row, tokens, num_computed)
@@ -97,7 +97,7 @@ class Memory:
         if self.tree:
             self.tree.check()
 
-    def _take(self, count: int) -> list[int]:
+    def _take(self, count: int) -> Numbers:
         lacking = count - len(self.pool)
         if lacking > 0 and self.tree:
             self.pool.give(self.tree.evict(lacking))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,9 +35,9 @@ class Draft:
         self.counts += [1] * len(rows)
         self.budget -= len(rows)
 
-    def put_pages(self, rows: list[int], pages: list[int]) -> None:
+    def put_pages(self, rows: list[int], pages: Iterable[int]) -> None:
         self.page_rows += rows
-        self.page_ids += pages
+        self.page_ids.extend(pages)
 
 
 @dataclass

@@ -19,36 +19,26 @@ from trireme.types import Request
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """The request that would be admitted next, in the units of Load."""
-
-    held: float
-    generated: int
-    room: int
-    draw: float
-
-
-@dataclass(frozen=True)
 class Load:
-    """The running batch in slots of KV memory: one entry per running request."""
+    """The running batch, and last the candidate, in slots of KV memory: one entry per request."""
 
     held: np.ndarray  # slots of its own, once the tokens it already has are computed
     generated: np.ndarray
     room: np.ndarray  # tokens it may still generate
     draw: np.ndarray  # in [0, 1), fixed for a request's life: its place in the distribution of output lengths
-    shared: float  # slots of cached prefixes in use that no running request brought
+    shared: float  # slots of cached prefixes in use that none of them brought
     capacity: float
-    num_waiting: int
+    num_waiting: int  # the candidate among them
 
     @property
     def num_running(self) -> int:
-        return len(self.held)
+        return len(self.held) - 1
 
 
 class Policy(Protocol):
     """Decides admission, and the order of the queue."""
 
-    def admit(self, candidate: Candidate, load: Load) -> bool:
+    def admit(self, load: Load) -> bool:
         """Whether the candidate, whose prompt fits now, may join. If nothing runs, it joins whatever the answer."""
         ...
 
@@ -64,16 +54,15 @@ class Policy(Protocol):
 class Aggressive(Policy):
     """Admits whatever fits at this moment, and pauses requests when their answers grow."""
 
-    def admit(self, candidate: Candidate, load: Load) -> bool:
-        return float(load.held.sum()) + load.shared + candidate.held <= load.capacity
+    def admit(self, load: Load) -> bool:
+        return float(load.held.sum()) + load.shared <= load.capacity
 
 
 class Conservative(Policy):
     """Reserves every request's longest possible answer, so that nobody is ever paused."""
 
-    def admit(self, candidate: Candidate, load: Load) -> bool:
-        reserved = float((load.held + load.room).sum()) + load.shared
-        return reserved + candidate.held + candidate.room <= load.capacity
+    def admit(self, load: Load) -> bool:
+        return float((load.held + load.room).sum()) + load.shared <= load.capacity
 
 
 class BatchDecode(Policy):
@@ -83,7 +72,7 @@ class BatchDecode(Policy):
         self.size = size  # 0: as many as there are rows
         self._places = 0
 
-    def admit(self, candidate: Candidate, load: Load) -> bool:
+    def admit(self, load: Load) -> bool:
         if not load.num_running:
             self._places = min(self.size or load.num_waiting, load.num_waiting)
         self._places -= 1
@@ -108,12 +97,9 @@ class PastFuture(Policy):
         self._past.append(num_generated)
         self._sorted = None
 
-    def admit(self, candidate: Candidate, load: Load) -> bool:
-        held = np.append(load.held, candidate.held)
-        generated = np.append(load.generated, candidate.generated)
-        room = np.append(load.room, candidate.room)
-        remaining = self.remaining(generated, room, np.append(load.draw, candidate.draw))
-        return peak(held, remaining) + load.shared <= load.capacity * (1.0 - self.reserve)
+    def admit(self, load: Load) -> bool:
+        remaining = self.remaining(load.generated, load.room, load.draw)
+        return peak(load.held, remaining) + load.shared <= load.capacity * (1.0 - self.reserve)
 
     def remaining(self, generated: np.ndarray, room: np.ndarray, draw: np.ndarray) -> np.ndarray:
         """How many more tokens each request will generate: a draw from the past answers longer than its own so far."""
@@ -134,7 +120,7 @@ def peak(held: np.ndarray, remaining: np.ndarray) -> float:
     """The most memory the requests will hold at once, if each ends after its remaining tokens and nobody joins."""
     if not len(held):
         return 0.0
-    longest_first = np.argsort(-remaining, kind="stable")
+    longest_first = np.argsort(-remaining)
     still_there = np.arange(1, len(held) + 1)
     return float((np.cumsum(held[longest_first]) + still_there * remaining[longest_first]).max())
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 import secrets
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+
+from trireme.sched.pages import Numbers, numbers
 
 
 class Node:
@@ -19,7 +20,7 @@ class Node:
 
     __slots__ = ("children", "digest", "locks", "pages", "parent", "stamp", "tokens")
 
-    def __init__(self, parent: Node | None, digest: bytes, tokens: list[int], pages: list[int]):
+    def __init__(self, parent: Node | None, digest: bytes, tokens: Numbers, pages: Numbers):
         self.parent, self.digest, self.tokens, self.pages = parent, digest, tokens, pages
         self.children: dict[bytes, Node] = {}
         self.locks = 0
@@ -30,7 +31,7 @@ class Node:
 class Match:
     """A cached prefix: its pages, the node that holds the last of them, and how many of that node's pages belong to it."""
 
-    pages: list[int]
+    pages: Numbers
     node: Node
     within: int
     num_unlocked: int  # of the pages, those that could be evicted as long as nobody locks them
@@ -42,7 +43,7 @@ class Inserted:
 
     node: Node
     num_covered: int
-    duplicates: list[int]
+    duplicates: Numbers
 
 
 class RadixTree:
@@ -61,13 +62,13 @@ class RadixTree:
     def num_evictable(self) -> int:
         return self.num_pages - self.num_locked
 
-    def match(self, salt: str, tokens: list[int], max_pages: int) -> Match:
+    def match(self, salt: str, tokens: Numbers, max_pages: int) -> Match:
         """The longest cached prefix of `tokens`. Changes nothing; lock the match before relying on it."""
         node = self._roots.get(salt)
-        pages: list[int] = []
+        pages = numbers()
         unlocked = within = 0
         if node is None:
-            return Match(pages, Node(None, b"", [], []), 0, 0)
+            return Match(pages, Node(None, b"", numbers(), numbers()), 0, 0)
         limit = max_pages * self.page_size
         while (child := node.children.get(self._digest(tokens, len(pages) * self.page_size))) is not None:
             common = self._common(child, tokens, len(pages) * self.page_size, limit)
@@ -109,12 +110,12 @@ class RadixTree:
                 self._offer(at)
             at = at.parent
 
-    def insert(self, salt: str, tokens: list[int], pages: list[int]) -> Inserted:
+    def insert(self, salt: str, tokens: Numbers, pages: Numbers) -> Inserted:
         """Gives the tree the pages that `tokens` fill. Those it has already, under other numbers, come back as duplicates."""
         self._clock += 1
         size = self.page_size
-        node = self._roots.get(salt) or self._roots.setdefault(salt, Node(None, salt.encode(), [], []))
-        covered, duplicates = 0, []
+        node = self._roots.get(salt) or self._roots.setdefault(salt, Node(None, salt.encode(), numbers(), numbers()))
+        covered, duplicates = 0, numbers()
         while covered < len(pages):
             digest = self._digest(tokens, covered * size)
             child = node.children.get(digest)
@@ -125,16 +126,16 @@ class RadixTree:
             common = self._common(child, tokens, covered * size, len(pages) * size)
             if not common:
                 break  # two first pages with one digest: the newcomer is not cached
-            duplicates += [ours for ours, its in zip(pages[covered:], child.pages[:common], strict=False) if ours != its]
+            duplicates.extend(ours for ours, its in zip(pages[covered:], child.pages[:common], strict=False) if ours != its)
             covered += common
             node = child if common == len(child.pages) else self._split(child, common)
             node.stamp = self._clock
             self._offer(node)
         return Inserted(node, covered, duplicates)
 
-    def evict(self, count: int) -> list[int]:
+    def evict(self, count: int) -> Numbers:
         """Forgets up to `count` unlocked pages, least recently used leaves first, from their tails; returns the pages."""
-        freed: list[int] = []
+        freed = numbers()
         while len(freed) < count and self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
             if stamp != node.stamp or node.locks or node.children or not node.pages:
@@ -170,11 +171,10 @@ class RadixTree:
             assert node.parent is not None and node.parent.children.get(node.digest) is node, "a node its parent does not know"
             assert node.locks >= max((child.locks for child in node.children.values()), default=0), "a lock not passed upwards"
 
-    def _digest(self, tokens: list[int], at: int) -> bytes:
-        page = array("q", tokens[at : at + self.page_size])
-        return blake2b(page.tobytes(), digest_size=16, key=self._key).digest()
+    def _digest(self, tokens: Numbers, at: int) -> bytes:
+        return blake2b(tokens[at : at + self.page_size].tobytes(), digest_size=16, key=self._key).digest()
 
-    def _common(self, node: Node, tokens: list[int], at: int, end: int) -> int:
+    def _common(self, node: Node, tokens: Numbers, at: int, end: int) -> int:
         """How many leading pages of the node spell tokens[at:end]."""
         size = self.page_size
         high = min(len(node.pages), (end - at) // size)
@@ -202,7 +202,7 @@ class RadixTree:
         self.num_nodes += 1
         return upper
 
-    def _grow(self, parent: Node, digest: bytes, tokens: list[int], pages: list[int]) -> Node:
+    def _grow(self, parent: Node, digest: bytes, tokens: Numbers, pages: Numbers) -> Node:
         node = parent.children[digest] = Node(parent, digest, tokens, pages)
         node.stamp = self._clock
         self.num_pages += len(pages)
@@ -214,7 +214,7 @@ class RadixTree:
         """Removes an empty leaf, and its root if that was the last of it."""
         parent = node.parent
         assert parent is not None
-        node.pages, node.tokens = [], []
+        node.pages, node.tokens = numbers(), numbers()
         del parent.children[node.digest]
         self.num_nodes -= 1
         if parent.parent is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from trireme.sched.pages import numbers
 from trireme.types import FinishReason, Request, TokenLogprobs
 
 NO_ROW = -1
@@ -16,12 +17,15 @@ class Task:
     """One live request. `tokens` holds the prompt and every token that has come back."""
 
     __slots__ = (
+        "arrival",
         "cached",
         "draw",
+        "eos_token_ids",
         "finish",
         "group_open",
         "id",
         "key",
+        "leader",
         "max_total",
         "min_total",
         "need",
@@ -29,8 +33,9 @@ class Task:
         "pauses",
         "prompt_scores",
         "ready_after",
-        "request",
         "row",
+        "salt",
+        "sampling",
         "scored",
         "seed",
         "stops",
@@ -39,8 +44,10 @@ class Task:
 
     def __init__(self, request: Request, key: int, max_model_len: int, seed: int, draw: float):
         sampling = request.sampling
-        self.request, self.id, self.key, self.seed = request, request.id, key, seed
-        self.tokens = list(request.tokens)
+        self.id, self.key, self.seed, self.sampling = request.id, key, seed, sampling
+        self.salt, self.leader, self.arrival = request.salt, request.leader, request.arrival
+        self.eos_token_ids = request.eos_token_ids
+        self.tokens = numbers(request.tokens)
         self.num_prompt = len(self.tokens)
         room = max_model_len - self.num_prompt
         self.max_total = self.num_prompt + (room if sampling.max_tokens is None else min(room, sampling.max_tokens))

@@ -52,8 +52,9 @@ class Rows:
         self.brought[row] = 0
         self.scoring[row] = not task.scored
         self._key[row] = task.key
-        at = np.searchsorted(self._key[self.order], task.key)
-        self.order = np.insert(self.order, at, row)
+        order = self.order
+        at = np.searchsorted(self._key[order], task.key)
+        self.order = np.concatenate((order[:at], (row,), order[at:]))
         return row
 
     def give(self, task: Task) -> int:
@@ -65,9 +66,3 @@ class Rows:
         self.order = self.order[self.order != row]
         self._free.append(row)
         return row
-
-    def pages_wanted(self, page_size: int) -> int:
-        """Pages the running rows still lack for the tokens they already have."""
-        order = self.order
-        whole = -(-np.minimum(self.total[order], self.need[order]) // page_size)
-        return int(np.maximum(whole - self.num_pages[order], 0).sum())

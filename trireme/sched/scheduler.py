@@ -17,9 +17,10 @@ import numpy as np
 from trireme.config import ScheduleOptions
 from trireme.errors import BadRequest, Overloaded
 from trireme.ipc.messages import Admit, Plan, RowNote, Sampled
+from trireme.sched.door import Door
 from trireme.sched.memory import Memory
 from trireme.sched.plan import Draft, Flight, launch
-from trireme.sched.policy import Candidate, Load, Policy, policy_by_name
+from trireme.sched.policy import Policy, policy_by_name
 from trireme.sched.radix import Match
 from trireme.sched.request import NO_ROW, Task, Waiting
 from trireme.sched.rows import Rows
@@ -99,7 +100,7 @@ class Scheduler:
         key = rank * RANK_SPAN + self._arrivals
         task = Task(request, key, self.max_model_len, seed, self._random.random())
         task.group_open = self.memory.tree is None
-        request.arrival = request.arrival or self._clock()
+        task.arrival = request.arrival or self._clock()
         self._tasks[request.id] = task
         self._waiting.put(task)
 
@@ -202,51 +203,25 @@ class Scheduler:
 
     def _plan_waiting(self, draft: Draft) -> None:
         """Admits from the queue, in order, as long as tokens, rows, memory and the policy allow. Nobody overtakes the first."""
+        door: Door | None = None
         while draft.budget and self.rows.num_free and self._waiting:
             task = self._waiting.first(self._ready)
             if task is None:
                 return
-            match = self.memory.match(task.request.salt, task.tokens) if task.scored else None
-            if not self._admissible(task, match) and len(self.rows):
+            door = door or Door(self.rows, self.memory, self._static)
+            match = self.memory.match(task.salt, task.tokens) if task.scored else None
+            admissible = door.admits(task, match, self.policy, len(self._waiting))
+            if len(self.rows) and not admissible:
                 return
+            door.close_behind(task, match)
             self._admit(task, match, draft)
 
     def _ready(self, task: Task) -> bool:
         """Whether the task need not wait for an unanswered step, nor for its group's leader."""
         if task.ready_after > self._answered:
             return False
-        leader = self._tasks.get(task.request.leader) if task.request.leader else None
+        leader = self._tasks.get(task.leader) if task.leader else None
         return leader is None or leader.group_open or leader is task
-
-    def _admissible(self, task: Task, match: Match | None) -> bool:
-        """Whether the task's known tokens fit now, beside those of the running rows, and the policy agrees."""
-        memory = self.memory
-        matched, unlocked = (len(match.pages), match.num_unlocked) if match else (0, 0)
-        wanted = memory.pages_for(min(len(task.tokens), task.need)) - matched + self.rows.pages_wanted(memory.page_size)
-        if wanted + unlocked > memory.available:
-            return False
-        return self.policy.admit(self._candidate(task, matched), self._load(unlocked))
-
-    def _candidate(self, task: Task, matched: int) -> Candidate:
-        generated, room = task.num_generated, task.max_total - len(task.tokens)
-        if self._static:
-            return Candidate(1.0, generated, 0, task.draw)
-        size = self.memory.page_size
-        return Candidate(len(task.tokens) - matched * size + (size - 1) / 2, generated, room, task.draw)
-
-    def _load(self, num_unlocked: int) -> Load:
-        """The running batch for the policy. Static memory is counted in whole pages, which do not grow."""
-        rows, order, size = self.rows, self.rows.order, self.memory.page_size
-        generated, draw, waiting = rows.total[order] - rows.num_prompt[order], rows.draw[order], len(self._waiting)
-        if self._static:
-            ones = np.ones(len(order))
-            return Load(ones, generated, np.zeros_like(generated), draw, 0.0, float(self.memory.num_pages), waiting)
-        # Half a page, on average, is lost at a request's end.
-        held = rows.total[order] - rows.matched[order] * size + (size - 1) / 2
-        locked = self.memory.tree.num_locked if self.memory.tree else 0
-        shared = float(max(0, locked - int(rows.brought[order].sum())) + num_unlocked) * size
-        room = rows.max_total[order] - rows.total[order]
-        return Load(held, generated, room, draw, shared, float(self.memory.num_pages * size), waiting)
 
     def _admit(self, task: Task, match: Match | None, draft: Draft) -> None:
         """Seats the task and gives it its first tokens."""
@@ -258,12 +233,9 @@ class Scheduler:
             self._cache_hits += task.cached
             self._cache_queries += task.num_prompt
         task.prompt_scores = task.prompt_scores if task.scored else []
-        pages = self.memory.open(row, task.request.salt, match)
+        pages = self.memory.open(row, task.salt, match)
         draft.put_pages([row] * matched, pages)
-        request = task.request
-        draft.admit.append(
-            Admit(row, list(task.tokens), task.num_prompt, request.sampling, task.seed, eos_token_ids=request.eos_token_ids)
-        )
+        draft.admit.append(Admit(row, task.tokens.tolist(), task.num_prompt, task.sampling, task.seed, task.eos_token_ids))
         self._plan_prompt(row, draft)
 
     # ---- update
@@ -336,13 +308,15 @@ class Scheduler:
                 continue
             known = task.tokens
             known.append(token)
-            first = len(known) == task.num_prompt + 1
-            reason = None
             if token in task.stops or len(known) >= task.max_total:
                 reason = task.ends(token)
                 if reason is not None:
                     self._finish(task, reason)
-            progress.append(Progress(id=task.id, tokens=[token], finish=reason, cached_tokens=task.cached if first else 0))
+                progress.append(Progress(id=task.id, tokens=[token], finish=reason))
+            else:
+                progress.append(Progress(id=task.id, tokens=[token]))
+            if len(known) == task.num_prompt + 1:
+                progress[-1].cached_tokens = task.cached
         self._tokens_generated += len(progress)
         return progress
 
@@ -396,7 +370,7 @@ class Scheduler:
             tokens_scheduled=self._tokens_scheduled,
             tokens_generated=self._tokens_generated,
             masked_rows=self._masked_rows,
-            oldest_wait=self._clock() - head.request.arrival if head else 0.0,
+            oldest_wait=self._clock() - head.arrival if head else 0.0,
         )
 
     def check(self) -> None:

@@ -1,0 +1,64 @@
+"""The door: whether the next in the queue fits beside the running batch. Knows lengths; the policy has the last word.
+
+Made anew for each step that admits, from the columns; each admission adds one entry, so that a step of many stays cheap.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trireme.sched.memory import Memory
+from trireme.sched.policy import Load, Policy
+from trireme.sched.radix import Match
+from trireme.sched.request import Task
+from trireme.sched.rows import Rows
+
+
+class Door:
+    def __init__(self, rows: Rows, memory: Memory, static: bool):
+        self._memory, self._static = memory, static
+        self._size = memory.page_size
+        order, count = rows.order, len(rows)
+        self._count = count
+        total, matched = rows.total[order], rows.matched[order]
+        self._held = np.empty(rows.capacity + 1)
+        self._generated = np.empty(rows.capacity + 1, np.int64)
+        self._room = np.empty(rows.capacity + 1, np.int64)
+        self._draw = np.empty(rows.capacity + 1)
+        # Static memory is counted in whole pages, which do not grow. Else half a page, on average, is lost at a request's end.
+        self._held[:count] = 1.0 if static else total - matched * self._size + (self._size - 1) / 2
+        self._room[:count] = 0 if static else rows.max_total[order] - total
+        self._generated[:count] = total - rows.num_prompt[order]
+        self._draw[:count] = rows.draw[order]
+        # Pages the running rows hold or lack for the tokens they already have, beyond the cached prefixes in use.
+        whole = -(-np.minimum(total, rows.need[order]) // self._size)
+        self._lacking = int(np.maximum(whole - rows.num_pages[order], 0).sum())
+        self._available = memory.available
+        locked = memory.tree.num_locked if memory.tree else 0
+        self._shared = max(0, locked - int(rows.brought[order].sum()))
+
+    def admits(self, task: Task, match: Match | None, policy: Policy, num_waiting: int) -> bool:
+        """Whether the task's known tokens fit now, beside those of the running rows, and the policy agrees."""
+        at, length, size = self._count, len(task.tokens), self._size
+        matched, unlocked = (len(match.pages), match.num_unlocked) if match else (0, 0)
+        if self._lacking + self._fresh(task, match) > self._available:
+            return False
+        self._held[at] = 1.0 if self._static else length - matched * size + (size - 1) / 2
+        self._room[at] = 0 if self._static else task.max_total - length
+        self._generated[at], self._draw[at] = length - task.num_prompt, task.draw
+        end = at + 1
+        shared = 0.0 if self._static else float((self._shared + unlocked) * size)
+        capacity = float(self._memory.num_pages * (1 if self._static else size))
+        columns = self._held[:end], self._generated[:end], self._room[:end], self._draw[:end]
+        return policy.admit(Load(*columns, shared, capacity, num_waiting))
+
+    def close_behind(self, task: Task, match: Match | None) -> None:
+        """Counts the task as one of the running."""
+        self._lacking += self._fresh(task, match)
+        self._shared += match.num_unlocked if match else 0
+        self._count += 1
+
+    def _fresh(self, task: Task, match: Match | None) -> int:
+        """Pages the task would take from what is available: new ones, and matched ones that could have been evicted."""
+        matched, unlocked = (len(match.pages), match.num_unlocked) if match else (0, 0)
+        return self._memory.pages_for(min(len(task.tokens), task.need)) - matched + unlocked
