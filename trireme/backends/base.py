@@ -44,6 +44,15 @@ class Backend:
         pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
         return _available() or os.sysconf("SC_AVPHYS_PAGES") * size, pages * size
 
+    def kv_budget(self, fraction: float) -> int:
+        """Bytes that KV may take once the weights are there. Host memory is shared with everything else that runs: half of it."""
+        free, _ = self.memory()
+        return int(free * fraction) // 2
+
+    def kv_default_tokens(self, max_len: int, max_running: int) -> int:
+        """How many KV slots are worth having when nobody says."""
+        return max(max_len, min(32768, max_len * max_running))
+
     def cache(self, spec: CacheSpec, num_slots: int, dtype: torch.dtype) -> KVCache:
         """The KV slots of one layer."""
         return KVCache.allocate(spec, num_slots, dtype, self.device)

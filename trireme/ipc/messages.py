@@ -53,3 +53,58 @@ class Sampled(msgspec.Struct, array_like=True, tag="sampled"):
     step: int
     tokens: list[int]
     notes: list[RowNote] = []
+
+
+class Start(msgspec.Struct, array_like=True, tag="start"):
+    """The first message to a rank: its place and its settings."""
+
+    rank: int
+    size: int
+    store: str  # the file the ranks meet at; unused by a group of one
+    config: dict[str, dict[str, str | int | float | bool | None]]  # group -> setting -> value
+    path: str  # of the model, already on this machine
+
+
+class Ready(msgspec.Struct, array_like=True, tag="ready"):
+    """A worker has loaded its model; these are its numbers."""
+
+    num_pages: int
+    page_size: int  # slots per page; for static caches the whole context
+    max_model_len: int
+    vocab_size: int
+    shares_prefixes: bool  # whether KV may be reused between prompts
+    depth: int
+    backend: str
+    dtype: str
+    weight_bytes: int
+    kv_bytes: int
+    load_seconds: float
+
+
+class Phase(msgspec.Struct, array_like=True, tag="phase"):
+    """What a starting worker is doing, with the share done so far."""
+
+    name: str
+    share: float
+
+
+class Beat(msgspec.Struct, array_like=True, tag="beat"):
+    """A sign of life, sent beside the step loop: how long the step in hand has taken; 0 when idle."""
+
+    busy_seconds: float
+
+
+class Failed(msgspec.Struct, array_like=True, tag="failed"):
+    """A worker cannot go on: the one line to show, the exit code of its class, and the details for the log."""
+
+    line: str
+    exit_code: int
+    details: str = ""
+
+
+class Stop(msgspec.Struct, array_like=True, tag="stop"):
+    """The last message to a rank."""
+
+
+ToWorker = Start | Plan | Stop
+FromWorker = Ready | Phase | Beat | Sampled | Failed

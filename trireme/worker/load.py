@@ -1,0 +1,129 @@
+"""From a checkpoint to a model on a device: configuration, weights, and how much memory is left for KV.
+
+Knows files and sizes; nothing of steps or requests.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trireme.backends import Backend
+from trireme.config import Config
+from trireme.errors import BadCheckpoint, BadConfig, OutOfMemory
+from trireme.hub.checkpoint import Checkpoint
+from trireme.layers import Env, Module
+from trireme.models import ModelConfig, cache_specs, model_class
+from trireme.parallel import Group
+from trireme.quant import Noise, Stored
+
+Report = Callable[[str, float], None]  # (phase, share done)
+
+
+@dataclass
+class Loaded:
+    model: Module
+    cfg: ModelConfig
+    dtype: torch.dtype
+    max_model_len: int
+    weight_bytes: int
+
+
+def load_model(config: Config, path: pathlib.Path, backend: Backend, group: Group, report: Report) -> Loaded:
+    """Builds the model for this rank and pulls its weights."""
+    checkpoint = Checkpoint.open(path)
+    cls = model_class(checkpoint.config)
+    cfg = cls.config(checkpoint.config)
+    dtype = backend.dtype(config.model.dtype, _stored_dtype(checkpoint.config))
+    max_len = model_length(cfg, config.model.max_model_len)
+    env = Env(backend, dtype, group, config.model.quantize, max_len)
+    model = cls(env, cfg)
+    names = 1 if config.model.random_weights else max(len(checkpoint.names()), 1)
+    done = 0
+
+    def read(name: str, shape: tuple[int, ...]) -> Stored:
+        nonlocal done
+        done += 1
+        report("weights", min(done / names, 1.0))
+        return Noise(name, shape) if config.model.random_weights else _checked(checkpoint, name, shape)
+
+    with torch.inference_mode():
+        model.load(read)
+    report("weights", 1.0)
+    return Loaded(model, cfg, dtype, max_len, weight_bytes(model))
+
+
+def _checked(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Stored:
+    weight = checkpoint.weight(name)
+    if tuple(weight.shape) != shape:
+        raise BadCheckpoint(
+            f"{checkpoint.path}: the tensor {name} has shape {list(weight.shape)}; the config calls for {list(shape)}.",
+            "the file and its config do not belong together; fetch the model again",
+        )
+    return weight
+
+
+def _stored_dtype(raw: dict[str, Any]) -> torch.dtype:
+    name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
+    dtype = getattr(torch, name, None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def model_length(cfg: ModelConfig, wanted: int | None) -> int:
+    """The longest sequence: what the user asks for, within what the model's positions can carry."""
+    if wanted is None:
+        return cfg.max_positions
+    factor = float(cfg.rope.get("factor") or 1.0) if cfg.rope else 1.0
+    limit = int(cfg.max_positions * max(factor, 1.0)) if cfg.rope else wanted
+    if wanted > limit:
+        raise BadConfig(f"max_model_len is {wanted}; the model's positions end at {limit}.", f"use --max-model-len {limit} or less")
+    return wanted
+
+
+def weight_bytes(model: Module) -> int:
+    """Bytes of all weights of a model, shared ones once."""
+    seen: dict[int, int] = {}
+    for _, module in model.walk():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor):
+            seen[id(weight)] = weight.numel() * weight.element_size()
+        elif weight is not None:
+            seen[id(weight)] = weight.num_bytes()
+    return sum(seen.values())
+
+
+@dataclass(frozen=True)
+class KVSize:
+    page_size: int
+    num_pages: int
+    max_model_len: int
+    num_bytes: int
+
+
+def size_cache(config: Config, loaded: Loaded, backend: Backend) -> KVSize:
+    """How many pages there are, in the memory that is left. What was not set shrinks to fit; what was set and does not is refused."""
+    per_token = sum(spec.bytes_per_token(loaded.dtype) for spec in cache_specs(loaded.model))
+    budget = backend.kv_budget(config.cache.memory_fraction)
+    max_len, wanted = loaded.max_model_len, config.cache.kv_tokens
+    fits = budget // max(per_token, 1)
+    tokens = wanted or min(fits, backend.kv_default_tokens(max_len, config.schedule.max_running))
+    if (wanted or 0) > fits or fits < 1:
+        raise OutOfMemory(
+            f"KV for {wanted or 1} tokens needs {(wanted or 1) * per_token / 2**20:.0f} MiB ({per_token} bytes a token); "
+            f"{budget / 2**20:.0f} MiB are left.",
+            f"use --kv-tokens {fits} or raise --memory-fraction",
+        )
+    if tokens < max_len:
+        if config.model.max_model_len is not None:
+            raise OutOfMemory(
+                f"One sequence of max_model_len {max_len} needs {max_len} KV slots; there are {tokens}.",
+                f"use --max-model-len {tokens} or less, or raise --kv-tokens",
+            )
+        max_len = tokens
+    page = config.cache.page_size or max_len
+    pages = tokens // page
+    return KVSize(page, pages, min(max_len, pages * page), pages * page * per_token)

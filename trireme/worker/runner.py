@@ -1,0 +1,129 @@
+"""Runs one planned step: tables, forward, sampling, all on the device; the host waits only when the answer is collected.
+
+Holds only what every model needs. Knows no policy and no text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trireme.backends import Backend
+from trireme.ipc.messages import Plan, RowNote, Sampled
+from trireme.layers import Batch, Module
+from trireme.ops import KVCache
+from trireme.worker.sampler import Pick, Sampler
+from trireme.worker.tables import Step, Tables
+
+
+@dataclass
+class Launched:
+    """A step on its way: what it will have sampled, and the mark that says when."""
+
+    plan: Plan
+    ids: Tensor  # [sequences] on the host once the mark is reached
+    wait: Callable[[], None]
+    logprobs: dict[int, tuple]
+    notes: list[RowNote] = field(default_factory=list)
+
+
+class Runner:
+    def __init__(self, model: Module, backend: Backend, caches: list[KVCache], tables: Tables, sampler: Sampler, max_rows: int):
+        self.model, self.backend, self.caches, self.tables, self.sampler = model, backend, caches, tables, sampler
+        self.graph_sizes = backend.graph_sizes(max_rows) if backend.options.graphs else ()
+        self.graphs: dict[tuple[int, str], tuple[Step, Callable[[], Tensor]]] = {}
+        self.answers = [backend.buffer((max_rows + 1,), torch.int64) for _ in range(backend.depth + 1)]
+        self.launched: deque[Launched] = deque()
+        self.eager = False  # set while values are captured: a replayed graph calls no layer
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> None:
+        """Puts a plan on the device without waiting for it."""
+        for admit in plan.admit:
+            self.sampler.admit(admit)
+        rows = np.asarray(plan.rows, dtype=np.int64)
+        ends = np.asarray(plan.starts, dtype=np.int64) + np.asarray(plan.counts, dtype=np.int64)
+        padded, mode = self._graph_key(plan, rows)
+        step = self.tables.fill(plan, self.sampler.uniforms(rows, ends), padded)
+        if padded:
+            pick = Pick(self._replay(step, padded, mode), {})
+            notes: list[RowNote] = []
+        else:
+            pick, notes = self._run(step)
+        answer = self.answers[plan.step % len(self.answers)][: len(pick.ids)]
+        answer.copy_(pick.ids, non_blocking=True)
+        self.launched.append(Launched(plan, answer, self.backend.mark(), pick.logprobs, notes))
+
+    def collect(self) -> Sampled:
+        """The answer to the oldest launched plan; waits for it."""
+        launched = self.launched.popleft()
+        launched.wait()
+        plan = launched.plan
+        sampling = [row for row, samples in zip(plan.rows, plan.samples, strict=True) if samples]
+        tokens = launched.ids[: len(sampling)].tolist()
+        notes = launched.notes
+        if launched.logprobs or (tokens and min(tokens) < 0):
+            said = (self.sampler.note(row, t, launched.logprobs.get(i)) for i, (row, t) in enumerate(zip(sampling, tokens, strict=True)))
+            notes = notes + [note for note in said if note]
+        return Sampled(plan.step, tokens, notes)
+
+    def _run(self, step: Step) -> tuple[Pick, list[RowNote]]:
+        """A step as it comes: any mix of prompts and decodes, every sampling rule."""
+        logits = self._forward(step)
+        notes = self._prompt_notes(logits, step)
+        if not step.samples.any():
+            return Pick(torch.zeros(0, dtype=torch.int64), {}), notes
+        if len(logits) != len(step.rows) or not step.samples.all():
+            last = np.cumsum(step.logits)[step.samples] - 1
+            logits = logits[torch.from_numpy(last).to(logits.device)]
+        pick = self.sampler.pick(logits, step)
+        where = torch.from_numpy(np.flatnonzero(step.samples)).to(logits.device)
+        self.tables.append(step.layout.rows_device[where], step.next_positions[where], pick.ids.clamp_min(0))
+        return pick, notes
+
+    def _forward(self, step: Step) -> Tensor:
+        tokens, slots = self.tables.inputs(step)
+        plan = self.backend.ops.plan_attention(step.layout)
+        batch = Batch(tokens, step.positions, slots, step.logits_at.long(), step.reach, step.layout, plan, self.caches)
+        return self.model(batch)  # type: ignore[operator]
+
+    # --- captured decode steps ------------------------------------------------------------------------------------------------
+
+    def _graph_key(self, plan: Plan, rows: np.ndarray) -> tuple[int, str]:
+        """The padded size of the graph that can run this plan, and its kind of sampling; (0, "") if none can."""
+        if self.eager or not self.graph_sizes or len(rows) > self.graph_sizes[-1]:
+            return 0, ""
+        mode = self.sampler.mode(rows)
+        if mode == "ruled" or set(plan.counts) != {1} or not all(plan.samples) or set(plan.logits) != {1}:
+            return 0, ""
+        return next(size for size in self.graph_sizes if size >= len(rows)), mode
+
+    def _replay(self, step: Step, size: int, mode: str) -> Tensor:
+        """A decode step as a captured graph. The step's device slices lie where those of the capture did."""
+        if (size, mode) not in self.graphs:
+            self.graphs[size, mode] = (step, self.backend.graph(lambda: self._decode(step)))
+        _, graph = self.graphs[size, mode]
+        return graph()
+
+    def _decode(self, step: Step) -> Tensor:
+        ids = self.sampler.choose(self._forward(step), step)
+        self.tables.append(step.layout.rows_device, step.next_positions, ids.clamp_min(0))
+        return ids
+
+    # --- prompt log-probabilities ---------------------------------------------------------------------------------------------
+
+    def _prompt_notes(self, logits: Tensor, step: Step) -> list[RowNote]:
+        notes, begin = [], 0
+        for row, start, count in zip(step.rows.tolist(), step.starts.tolist(), step.logits.tolist(), strict=True):
+            if self.sampler.num_prompt_top[row] >= 0 and count:
+                known = min(count, int(self.tables.num_prompt[row]) - start - 1)
+                if known > 0:
+                    targets = self.tables.tokens[row, start + 1 : start + 1 + known].long()
+                    notes.append(RowNote(row, prompt_logprobs=self.sampler.prompt_note(row, logits[begin : begin + known], targets)))
+            begin += count
+        return notes

@@ -1,0 +1,137 @@
+"""Chooses the next tokens of a step, for all rows at once. A row whose own logits are broken fails alone.
+
+Knows logits and sampling parameters; nothing of text. A row's random numbers come from its seed and position alone, so its tokens
+do not depend on what else is in the batch, or on pauses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trireme.ipc.messages import Admit, RowNote
+from trireme.ops import Ops
+from trireme.types import TokenLogprobs
+from trireme.worker.logits import RULES, Choice, ruled
+from trireme.worker.tables import Step, Tables
+
+BROKEN = -1  # the id of a row that could not choose
+_ERROR = "the model gave no finite logits for this request"
+
+
+@dataclass
+class Pick:
+    """What was chosen, still on the device."""
+
+    ids: Tensor  # [sequences that sample]; BROKEN where a row failed
+    logprobs: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]]  # by sequence: logprob, rank, top ids, top logprobs
+
+
+class Sampler:
+    def __init__(self, ops: Ops, tables: Tables, max_rows: int):
+        self.ops, self.tables = ops, tables
+        self.rules = [rule() for rule in RULES]
+        self.seeds = np.zeros(max_rows + 1, dtype=np.uint64)
+        self.ruled = np.zeros(max_rows + 1, dtype=bool)
+        self.greedy = np.ones(max_rows + 1, dtype=bool)
+        self.num_top = np.full(max_rows + 1, -1, dtype=np.int32)  # -1: no logprobs wanted
+        self.num_prompt_top = np.full(max_rows + 1, -1, dtype=np.int32)
+
+    def admit(self, admit: Admit) -> None:
+        s, row = admit.sampling, admit.row
+        self.seeds[row] = admit.seed & (2**64 - 1)
+        self.ruled[row], self.greedy[row] = ruled(s), s.greedy
+        self.num_top[row] = -1 if s.logprobs is None else s.logprobs
+        self.num_prompt_top[row] = -1 if s.prompt_logprobs is None else s.prompt_logprobs
+        for rule in self.rules:
+            rule.admit(admit)
+
+    def uniforms(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """The random number in [0, 1) of each row for the token at each position."""
+        with np.errstate(over="ignore"):
+            return uniform(self.seeds[rows], positions.astype(np.uint64))
+
+    def mode(self, rows: np.ndarray) -> str:
+        """How much of sampling these rows need: greedy, random, or rules and logprobs besides."""
+        if self.ruled[rows].any() or (self.num_top[rows] >= 0).any():
+            return "ruled"
+        return "greedy" if self.greedy[rows].all() else "random"
+
+    def choose(self, logits: Tensor, step: Step) -> Tensor:
+        """One id per row of logits, by greedy or random choice alone; fit for capture."""
+        mode = self.mode(step.rows)
+        if mode == "greedy":
+            ids = self.ops.sample_greedy(logits)
+            finite = logits.gather(1, ids.long().unsqueeze(1)).squeeze(1).isfinite()
+        else:
+            f = step.floats
+            ids = self.ops.sample(logits, f["temperature"], step.top_k, f["top_p"], f["min_p"], f["uniform"])
+            finite = logits.amax(-1).isfinite()
+        return torch.where(finite, ids.long(), BROKEN)
+
+    def pick(self, logits: Tensor, step: Step) -> Pick:
+        """The tokens of the sequences that sample, by every rule they ask for.  logits: one row per such sequence"""
+        rows, lengths = step.rows[step.samples], (step.starts + step.counts)[step.samples]
+        wanted = np.flatnonzero(self.num_top[rows] >= 0)
+        raw = logits[torch.from_numpy(wanted).to(logits.device)].clone() if len(wanted) else None
+        choice = Choice(logits, rows, lengths, self.tables.num_prompt[rows], self.tables.tokens)
+        for rule in self.rules:
+            at = rule.touches(rows)
+            if at:
+                rule.apply(choice, at)
+        ids = self.choose(choice.logits, _sampling_only(step))
+        return Pick(ids, self._logprobs(raw, ids, wanted, rows))
+
+    def _logprobs(self, raw: Tensor | None, ids: Tensor, wanted: np.ndarray, rows: np.ndarray) -> dict:
+        if raw is None:
+            return {}
+        chosen = ids[torch.from_numpy(wanted).to(ids.device)].clamp_min(0)
+        logprob, rank = self.ops.logprobs(raw, chosen)
+        k = int(self.num_top[rows].max())
+        top, top_ids = torch.log_softmax(raw.float(), -1).topk(max(k, 1), -1)
+        return {int(i): (logprob[j], rank[j], top_ids[j], top[j]) for j, i in enumerate(wanted)}
+
+    def note(self, row: int, token: int, values: tuple | None) -> RowNote | None:
+        """What there is to say of a row's choice besides its token."""
+        if token == BROKEN:
+            return RowNote(row, error=_ERROR)
+        if values is None:
+            return None
+        logprob, rank, top_ids, top = values
+        k = int(self.num_top[row])
+        pairs = list(zip(top_ids[:k].tolist(), top[:k].tolist(), strict=True))
+        return RowNote(row, logprobs=TokenLogprobs(token, float(logprob), int(rank), pairs))
+
+    def prompt_note(self, row: int, logits: Tensor, targets: Tensor) -> list[TokenLogprobs]:
+        """Log-probabilities of a prompt's own tokens.  logits: [n, vocab]; targets: [n], the tokens that follow"""
+        k = int(self.num_prompt_top[row])
+        logprob, rank = self.ops.logprobs(logits, targets)
+        top, top_ids = torch.log_softmax(logits.float(), -1).topk(max(k, 1), -1)
+        columns = zip(targets.tolist(), logprob.tolist(), rank.tolist(), top_ids.tolist(), top.tolist(), strict=True)
+        return [TokenLogprobs(t, lp, r, list(zip(i[:k], v[:k], strict=True))) for t, lp, r, i, v in columns]
+
+
+def _sampling_only(step: Step) -> Step:
+    """The step without its sequences that do not sample."""
+    if step.samples.all():
+        return step
+    keep = torch.from_numpy(np.flatnonzero(step.samples)).to(step.top_k.device)
+    return replace(
+        step,
+        rows=step.rows[step.samples],
+        top_k=step.top_k[keep],
+        floats={name: values[keep] for name, values in step.floats.items()},
+    )
+
+
+def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """[0, 1) from (seed, position): two rounds of the splitmix64 finaliser, the top 24 bits."""
+    x = seeds + (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    for _ in range(2):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x = x ^ (x >> np.uint64(31))
+    return ((x >> np.uint64(40)).astype(np.float64) / (1 << 24)).astype(np.float32)

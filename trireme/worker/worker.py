@@ -1,0 +1,77 @@
+"""One rank's worker: a backend, a model, its KV pool, and the runner that steps them. Knows plans; nothing of requests or text."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from trireme.backends import open_backend
+from trireme.config import Config
+from trireme.ipc.messages import Plan, Ready, Sampled
+from trireme.models import cache_specs
+from trireme.parallel import Group
+from trireme.worker.capture import capture
+from trireme.worker.load import Report, load_model, size_cache
+from trireme.worker.runner import Runner
+from trireme.worker.sampler import Sampler
+from trireme.worker.tables import Tables
+
+
+class LocalWorker:
+    """A worker in this process."""
+
+    def __init__(self, config: Config, path: pathlib.Path, rank: int = 0, store: str = "", report: Report = lambda name, share: None):
+        started = time.monotonic()
+        if config.device.threads:
+            torch.set_num_threads(config.device.threads)
+        backend = open_backend(config.device, rank)
+        size = config.device.tp
+        group = Group(rank, size, backend.comm(rank, size, store)) if size > 1 else Group()
+        loaded = load_model(config, path, backend, group, report)
+        kv = size_cache(config, loaded, backend)
+        report("kv cache", 0.0)
+        max_rows = config.schedule.max_running
+        slots = (kv.num_pages + 1) * kv.page_size  # one page more, for the padding of captured steps
+        caches = [backend.cache(spec, slots, loaded.dtype) for spec in cache_specs(loaded.model)]
+        tables = Tables(backend, max_rows, kv.max_model_len, kv.page_size, kv.num_pages, config.schedule.max_step_tokens)
+        sampler = Sampler(backend.ops, tables, max_rows)
+        self.model, self.backend = loaded.model, backend
+        self.runner = Runner(loaded.model, backend, caches, tables, sampler, max_rows)
+        self.depth = backend.depth
+        self.ready = Ready(
+            num_pages=kv.num_pages,
+            page_size=kv.page_size,
+            max_model_len=kv.max_model_len,
+            vocab_size=loaded.cfg.vocab,
+            shares_prefixes=bool(getattr(loaded.model, "shares_prefixes", True)),
+            depth=self.depth,
+            backend=backend.name,
+            dtype=str(loaded.dtype).removeprefix("torch."),
+            weight_bytes=loaded.weight_bytes,
+            kv_bytes=kv.num_bytes,
+            load_seconds=time.monotonic() - started,
+        )
+
+    def launch(self, plan: Plan) -> None:
+        self.runner.launch(plan)
+
+    def collect(self) -> Sampled:
+        return self.runner.collect()
+
+    @contextmanager
+    def capture(self, *paths: str) -> Iterator[dict[str, list[Tensor]]]:
+        """The outputs of the layers at these paths, one tensor per step, while the block lasts."""
+        self.runner.eager = True
+        try:
+            with capture(self.model, paths) as values:
+                yield values
+        finally:
+            self.runner.eager = False
+
+    def close(self) -> None:
+        """Nothing outlives the process."""
