@@ -193,7 +193,7 @@ def attend(
         into.sequence, into.begin, into.info, into.counters, into.partial, slopes if slopes is not None else q,
         page_table.stride(0), q.stride(0), out.stride(0), k.stride(0), scale, softcap or 1.0, window,
         PAGE=page_size, GROUP=group, DIM=dim, ROWS=max(next_power(group), 16), WIDTH=width, TILE=tile, HEADS=heads,
-        CAPPED=softcap > 0, SLOPED=slopes is not None, PDL=pdl, warps=warps, stages=stages,
+        CAPPED=softcap > 0, SLOPED=slopes is not None, PDL=pdl, dependent=pdl, warps=warps, stages=stages,
     )
     # fmt: on
     return out

@@ -109,6 +109,6 @@ def rope_store(
         (tokens, blocks(heads, block) + blocks(k.shape[1], block)), q, k, v, out, cache_k, cache_v, table, index, slots,
         *(norms or (q, q)), q.stride(0), k.stride(0), v.stride(0), out.stride(0), cache_k.stride(0), eps,
         HEADS=heads, KV_HEADS=k.shape[1], DIM=dim, HALF=table.shape[1] // 2, WIDTH=next_power(dim), BLOCK=block,
-        NORMED=norms is not None, PDL=pdl,
+        NORMED=norms is not None, PDL=pdl, dependent=pdl,
     )  # fmt: skip
     return out

@@ -191,7 +191,7 @@ def linear(
     # an argument that is not there is never read
     inputs = (x, weight, *(part if part is not None else x for part in (bias, residual, norm)), out)
     flags = {"BIASED": bias is not None, "ADDED": residual is not None, "NORMED": norm is not None}
-    flags |= {"GATED": bool(gated), "KIND": gated, "PDL": pdl}
+    flags |= {"GATED": bool(gated), "KIND": gated, "PDL": pdl, "dependent": pdl}
     grid = blocks(outputs, config.outputs)
     if rows == 1:
         _one_row(
