@@ -16,6 +16,7 @@ import numpy as np
 from trireme.errors import BadCheckpoint, ModelNotFound
 from trireme.hub.gguf import read_gguf
 from trireme.hub.gguf_models import config_of, generation_of, weights_of
+from trireme.hub.llama2c import llama2c_files, read_llama2c
 from trireme.hub.safetensors import read_safetensors
 from trireme.hub.weights import Weight
 
@@ -49,6 +50,9 @@ class Checkpoint:
             file = read_gguf(gguf)
             config = config_of(file)
             return cls(gguf, config, weights_of(file, config), generation_of(file))
+        llama2c = llama2c_files(path)
+        if llama2c:
+            return cls(path, *read_llama2c(llama2c[0]))
         if not path.is_dir():
             raise ModelNotFound(f"{path} is no model folder and no .gguf file.", "check the path, or see `trireme models`")
         config = read_json(path / "config.json")

@@ -86,7 +86,7 @@ class Family:
     finish: Callable[[Config], None] | None = None
 
 
-def _paired_rows(num_rows: int, num_heads: int) -> np.ndarray:
+def paired_rows(num_rows: int, num_heads: int) -> np.ndarray:
     """GGUF's llama interleaves the rotated halves of a head: checkpoint row (head, half, j) is file row (head, j, half)."""
     _divide("attention rows", num_rows, 2 * num_heads)
     return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
@@ -132,8 +132,8 @@ FAMILIES: dict[str, Family] = {
         "LlamaForCausalLM",
         "llama",
         order={
-            "attn_q": lambda rows, config: _paired_rows(rows, config["num_attention_heads"]),
-            "attn_k": lambda rows, config: _paired_rows(rows, config["num_key_value_heads"]),
+            "attn_q": lambda rows, config: paired_rows(rows, config["num_attention_heads"]),
+            "attn_k": lambda rows, config: paired_rows(rows, config["num_key_value_heads"]),
         },
     ),
     "qwen2": Family("Qwen2ForCausalLM", "qwen2"),

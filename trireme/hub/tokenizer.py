@@ -1,0 +1,309 @@
+"""Text to tokens and back, and conversations to tokens, for a model folder or a GGUF file.
+
+Knows text, ids and templates; nothing of requests or tensors. The merging itself is the `tokenizers` library's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import re
+import secrets
+import tempfile
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import tokenizers
+
+from trireme.errors import BadCheckpoint, BadRequest, ModelNotFound
+from trireme.hub.checkpoint import gguf_file, read_json
+from trireme.hub.gguf import read_gguf
+from trireme.hub.llama2c import llama2c_files, llama2c_vocabulary
+from trireme.hub.registry import cache_folder
+from trireme.hub.sentencepiece import read_sentencepiece
+from trireme.hub.template import ChatTemplate
+from trireme.hub.vocabulary import Vocabulary, vocabulary_of
+
+_CONVERTED = 1  # raised when the conversion of vocabularies changes, so that older cached ones are left alone
+_SPACE = "▁"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
+        add_bos: bool | None = None,
+        add_eos: bool = False,
+        templates: dict[str, str] | None = None,
+        vocab_size: int = 0,
+    ) -> None:
+        """`source` is the text of a tokenizer.json. `add_bos` None: its own post-processor says what is added."""
+        try:
+            self._inner = tokenizers.Tokenizer.from_str(source)
+        except Exception as error:  # the library raises a bare Exception for anything it cannot read
+            raise BadCheckpoint(f"The tokenizer cannot be read: {str(error)[:200]}.", "fetch the model's files again") from None
+        self._inner.no_padding()
+        self._inner.no_truncation()
+        self._lock = threading.Lock()  # one setting of the library's object is switched between calls
+        self.bos_token_id, self.eos_token_id, self._add_bos, self._add_eos = bos_token_id, eos_token_id, add_bos, add_eos
+        self._added = {i: token.content for i, token in self._inner.get_added_tokens_decoder().items()}
+        self.special_ids = {i for i, token in self._inner.get_added_tokens_decoder().items() if token.special}
+        self.vocab_size = max(vocab_size, 1 + max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1))
+        self.templates = templates or {}
+        self._compiled: dict[str, ChatTemplate] = {}
+        self._bytes: dict[int, bytes] = {}
+        self._bytes_of = _bytes_of_decoder(str(self._inner.decoder))
+        self._special_ids = {self._added[i]: i for i in self.special_ids}
+        specials = sorted(self._special_ids, key=len, reverse=True)
+        self._specials = re.compile("|".join(map(re.escape, specials))) if specials else None
+        self._beginnings = {special[:length] for special in specials for length in range(1, len(special))}
+        self._longest_special = len(specials[0]) if specials else 0
+
+    @classmethod
+    def open(cls, path: str | pathlib.Path) -> Tokenizer:
+        """The tokenizer of a folder or a .gguf file."""
+        path = pathlib.Path(path)
+        gguf = gguf_file(path)
+        if gguf:
+            return cls._from_vocabulary(vocabulary_of(read_gguf(gguf)), gguf)
+        llama2c = llama2c_files(path)
+        if llama2c:
+            return cls._from_vocabulary(llama2c_vocabulary(*llama2c), llama2c[1])
+        if not path.is_dir():
+            raise ModelNotFound(f"{path} is no model folder and no .gguf file.", "check the path, or see `trireme models`")
+        return cls._from_folder(path)
+
+    @classmethod
+    def _from_vocabulary(cls, vocabulary: Vocabulary, file: pathlib.Path) -> Tokenizer:
+        return cls(
+            _converted(vocabulary, file),
+            bos_token_id=vocabulary.bos_token_id,
+            eos_token_id=vocabulary.eos_token_id,
+            add_bos=vocabulary.add_bos,
+            add_eos=vocabulary.add_eos,
+            templates=vocabulary.templates,
+            vocab_size=len(vocabulary.tokens),
+        )
+
+    @classmethod
+    def _from_folder(cls, folder: pathlib.Path) -> Tokenizer:
+        settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+        if (folder / "tokenizer.json").exists():
+            try:
+                source = (folder / "tokenizer.json").read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise BadCheckpoint(f"Cannot read {folder / 'tokenizer.json'}: {error}.", "fetch the file again") from None
+            tokenizer = cls(source)
+        elif (folder / "tokenizer.model").exists():
+            vocabulary = read_sentencepiece(folder / "tokenizer.model")
+            vocabulary.add_bos = bool(settings.get("add_bos_token", True))
+            tokenizer = cls._from_vocabulary(vocabulary, folder / "tokenizer.model")
+        else:
+            raise BadCheckpoint(f"{folder} has no tokenizer.json.", "fetch the model's tokenizer files")
+        for name in ("bos", "eos"):
+            token = _content(settings.get(f"{name}_token"))
+            if token is not None:
+                setattr(tokenizer, f"{name}_token_id", tokenizer._inner.token_to_id(token))
+        tokenizer.templates = _templates(folder, settings)
+        return tokenizer
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether `encode` begins with the beginning-of-sequence token."""
+        if self._add_bos is not None:
+            return self._add_bos and self.bos_token_id is not None
+        return self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.templates.get("default")
+
+    def encode(self, text: str, *, add_special: bool = True, allow_special: bool = True) -> list[int]:
+        """Ids of `text`. Without `allow_special`, text that spells a special token stays text."""
+        try:
+            with self._lock:
+                self._inner.encode_special_tokens = not allow_special
+                ids = self._inner.encode(text, add_special_tokens=add_special and self._add_bos is None).ids
+        except UnicodeEncodeError:
+            raise BadRequest("The text holds a lone surrogate, which is no character.", "send valid Unicode") from None
+        if add_special and self._add_bos and self.bos_token_id is not None:
+            ids = [self.bos_token_id, *ids]
+        if add_special and self._add_eos and self.eos_token_id is not None:
+            ids = [*ids, self.eos_token_id]
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence."""
+        known = [i for i in ids if 0 <= i < 2**32]
+        with self._lock:
+            return self._inner.decode(known, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token: int) -> str:
+        """The token as its vocabulary spells it; empty where the id has none."""
+        if token in self._added:
+            return self._added[token]
+        return (self._inner.id_to_token(token) or "") if 0 <= token < self.vocab_size else ""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that the token adds to a text."""
+        found = self._bytes.get(token)
+        if found is None:
+            text = self.token_text(token)
+            found = self._bytes[token] = text.replace(_SPACE, " ").encode() if token in self._added else self._bytes_of(text)
+        return found
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The conversation as the model's template writes it."""
+        name = "tool_use" if tools and "tool_use" in self.templates else "default"
+        source = self.templates.get(name)
+        if source is None:
+            raise BadRequest("This model has no chat template.", "use plain completions, or a model made for chat", "messages")
+        if name not in self._compiled:
+            self._compiled[name] = ChatTemplate(source)
+        return self._compiled[name].render(
+            {
+                "bos_token": self._spelling(self.bos_token_id),
+                "eos_token": self._spelling(self.eos_token_id),
+                **variables,
+                "messages": messages,
+                "tools": tools,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+
+    def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        """Ids of the conversation. Special tokens are the template's alone: in messages and tools they stay text."""
+        # A mark that no user can guess breaks up every special token in what the user sent. It is taken out again after
+        # the template's own special tokens have been found.
+        mark = f"\ufdd0{secrets.token_hex(8)}\ufdd1"
+        options = {name: self._marked(value, mark) for name, value in options.items()}
+        text = self.render_chat(self._marked(messages, mark), **options)
+        if mark not in text:
+            return self.encode(text, add_special=False)
+        ids: list[int] = []
+        place = 0
+        for match in [*self._specials.finditer(text), None] if self._specials else [None]:
+            between = text[place : match.start() if match else len(text)].replace(mark, "")
+            if between:
+                ids += self.encode(between, add_special=False, allow_special=False)
+            if match:
+                ids.append(self._special_ids[match[0]])
+                place = match.end()
+        return ids
+
+    def _marked(self, value: Any, mark: str) -> Any:
+        """`value` with every special token inside its strings broken up, also one that its end only begins."""
+        if isinstance(value, str):
+            return self._broken_up(value, mark)
+        if isinstance(value, list | tuple):
+            return [self._marked(item, mark) for item in value]
+        if isinstance(value, dict):
+            return {self._marked(key, mark): self._marked(item, mark) for key, item in value.items()}
+        return value
+
+    def _broken_up(self, text: str, mark: str) -> str:
+        if self._specials is None:
+            return text
+        text = self._specials.sub(lambda match: match[0][0] + mark + match[0][1:], text)
+        for length in range(min(len(text), self._longest_special), 0, -1):
+            if text[-length:] in self._beginnings:
+                return text[: len(text) - length + 1] + mark + text[len(text) - length + 1 :]
+        return text
+
+    def _spelling(self, token: int | None) -> str:
+        return "" if token is None else self.token_text(token)
+
+
+def _bytes_of_decoder(decoder: str) -> Any:
+    """How a token's spelling becomes bytes, by the kind of decoder the tokenizer has."""
+    if "ByteLevel" in decoder:
+        return _byte_level
+    if "WordPiece" in decoder:
+        return lambda text: (text.removeprefix("##") if text.startswith("##") else f" {text}").encode()
+    return _sentencepiece
+
+
+def _byte_level(text: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[character] for character in text])
+    except KeyError:  # a token that is kept as it is written
+        return text.encode()
+
+
+def _sentencepiece(text: str) -> bytes:
+    match = _BYTE_TOKEN.fullmatch(text)
+    return bytes([int(match[1], 16)]) if match else text.replace(_SPACE, " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE spells each byte as a visible character: itself where it has one, else the next from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _converted(vocabulary: Vocabulary, file: pathlib.Path) -> str:
+    """The vocabulary's tokenizer.json, kept in the cache because large ones take seconds to make."""
+    status = file.stat()
+    key = f"{_CONVERTED}:{file.resolve()}:{status.st_size}:{status.st_mtime_ns}:{vocabulary.words}:{len(vocabulary.tokens)}"
+    folder = cache_folder() / "tokenizers"
+    kept = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    try:
+        return kept.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        source = vocabulary.as_json()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False) as out:
+            out.write(source)
+        os.replace(out.name, kept)
+    except (OSError, UnicodeEncodeError):
+        return source  # a cache that cannot be written costs time, nothing else
+    return source
+
+
+def _content(token: Any) -> str | None:
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _templates(folder: pathlib.Path, settings: dict[str, Any]) -> dict[str, str]:
+    """Templates by name, from their own files or from tokenizer_config.json."""
+    found: dict[str, str] = {}
+    listed = settings.get("chat_template")
+    if isinstance(listed, str):
+        found["default"] = listed
+    elif isinstance(listed, list):
+        found = {e["name"]: e["template"] for e in listed if isinstance(e, dict) and {"name", "template"} <= e.keys()}
+    if (folder / "chat_template.json").exists():
+        template = read_json(folder / "chat_template.json").get("chat_template")
+        if isinstance(template, str):
+            found["default"] = template
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    for name, file in files.items():
+        if file.exists():
+            try:
+                found[name] = file.read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise BadCheckpoint(f"Cannot read {file}: {error}.", "fetch the file again") from None
+    return {name: text for name, text in found.items() if isinstance(name, str) and isinstance(text, str)}
