@@ -1,0 +1,363 @@
+"""The scheduler against a fake worker: whatever the traffic, every request gets the tokens it would get alone, and no page leaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.sched.fake_worker import FakeWorker, solo
+from trireme.config import ScheduleOptions
+from trireme.errors import BadRequest, Overloaded
+from trireme.sched.engine import Engine
+from trireme.sched.scheduler import Scheduler
+from trireme.types import FinishReason, Progress, Request, SamplingParams
+
+MAX_MODEL_LEN = 48
+EOS = 7
+SLOTS = {0: 3 * MAX_MODEL_LEN, 1: 64, 4: 64, 16: 96}  # by page size: tight enough that memory runs out
+
+
+@dataclass
+class House:
+    """A scheduler, a fake worker, and everything that came out."""
+
+    page_size: int = 4
+    depth: int = 1
+    policy: str = "aggressive"
+    prefix_cache: bool = True
+    max_running: int = 6
+    max_step_tokens: int = 16
+    slots: int = 0
+    max_waiting: int = 4096
+    fails: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        size = self.page_size or MAX_MODEL_LEN
+        num_pages = (self.slots or SLOTS[self.page_size]) // size
+        options = ScheduleOptions(self.policy, self.max_running, self.max_step_tokens, self.max_waiting)
+        self.scheduler = Scheduler(
+            options,
+            num_pages=num_pages,
+            page_size=self.page_size,
+            max_model_len=MAX_MODEL_LEN,
+            prefix_cache=self.prefix_cache,
+            clock=lambda: 0.0,
+            seed=0,
+        )
+        self.worker = FakeWorker(num_pages, size, self.depth, self.fails)
+        self.engine = Engine(self.scheduler, self.worker)
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, Progress] = {}
+        self.all: list[Progress] = []
+
+    def add(
+        self, id: str, prompt: list[int], *, seed: int = 0, salt: str = "", priority: int = 0, leader: str | None = None, **how
+    ):
+        sampling = SamplingParams(seed=seed, **how)
+        self.tokens[id] = []
+        request = Request(
+            id=id, tokens=prompt, sampling=sampling, eos_token_ids=[EOS], salt=salt, priority=priority, leader=leader
+        )
+        self.scheduler.add(request)
+
+    def step(self) -> list[Progress]:
+        progress = self.engine.step()
+        self.scheduler.check()
+        for item in progress:
+            assert item.id not in self.ends, "progress after the end"
+            self.tokens[item.id] += item.tokens
+            if item.finish is not None:
+                self.ends[item.id] = item
+        self.all += progress
+        return progress
+
+    def run(self, limit: int = 3000) -> None:
+        for _ in range(limit):
+            if not self.engine.has_work():
+                break
+            self.step()
+        assert not self.engine.has_work(), f"no end in sight: {self.scheduler.stats()}"
+        stats = self.scheduler.stats()
+        assert stats.pages_owned == stats.pages_locked == stats.running == stats.waiting == 0
+
+
+def limit_of(house: House, prompt: list[int], max_tokens: int | None) -> int:
+    room = house.scheduler.max_model_len - len(prompt)
+    return room if max_tokens is None else min(room, max_tokens)
+
+
+# Few different tokens and a few stems, so that prefixes are often shared.
+STEMS = [[1] * 12, [1] * 6 + [2] * 10, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]]
+PROMPTS = st.builds(
+    lambda stem, cut, tail: (stem[:cut] + tail) or [0],
+    st.sampled_from(STEMS),
+    st.integers(0, 20),
+    st.lists(st.integers(0, 3), max_size=14),
+)
+ARRIVALS = st.fixed_dictionaries(
+    {
+        "prompt": PROMPTS,
+        "max_tokens": st.one_of(st.none(), st.integers(1, 30)),
+        "min_tokens": st.integers(0, 1),
+        "salt": st.sampled_from(["", "", "other"]),
+        "priority": st.sampled_from([0, 0, 0, 1, -1]),
+        "prompt_logprobs": st.sampled_from([None, None, None, 0]),
+        "follows": st.booleans(),
+        "wait": st.integers(0, 6),  # steps before it arrives
+        "abort": st.one_of(st.none(), st.none(), st.integers(0, 20)),  # steps after which its client is gone
+    }
+)
+HOUSES = st.builds(
+    House,
+    page_size=st.sampled_from([0, 1, 4, 16]),
+    depth=st.sampled_from([1, 2, 3]),
+    policy=st.sampled_from(["past_future", "aggressive", "aggressive", "conservative", "batch_decode", "batch_decode:2"]),
+    prefix_cache=st.booleans(),
+    max_running=st.integers(1, 8),
+    max_step_tokens=st.sampled_from([1, 3, 8, 64]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(house=HOUSES, arrivals=st.lists(ARRIVALS, min_size=1, max_size=14))
+def test_random_traffic_gives_each_request_its_solo_tokens(house: House, arrivals: list[dict]) -> None:
+    expected, aborts, gone = {}, {}, set()
+    clock = 0
+    for number, arrival in enumerate(arrivals):
+        for _ in range(arrival["wait"]):
+            house.step()
+            clock += 1
+            for id in [id for id, when in aborts.items() if when <= clock]:
+                del aborts[id]
+                if house.scheduler.abort(id):
+                    gone.add(id)
+                    house.scheduler.check()
+        id, prompt = str(number), arrival["prompt"]
+        how = {name: arrival[name] for name in ("max_tokens", "min_tokens", "salt", "priority", "prompt_logprobs")}
+        leader = str(number - 1) if arrival["follows"] and number else None
+        house.add(id, prompt, seed=number % 3, leader=leader, **how)
+        limit = limit_of(house, prompt, arrival["max_tokens"])
+        expected[id] = solo(prompt, number % 3, {EOS}, limit, arrival["min_tokens"])
+        if arrival["abort"] is not None:
+            aborts[id] = clock + arrival["abort"]
+    for id in aborts:
+        if house.scheduler.abort(id):
+            gone.add(id)
+            assert not house.scheduler.abort(id)
+    house.run()
+    for id, tokens in expected.items():
+        got = house.tokens[id]
+        assert got == (tokens[: len(got)] if id in gone else tokens)
+        assert (id in gone) == (id not in house.ends)
+        if id in house.ends:
+            assert house.ends[id].finish is (FinishReason.STOP if tokens[-1] == EOS else FinishReason.LENGTH) or (
+                tokens[-1] == EOS
+                and len(tokens) == limit_of(house, arrivals[int(id)]["prompt"], arrivals[int(id)]["max_tokens"])
+            )
+    for id, arrival in ((str(n), a) for n, a in enumerate(arrivals)):
+        scores = [item.prompt_logprobs for item in house.all if item.id == id and item.prompt_logprobs is not None]
+        if arrival["prompt_logprobs"] is not None and id in house.ends:
+            assert len(scores) == 1 and scores[0][0] is None
+            assert [score.token for score in scores[0][1:]] == arrival["prompt"][1:]
+            assert [-score.logprob for score in scores[0][1:]] == list(range(1, len(arrival["prompt"])))
+    for plan in house.worker.plans:
+        assert sum(plan.counts) <= house.max_step_tokens
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_exhausted_memory_pauses_and_recovers_without_changing_the_text(page_size: int, depth: int) -> None:
+    house = House(page_size=page_size, depth=depth, max_running=8, max_step_tokens=64, slots=112)
+    for number in range(8):
+        house.add(str(number), [number] * 10, seed=number, max_tokens=36, ignore_eos=True)
+    house.run()
+    assert house.scheduler.stats().preemptions > 0
+    for number in range(8):
+        assert house.tokens[str(number)] == solo([number] * 10, number, set(), 36)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("max_tokens", [1, 5, None])
+def test_no_token_is_planned_that_certainly_is_not_needed(depth: int, max_tokens: int | None) -> None:
+    house = House(depth=depth, slots=400)
+    prompt = [5] * 9
+    house.add("a", prompt, max_tokens=max_tokens, ignore_eos=True)
+    house.run()
+    made = limit_of(house, prompt, max_tokens)
+    assert len(house.tokens["a"]) == made
+    assert sum(sum(plan.counts) for plan in house.worker.plans) == len(prompt) + made - 1
+    assert house.scheduler.stats().masked_rows == 0
+
+
+def test_overlap_masks_only_the_row_of_a_request_that_ended_meanwhile() -> None:
+    prompt = next([n] * 5 for n in range(99) if 1 < len(solo([n] * 5, 0, {EOS}, 30)) < 30)
+    house = House(depth=2)
+    house.add("a", prompt, max_tokens=30)
+    house.run()
+    assert house.ends["a"].finish is FinishReason.STOP
+    assert house.scheduler.stats().masked_rows == 1
+
+
+def test_long_prompts_are_chunked_and_mixed_with_decodes() -> None:
+    house = House(max_step_tokens=8, slots=400)
+    house.add("short", [1, 2], max_tokens=20, ignore_eos=True)
+    house.step()
+    house.add("long", [3] * 30, max_tokens=4, ignore_eos=True)
+    for _ in range(4):
+        house.step()
+    mixed = house.worker.plans[1:5]
+    assert [plan.counts for plan in mixed] == [[1, 7]] * 4
+    assert [plan.samples for plan in mixed] == [[True, False]] * 4
+    house.run()
+
+
+def test_a_full_prefix_hit_still_computes_a_token_and_is_reported_once() -> None:
+    house = House(page_size=4, slots=400)
+    prompt = list(range(10, 22))
+    house.add("first", prompt, max_tokens=3, ignore_eos=True)
+    house.run()
+    house.add("second", prompt, max_tokens=3, ignore_eos=True)
+    house.run()
+    assert [item.cached_tokens for item in house.all if item.id == "first"] == [0, 0, 0]
+    assert [item.cached_tokens for item in house.all if item.id == "second"] == [8, 0, 0]
+    house.add("third", [*prompt, 1], max_tokens=3, ignore_eos=True)
+    house.run()
+    assert house.all[-3].cached_tokens == 12
+    assert house.scheduler.stats().cache_hits == 20
+
+
+def test_tenants_with_different_salts_share_nothing() -> None:
+    house = House(slots=400)
+    for id, salt in (("a", "one"), ("b", "two"), ("c", "one")):
+        house.add(id, [1] * 20, salt=salt, max_tokens=2, ignore_eos=True)
+        house.run()
+    first = {item.id: item.cached_tokens for item in reversed(house.all)}
+    assert first == {"a": 0, "b": 0, "c": 16}
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_group_waits_for_its_leader_and_shares_its_prompt(gone: bool) -> None:
+    house = House(max_step_tokens=8, max_running=8, slots=400)
+    house.add("0", [2] * 20, seed=0, max_tokens=4, ignore_eos=True)
+    for number in range(1, 4):
+        house.add(str(number), [2] * 20, seed=number, leader="0", max_tokens=4, ignore_eos=True)
+    house.step()
+    assert house.scheduler.stats().running == 1
+    if gone:
+        house.scheduler.abort("0")
+        house.scheduler.check()
+    house.run()
+    cached = {item.id: item.cached_tokens for item in reversed(house.all)}
+    assert [house.tokens[str(n)] for n in range(1, 4)] == [solo([2] * 20, n, set(), 4) for n in range(1, 4)]
+    if not gone:
+        assert cached == {"0": 0, "1": 16, "2": 16, "3": 16}
+        computed = sum(sum(plan.counts) for plan in house.worker.plans)
+        assert computed == 20 + 3 * 4 + 4 * 3  # one prompt, three tails of it, and what each generates but the last
+
+
+def test_prompt_logprobs_without_any_token() -> None:
+    house = House(max_step_tokens=6, slots=400)
+    house.add("a", [4, 5, 6, 7, 8, 9, 10, 11], max_tokens=0, prompt_logprobs=2)
+    house.run()
+    [only] = house.all
+    assert only.finish is FinishReason.LENGTH and only.tokens == []
+    assert only.prompt_logprobs[0] is None and [score.token for score in only.prompt_logprobs[1:]] == [5, 6, 7, 8, 9, 10, 11]
+    assert [plan.logits for plan in house.worker.plans] == [[6], [2]]
+
+
+def test_logprobs_come_with_their_tokens() -> None:
+    house = House(slots=400)
+    house.add("a", [1, 2, 3], max_tokens=4, ignore_eos=True, logprobs=0)
+    house.add("b", [1, 2, 3], max_tokens=4, ignore_eos=True)
+    house.run()
+    for item in house.all:
+        assert [score.token for score in item.logprobs or []] == (item.tokens if item.id == "a" else [])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_row_that_fails_fails_alone_and_leaves_nothing_in_the_cache(depth: int) -> None:
+    house = House(depth=depth, fails={13}, slots=400)
+    house.add("good", [1] * 9, seed=1, max_tokens=6, ignore_eos=True)
+    house.add("bad", [2] * 9, seed=13, max_tokens=6, ignore_eos=True)
+    house.run()
+    assert house.ends["bad"].finish is FinishReason.ERROR and "finite" in house.ends["bad"].error
+    assert house.tokens["good"] == solo([1] * 9, 1, set(), 6)
+    house.add("again", [2] * 9, seed=2, max_tokens=1, ignore_eos=True)
+    house.run()
+    assert house.all[-1].cached_tokens == 0
+
+
+def test_stops_wait_for_min_tokens() -> None:
+    stop = solo([6] * 4, 0, set(), 8)[2]
+    for least, expected in ((0, 3), (2, 3), (3, None)):
+        house = House(slots=400)
+        house.add("a", [6] * 4, max_tokens=8, min_tokens=least, stop_token_ids=[stop], ignore_eos=True)
+        house.run()
+        assert house.tokens["a"] == solo([6] * 4, 0, {stop}, 8, least)
+        assert expected is None or len(house.tokens["a"]) == expected
+
+
+def test_priority_goes_first_and_is_paused_last() -> None:
+    house = House(max_running=1, slots=400)
+    for id, priority in (("low", 5), ("middle", 0), ("high", -5)):
+        house.add(id, [1, 2, 3], priority=priority, max_tokens=2, ignore_eos=True)
+    house.run()
+    assert list(house.ends) == ["high", "middle", "low"]
+
+
+def test_nobody_overtakes_the_first_in_the_queue() -> None:
+    """A long prompt that does not fit yet is not starved by short ones that would."""
+    house = House(policy="conservative", slots=64, max_running=8)
+    house.add("running", [1] * 8, max_tokens=30, ignore_eos=True)
+    house.step()
+    house.add("long", [2] * 30, max_tokens=10, ignore_eos=True)
+    for number in range(6):
+        house.add(f"short{number}", [3, number], max_tokens=2, ignore_eos=True)
+    house.run()
+    assert list(house.ends)[0] == "running" and "long" in house.ends
+    admitted = [admit.num_prompt for plan in house.worker.plans for admit in plan.admit]
+    assert admitted[:2] == [8, 30]
+
+
+def test_static_memory_takes_one_page_per_request() -> None:
+    house = House(page_size=0, max_running=8)
+    for number in range(5):
+        house.add(str(number), [number] * 20, max_tokens=5, ignore_eos=True)
+    house.step()
+    assert len(house.worker.plans[0].page_ids) == 1
+    most = 0
+    while house.engine.has_work():
+        house.step()
+        most = max(most, house.scheduler.stats().running)
+    assert most == 3
+    assert all(len(set(plan.page_rows)) == len(plan.page_rows) for plan in house.worker.plans)
+
+
+def test_requests_that_can_never_be_served_are_refused() -> None:
+    house = House(slots=32, max_waiting=1)
+    for prompt in ([], [1] * 32, [1] * 100):
+        with pytest.raises(BadRequest):
+            house.add("a", prompt)
+    house.add("a", [1] * 31)
+    with pytest.raises(BadRequest, match="already"):
+        house.add("a", [1])
+    with pytest.raises(Overloaded):
+        house.add("b", [1])
+    house.run()
+    assert len(house.tokens["a"]) == 1
+
+
+def test_abort_while_paused_with_a_token_in_flight() -> None:
+    house = House(page_size=1, depth=2, max_running=4, slots=50, max_step_tokens=64)
+    house.add("old", [1] * 10, max_tokens=30, ignore_eos=True)
+    house.add("new", [2] * 10, max_tokens=30, ignore_eos=True)
+    while not house.scheduler.stats().preemptions:
+        house.step()
+    assert house.scheduler.abort("new", FinishReason.STOP)
+    house.scheduler.check()
+    house.run()
+    assert house.tokens["old"] == solo([1] * 10, 0, set(), 30)
+    assert house.tokens["new"] == solo([2] * 10, 0, set(), 30)[: len(house.tokens["new"])]
