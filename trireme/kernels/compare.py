@@ -106,4 +106,4 @@ def allclose(
     self: torch.Tensor, other: torch.Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> bool:
     """whether every element is close"""
-    return bool(reduce.all(isclose(self, other, rtol, atol, equal_nan)).item())
+    return bool(reduce.all_all(isclose(self, other, rtol, atol, equal_nan)).item())

@@ -8,9 +8,25 @@ from typing import Any
 
 import torch
 import triton
+from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
+
+
+def _mend_interpreter() -> None:
+    """Lets interpreted loops take run-time bounds: numpy 2.4 no longer makes an int of a one-element array."""
+    original = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patched
+
+
+if chips.current().interpreted:
+    _mend_interpreter()
 
 
 class Unsupported(Exception):
@@ -26,14 +42,19 @@ class Kernel:
         self.compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self.direct = not chips.current().interpreted
 
-    def __call__(self, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 3, **constants: Any) -> None:
-        """Starts the kernel on the current stream; positional arguments first, constants in the order of the signature."""
+    def __call__(
+        self, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 3, dependent: bool = False, **constants: Any
+    ) -> None:
+        """Starts the kernel on the current stream; positional arguments first, constants in the order of the signature.
+
+        A `dependent` kernel may start while the one before it still runs, and must itself wait before it reads what that writes.
+        """
         if grid[0] == 0:
             return
         if not self.direct:
             self.jit[grid](*args, num_warps=warps, num_stages=stages, **constants)
             return
-        key: list[Any] = [warps, stages, *constants.values()]
+        key: list[Any] = [warps, stages, dependent, *constants.values()]
         values: list[Any] = []
         device = -1
         for value in args:
@@ -47,12 +68,12 @@ class Kernel:
                 key.append(_specialisation(value))
         if device >= 0 and device != chips.current_device():
             with chips.device_module().device(device):
-                self(grid, *args, warps=warps, stages=stages, **constants)
+                self(grid, *args, warps=warps, stages=stages, dependent=dependent, **constants)
             return
         key.append(device)
         entry = self.compiled.get(tuple(key))
         if entry is None:
-            self._first(tuple(key), grid, args, warps, stages, constants)
+            self._first(tuple(key), grid, args, {"num_warps": warps, "num_stages": stages}, dependent, constants)
             return
         start, function, cooperative, dependent, metadata = entry
         grid_y = grid[1] if len(grid) > 1 else 1
@@ -64,10 +85,12 @@ class Kernel:
         # fmt: on
 
     def _first(
-        self, key: tuple[Any, ...], grid: tuple[int, ...], args: tuple[Any, ...], warps: int, stages: int, constants: dict[str, Any]
-    ) -> None:
+        self, key: tuple[Any, ...], grid: tuple[int, ...], args: tuple[Any, ...], sizes: dict[str, int], dependent: bool,
+        constants: dict[str, Any],
+    ) -> None:  # fmt: skip
         """Compiles through Triton, which also runs it, and keeps the raw handle when Triton's internals look as expected."""
-        built = self.jit[grid](*args, num_warps=warps, num_stages=stages, **constants)
+        options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+        built = self.jit[grid](*args, **sizes, **options, **constants)
         launcher = getattr(built, "run", None)
         if not hasattr(launcher, "launch") or launcher.global_scratch_size or launcher.profile_scratch_size:
             self.direct = False if not hasattr(launcher, "launch") else self.direct

@@ -68,6 +68,16 @@ def _plan(inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None, o
     return Plan(shape, tuple(out_stride), count, dense, max(extent, count) > _INT32, tuple(sizes), flat)
 
 
+def plan_reversed(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> Plan:
+    """A walk over `out` that takes `x` backwards along `dims`, starting at its last element there."""
+    shape = tuple(x.shape)
+    back = [-stride if d in dims else stride for d, stride in enumerate(x.stride())]
+    order = _order(shape, [out.stride()])
+    sizes, strides = _collapse([shape[d] for d in order], [[walk[d] for d in order] for walk in (back, out.stride())])
+    flat = tuple(stride for walk in strides for stride in walk)
+    return Plan(shape, out.stride(), x.numel(), False, x.numel() > _INT32, tuple(sizes), flat)
+
+
 def _output_stride(shape: tuple[int, ...], inputs: Sequence[torch.Tensor], walks: list[tuple[int, ...]]) -> tuple[int, ...]:
     """torch's rule: keep the layout of dense inputs that agree, else order dimensions as the inputs do."""
     if all(x.shape == shape and x.is_contiguous() for x in inputs):

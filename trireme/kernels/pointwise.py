@@ -72,7 +72,7 @@ class Pointwise:
                 torch.empty_strided(plan.shape, plan.out_stride, dtype=result, device=device) for _ in range(self.num_outputs)
             ]
         if plan.count:
-            self._launch(plan, inputs, scalars, outs, compute)
+            self.launch(plan, inputs, scalars, outs, compute)
         return outs[0] if self.num_outputs == 1 else tuple(outs)
 
     def _outputs(self, out: torch.Tensor | Sequence[torch.Tensor] | None) -> list[torch.Tensor] | None:
@@ -90,7 +90,8 @@ class Pointwise:
             raise Unsupported(f"{self.name} has no kernel for {dtype}")
         return dtype, torch.bool if self.kind == "bool" else dtype
 
-    def _launch(self, plan: Plan, inputs: list[Any], scalars: list[Any], outs: list[torch.Tensor], compute: torch.dtype) -> None:
+    def launch(self, plan: Plan, inputs: list[Any], scalars: list[Any], outs: list[torch.Tensor], compute: torch.dtype) -> None:
+        """Runs a plan that is already made; for callers whose walk is not the tensors' own."""
         rank = 0 if plan.dense else len(plan.sizes)
         forms = tuple("t" if isinstance(x, torch.Tensor) else "s" for x in inputs)
         key = (rank, forms, compute, len(scalars))

@@ -73,7 +73,8 @@ def _fold(
     total = tl.full((M, N), neutral, work)
     for at in range(start, stop, N):
         column = at + tl.arange(0, N)
-        mask = (row < rows)[:, None] & (column < stop)[None, :]
+        # Splits are whole tiles, so the row's own end is the only ragged one, and its divisibility is known.
+        mask = (row < rows)[:, None] & (column < length)[None, :]
         raw = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0)
         value = raw.to(work) if KIND < 4 or KIND > 5 else (raw != 0).to(work)
         if FIRST and KIND == 6:
@@ -149,7 +150,7 @@ def _arg_fold(
     place = tl.full((M, N), far, tl.int64)
     for at in range(start, stop, N):
         column = at + tl.arange(0, N)
-        mask = (row < rows)[:, None] & (column < stop)[None, :]
+        mask = (row < rows)[:, None] & (column < length)[None, :]
         offset = at_row[:, None] + (column.to(tl.int64) * x_step)[None, :]
         value = tl.where(mask, tl.load(x + offset, mask=mask, other=0).to(work), tl.full((), neutral, work))
         if given is None:
@@ -191,7 +192,7 @@ def _moments(
     square = tl.zeros((M, N), work)
     for at in range(start, stop, N):
         column = at + tl.arange(0, N)
-        mask = (row < rows)[:, None] & (column < stop)[None, :]
+        mask = (row < rows)[:, None] & (column < length)[None, :]
         value = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0).to(work)
         count += mask.to(work)
         delta = value - mean
@@ -271,6 +272,8 @@ def fold(x: torch.Tensor, dims: Sequence[int] | None, keepdim: bool) -> Fold:
     reduced = _merge(x, chosen)
     outer = _merge(x, [d for d in kept if not chosen or d < min(chosen)])
     inner = _merge(x, [d for d in kept if chosen and d > min(chosen)])
+    if (reduced is None or outer is None or inner is None) and len(chosen) == 1:
+        return fold(x.contiguous(), dims, keepdim)
     if reduced is None or outer is None or inner is None:
         x = x.permute([*kept, *chosen]).contiguous()
         length = _product(x.shape[len(kept) :])
@@ -371,7 +374,7 @@ def sum_dim(self: torch.Tensor, dim: Sequence[int] | None = None, keepdim: bool 
     return _run(SUM, self, dim, keepdim, _sum_type(self, dtype))
 
 
-def sum(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+def sum_all(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Σ x"""
     return sum_dim(self, dtype=dtype)
 
@@ -385,7 +388,7 @@ def mean_dim(self: torch.Tensor, dim: Sequence[int] | None = None, keepdim: bool
     return _run(SUM, self, dim, keepdim, result, factor=1.0 / count if count else float("nan"))
 
 
-def mean(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+def mean_all(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Σ x / n"""
     return mean_dim(self, dtype=dtype)
 
@@ -395,7 +398,7 @@ def prod_dim(self: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torc
     return _run(PROD, self, [dim], keepdim, _sum_type(self, dtype))
 
 
-def prod(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+def prod_all(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Π x"""
     return _run(PROD, self, None, False, _sum_type(self, dtype))
 
@@ -406,12 +409,12 @@ def amax(self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> 
     return _run(MAX, self, dim, keepdim, self.dtype)
 
 
-def max(self: torch.Tensor) -> torch.Tensor:
+def max_all(self: torch.Tensor) -> torch.Tensor:
     """max x"""
     return amax(self)
 
 
-def min(self: torch.Tensor) -> torch.Tensor:
+def min_all(self: torch.Tensor) -> torch.Tensor:
     """min x"""
     _require_elements(self, normalise(None, self.dim()), "min")
     return _run(MIN, self, None, False, self.dtype)
@@ -440,12 +443,12 @@ def _logical(kind: int, x: torch.Tensor, dim: Sequence[int] | int | None, keepdi
     return _run(kind, x, dim, keepdim, result)
 
 
-def any(self: torch.Tensor) -> torch.Tensor:
+def any_all(self: torch.Tensor) -> torch.Tensor:
     """∨ (x ≠ 0)"""
     return any_dims(self)
 
 
-def all(self: torch.Tensor) -> torch.Tensor:
+def all_all(self: torch.Tensor) -> torch.Tensor:
     """∧ (x ≠ 0)"""
     return all_dims(self)
 

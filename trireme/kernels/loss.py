@@ -1,0 +1,170 @@
+"""Cross entropy over class indices, with its gradient. Knows rows of logits; probabilities as targets stay torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from trireme.kernels import reduce
+from trireme.kernels.launch import Unsupported, kernel, next_power
+from trireme.kernels.norms import row_warps
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_NONE, _MEAN, _SUM = 0, 1, 2
+
+
+@kernel
+def _forward(x, targets, weight, losses, shares, logs, classes, ignored, smoothing, N: tl.constexpr):
+    """loss = (1 − s) w_t (lse − x_t) + s / C Σ w_c (lse − x_c); shares = w_t; logs = lse = log Σ exp x"""
+    row = tl.program_id(0).to(tl.int64)
+    top = tl.full((N,), float("-inf"), tl.float32)
+    total = tl.zeros((N,), tl.float32)
+    weighted = tl.zeros((N,), tl.float32)
+    weights = tl.zeros((N,), tl.float32)
+    for at in range(0, classes, N):
+        column = at + tl.arange(0, N)
+        mask = column < classes
+        value = tl.load(x + row * classes + column, mask=mask, other=float("-inf")).to(tl.float32)
+        higher = tl.where((value > top) | (value != value), value, top)
+        kept = tl.where(top == float("-inf"), 0.0, total * tl.exp(top - higher))
+        total = kept + tl.where(value == float("-inf"), 0.0, tl.exp(value - higher))
+        top = higher
+        if smoothing > 0:
+            w = tl.where(mask, 1.0, 0.0)
+            if weight is not None:
+                w = tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
+            weights += w
+            weighted += tl.where(mask, w * value, 0.0)
+    peak = tl.max(top, 0)
+    lse = peak + tl.log(tl.sum(tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak)), 0))
+    target = tl.load(targets + row)
+    valid = (target != ignored) & (target >= 0) & (target < classes)
+    share = tl.where(valid, 1.0, 0.0)
+    if weight is not None:
+        share = tl.load(weight + target, mask=valid, other=0.0).to(tl.float32)
+    chosen = tl.load(x + row * classes + target, mask=valid, other=0.0).to(tl.float32)
+    loss = share * (lse - chosen) * (1.0 - smoothing)
+    if smoothing > 0:
+        loss += smoothing / classes * (lse * tl.sum(weights, 0) - tl.sum(weighted, 0))
+    tl.store(losses + row, tl.where(valid, loss, 0.0))
+    tl.store(shares + row, share)
+    tl.store(logs + row, lse)
+
+
+@kernel
+def _gradient(x, targets, weight, grads, logs, dx, classes, ignored, smoothing, weight_total, grad_step, N: tl.constexpr):
+    """dx_c = g ((1 − s) w_t (p_c − [c = t]) + s / C (p_c Σ w − w_c)) with p = exp(x − lse)"""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets + row)
+    valid = (target != ignored) & (target >= 0) & (target < classes)
+    grad = tl.where(valid, tl.load(grads + row * grad_step), 0.0)
+    lse = tl.load(logs + row)
+    share = 1.0
+    if weight is not None:
+        share = tl.load(weight + target, mask=valid, other=0.0).to(tl.float32)
+    for at in range(0, classes, N):
+        column = at + tl.arange(0, N)
+        mask = column < classes
+        p = tl.exp(tl.load(x + row * classes + column, mask=mask, other=float("-inf")).to(tl.float32) - lse)
+        w = tl.where(mask, 1.0, 0.0)
+        if weight is not None:
+            w = tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
+        total = (1.0 - smoothing) * share * (p - tl.where(column == target, 1.0, 0.0))
+        total += smoothing / classes * (p * weight_total - w)
+        tl.store(dx + row * classes + column, tl.where(valid, grad * total, 0.0).to(dx.dtype.element_ty), mask=mask)
+
+
+def _rows(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits as [rows, classes] and targets as [rows]."""
+    if x.dim() == 1:
+        return x.contiguous().view(1, -1), target.reshape(1)
+    return x.movedim(1, -1).reshape(-1, x.shape[1]).contiguous(), target.reshape(-1).contiguous()
+
+
+def _block(classes: int) -> int:
+    return min(next_power(classes), 8192)
+
+
+def _evaluate(
+    x: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor | None, ignored: int, smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows, classes = x.shape
+    losses, shares, logs = torch.empty((3, rows), dtype=torch.float32, device=x.device)
+    n = _block(classes)
+    _forward((rows,), x, targets, weight, losses, shares, logs, classes, ignored, float(smoothing), N=n, warps=row_warps(n))
+    return losses, shares, logs
+
+
+def _finish(losses: torch.Tensor, shares: torch.Tensor, shape: torch.Size, reduction: int, dtype: torch.dtype) -> torch.Tensor:
+    if reduction == _NONE:
+        return losses.to(dtype).view(shape)
+    total = reduce.sum_all(losses)
+    return (total / reduce.sum_all(shares) if reduction == _MEAN else total).to(dtype)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignored: int, smoothing: float
+    ) -> torch.Tensor:
+        flat, targets = _rows(x, target)
+        losses, shares, logs = _evaluate(flat, targets, weight, ignored, smoothing)
+        ctx.save_for_backward(flat, targets, weight, shares, logs)
+        ctx.settings = (x.shape, reduction, ignored, smoothing)
+        return _finish(losses, shares, target.shape, reduction, x.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        flat, targets, weight, shares, logs = ctx.saved_tensors
+        shape, reduction, ignored, smoothing = ctx.settings
+        rows, classes = flat.shape
+        grads = grad.float().reshape(-1)
+        if reduction == _MEAN:
+            grads = grads / reduce.sum_all(shares)
+        dx = torch.empty_like(flat)
+        weight_total = float(classes) if weight is None or smoothing == 0 else float(weight.sum())
+        n = _block(classes)
+        _gradient((rows,), flat, targets, weight, grads, logs, dx, classes, ignored, float(smoothing), weight_total,
+                  int(reduction == _NONE), N=n, warps=row_warps(n))  # fmt: skip
+        if len(shape) > 2:
+            dx = dx.view(shape[0], *shape[2:], classes).movedim(-1, 1)
+        return dx.reshape(shape), None, None, None, None, None
+
+
+def _check(x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None) -> None:
+    if x.dtype not in _FLOATS or target.dtype is not torch.int64 or x.numel() == 0:
+        raise Unsupported(f"no cross entropy of {x.dtype} against {target.dtype}")
+    expected = x.shape[:1] + x.shape[2:] if x.dim() > 1 else torch.Size([])
+    if target.shape != expected or (weight is not None and (weight.dim() != 1 or weight.numel() != x.shape[min(1, x.dim() - 1)])):
+        raise Unsupported("shapes that torch refuses, in its own words")
+
+
+def cross_entropy_loss_forward(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """−log softmax(x)[target], averaged, summed or kept"""
+    _check(self, target, weight)
+    flat, targets = _rows(self, target)
+    losses, shares, _ = _evaluate(flat, targets, weight, ignore_index, label_smoothing)
+    return _finish(losses, shares, target.shape, reduction, self.dtype)
+
+
+def cross_entropy_loss(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """cross entropy, differentiable in the logits"""
+    _check(self, target, weight)
+    return _CrossEntropy.apply(self, target, weight, reduction, ignore_index, label_smoothing)

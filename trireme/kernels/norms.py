@@ -1,0 +1,294 @@
+"""layer_norm, group_norm and rms_norm. Knows rows of a contiguous tensor; torch's own formulas give the gradients of the
+first two, rms_norm brings its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from trireme.kernels import chips, reduce
+from trireme.kernels.launch import Unsupported, kernel, next_power
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@kernel
+def _layer_norm(
+    x, weight, bias, y, means, scales, length, groups, channel, eps,
+    DOUBLE: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """y = (x − mean) / √(var + eps) · w + b; element i of row r takes w[(r % groups) · (length // channel) + i // channel]"""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, N)
+    mask = column < length
+    value = tl.load(x + row * length + column, mask=mask, other=0.0).to(tl.float64 if DOUBLE else tl.float32)
+    mean = tl.sum(value, 0) / length
+    centred = tl.where(mask, value - mean, 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / length + eps)
+    result = centred * scale
+    place = (row % groups) * (length // channel) + column // channel
+    if weight is not None:
+        result = result * tl.load(weight + place, mask=mask, other=0.0)
+    if bias is not None:
+        result = result + tl.load(bias + place, mask=mask, other=0.0)
+    tl.store(y + row * length + column, result.to(y.dtype.element_ty), mask=mask)
+    tl.store(means + row, mean.to(means.dtype.element_ty))
+    tl.store(scales + row, scale.to(scales.dtype.element_ty))
+
+
+@kernel
+def _layer_norm_long(
+    x, weight, bias, y, means, scales, length, groups, channel, eps,
+    DOUBLE: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """the same for rows longer than a tile, in three passes that the cache serves"""
+    work = tl.float64 if DOUBLE else tl.float32
+    row = tl.program_id(0).to(tl.int64)
+    total = tl.zeros((N,), work)
+    for at in range(0, length, N):
+        column = at + tl.arange(0, N)
+        total += tl.load(x + row * length + column, mask=column < length, other=0.0).to(work)
+    mean = tl.sum(total, 0) / length
+    square = tl.zeros((N,), work)
+    for at in range(0, length, N):
+        column = at + tl.arange(0, N)
+        value = tl.load(x + row * length + column, mask=column < length, other=0.0).to(work)
+        centred = tl.where(column < length, value - mean, 0.0)
+        square += centred * centred
+    scale = 1.0 / tl.sqrt(tl.sum(square, 0) / length + eps)
+    for at in range(0, length, N):
+        column = at + tl.arange(0, N)
+        mask = column < length
+        result = (tl.load(x + row * length + column, mask=mask, other=0.0).to(work) - mean) * scale
+        place = (row % groups) * (length // channel) + column // channel
+        if weight is not None:
+            result = result * tl.load(weight + place, mask=mask, other=0.0)
+        if bias is not None:
+            result = result + tl.load(bias + place, mask=mask, other=0.0)
+        tl.store(y + row * length + column, result.to(y.dtype.element_ty), mask=mask)
+    tl.store(means + row, mean.to(means.dtype.element_ty))
+    tl.store(scales + row, scale.to(scales.dtype.element_ty))
+
+
+@kernel
+def _rms_norm(x, residual, weight, y, scales, rows, length, x_stride, eps, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """y = x / √(mean x² + eps) · w; with a residual, x becomes x + residual, which is stored back into it"""
+    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    column = tl.arange(0, N)
+    mask = (row < rows)[:, None] & (column < length)[None, :]
+    value = tl.load(x + row[:, None] * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float64 if DOUBLE else tl.float32)
+    at = row[:, None] * length + column[None, :]
+    if residual is not None:
+        value += tl.load(residual + at, mask=mask, other=0.0)
+        rounded = value.to(residual.dtype.element_ty)
+        tl.store(residual + at, rounded, mask=mask)
+        value = rounded.to(value.dtype)
+    scale = 1.0 / tl.sqrt(tl.sum(value * value, 1) / length + eps)
+    result = value * scale[:, None]
+    if weight is not None:
+        result = result * tl.load(weight + column, mask=column < length, other=0.0)[None, :]
+    tl.store(y + at, result.to(y.dtype.element_ty), mask=mask)
+    if scales is not None:
+        tl.store(scales + row, scale, mask=row < rows)
+
+
+@kernel
+def _rms_norm_long(x, residual, weight, y, scales, rows, length, x_stride, eps, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """the same for rows longer than a tile"""
+    work = tl.float64 if DOUBLE else tl.float32
+    row = tl.program_id(0).to(tl.int64)
+    square = tl.zeros((N,), work)
+    for at in range(0, length, N):
+        column = at + tl.arange(0, N)
+        value = tl.load(x + row * x_stride + column, mask=column < length, other=0.0).to(work)
+        if residual is not None:
+            value += tl.load(residual + row * length + column, mask=column < length, other=0.0)
+            rounded = value.to(residual.dtype.element_ty)
+            tl.store(residual + row * length + column, rounded, mask=column < length)
+            value = rounded.to(work)
+        square += value * value
+    scale = 1.0 / tl.sqrt(tl.sum(square, 0) / length + eps)
+    for at in range(0, length, N):
+        column = at + tl.arange(0, N)
+        mask = column < length
+        if residual is not None:
+            value = tl.load(residual + row * length + column, mask=mask, other=0.0).to(work)
+        else:
+            value = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(work)
+        result = value * scale
+        if weight is not None:
+            result = result * tl.load(weight + column, mask=mask, other=0.0)
+        tl.store(y + row * length + column, result.to(y.dtype.element_ty), mask=mask)
+    if scales is not None:
+        tl.store(scales + row, scale)
+
+
+@kernel
+def _rms_gradient(grad, x, weight, scales, dx, dw, rows, length, DOUBLE: tl.constexpr, N: tl.constexpr):
+    """dx = s (g w − x̂ mean(g w x̂)) with x̂ = s x; each program adds its rows' g x̂ into its own line of dw"""
+    work = tl.float64 if DOUBLE else tl.float32
+    column = tl.arange(0, N)
+    mask = column < length
+    gathered = tl.zeros((N,), work)
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        at = tl.cast(row, tl.int64) * length + column
+        scale = tl.load(scales + row)
+        unit = tl.load(x + at, mask=mask, other=0.0).to(work) * scale
+        g = tl.load(grad + at, mask=mask, other=0.0).to(work)
+        gathered += g * unit
+        if weight is not None:
+            g = g * tl.load(weight + column, mask=mask, other=0.0).to(work)
+        result = scale * (g - unit * (tl.sum(g * unit, 0) / length))
+        tl.store(dx + at, result.to(dx.dtype.element_ty), mask=mask)
+    if dw is not None:
+        tl.store(dw + tl.program_id(0).to(tl.int64) * length + column, gathered, mask=mask)
+
+
+def row_warps(size: int) -> int:
+    """Warps for one row: 16 bytes of bf16 a thread until the block is full."""
+    return 4 if size <= 2048 else 8 if size <= 8192 else 16
+
+
+def _statistics_type(dtype: torch.dtype) -> torch.dtype:
+    """torch keeps the statistics of half types in float32 on an accelerator and in the input's own type on the host."""
+    return dtype if dtype is torch.float64 or chips.current().interpreted else torch.float32
+
+
+def _normalise_rows(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, rows: int, groups: int, channel: int, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if x.dtype not in _FLOATS:
+        raise Unsupported(f"no normalisation of {x.dtype}")
+    x = x.contiguous()
+    weight = None if weight is None else weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    y = torch.empty_like(x)
+    means, scales = (torch.empty(rows, dtype=_statistics_type(x.dtype), device=x.device) for _ in range(2))
+    length = x.numel() // rows if rows else 0
+    if length == 0:
+        return y, means.fill_(0), scales.fill_(1 / math.sqrt(eps) if eps else 0)
+    limit = chips.current().row_elements
+    n = min(next_power(length), limit if length <= limit else limit // 2)
+    body = _layer_norm if length <= n else _layer_norm_long
+    body((rows,), x, weight, bias, y, means, scales, length, groups, channel, float(eps),
+         DOUBLE=x.dtype is torch.float64, N=n, warps=row_warps(n))  # fmt: skip
+    return y, means, scales
+
+
+def native_layer_norm(
+    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(x − mean) / √(var + eps) · w + b over the last dimensions; also the mean and 1 / √(var + eps)"""
+    axis = _check_shape(input, normalized_shape, weight, bias)
+    rows = math.prod(input.shape[:axis])
+    if input.numel() == 0:
+        raise Unsupported("an empty layer norm")
+    y, means, scales = _normalise_rows(input, weight, bias, rows, 1, 1, eps)
+    shape = [*input.shape[:axis], *[1] * len(normalized_shape)]
+    return y, means.view(shape), scales.view(shape)
+
+
+def _check_shape(x: torch.Tensor, shape: Sequence[int], *parameters: torch.Tensor | None) -> int:
+    """Where the normalised dimensions begin."""
+    axis = x.dim() - len(shape)
+    if axis < 0 or not shape or list(x.shape[axis:]) != list(shape):
+        raise RuntimeError(f"Given normalized_shape={list(shape)}, expected input with shape [*, {list(shape)}], but got {list(x.shape)}")
+    for parameter in parameters:
+        if parameter is not None and list(parameter.shape) != list(shape):
+            raise RuntimeError(f"Expected weight and bias of shape {list(shape)}, but got {list(parameter.shape)}")
+    return axis
+
+
+def native_group_norm(
+    input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, N: int, C: int, HxW: int, group: int, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """layer_norm of each group of channels, with one weight and bias a channel"""
+    if input.numel() == 0 or C % group:
+        raise Unsupported("an empty or uneven group norm")
+    y, means, scales = _normalise_rows(input, weight, bias, N * group, group, HxW, eps)
+    # torch keeps these in the input's type.
+    return y, means.view(N, group).to(input.dtype), scales.view(N, group).to(input.dtype)
+
+
+def rms_rows(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, eps: float, keep: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Normalises the rows of a 2-d tensor whose last dimension is contiguous; `keep` also returns each row's scale."""
+    rows, length = x.shape
+    y = torch.empty((rows, length), dtype=x.dtype, device=x.device)
+    double = x.dtype is torch.float64
+    scales = torch.empty(rows, dtype=torch.float64 if double else torch.float32, device=x.device) if keep else None
+    limit = chips.current().row_elements
+    n = min(next_power(length), limit if length <= limit else limit // 2)
+    m = max(1, min(2048 // n, next_power(rows), 16)) if rows >= 1024 or chips.current().interpreted else 1
+    stride = x.stride(0) if rows > 1 else length
+    if length <= n:
+        grid = (-(-rows // m),)
+        _rms_norm(grid, x, residual, weight, y, scales, rows, length, stride, eps, DOUBLE=double, M=m, N=n, warps=row_warps(m * n))
+    else:
+        _rms_norm_long((rows,), x, residual, weight, y, scales, rows, length, stride, eps, DOUBLE=double, M=1, N=n, warps=16)
+    return y, scales
+
+
+def as_rows(x: torch.Tensor, length: int) -> torch.Tensor:
+    """x as [rows, length] with a contiguous last dimension, without a copy where the layout allows."""
+    if x.dim() == 2 and x.stride(1) == 1:
+        return x
+    return x.contiguous().view(-1, length)
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, length: int, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+        y, scales = rms_rows(as_rows(x, length), None, weight, eps, keep=True)
+        ctx.save_for_backward(x, weight, scales)
+        ctx.length = length
+        return y.view(x.shape)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, weight, scales = ctx.saved_tensors
+        grad, x, length = grad.contiguous(), x.contiguous(), ctx.length
+        rows = x.numel() // length
+        dx = torch.empty_like(x)
+        programs = min(rows, 2 * chips.current().multiprocessors)
+        dw = None if weight is None else torch.empty((programs, length), dtype=scales.dtype, device=x.device)
+        n = next_power(length)
+        _rms_gradient((programs,), grad, x, weight, scales, dx, dw, rows, length,
+                      DOUBLE=x.dtype is torch.float64, N=n, warps=row_warps(n))  # fmt: skip
+        if dw is not None:
+            dw = reduce.sum_dim(dw, [0], dtype=weight.dtype).view(weight.shape)
+        return dx, None, dw, None
+
+
+def _prepare(x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, eps: float | None) -> tuple[int, float]:
+    _check_shape(x, shape, weight)
+    if x.dtype not in _FLOATS or x.numel() == 0 or (weight is not None and weight.dtype != x.dtype):
+        raise Unsupported("an empty or mixed rms_norm")
+    # torch computes half types in float32 and takes that type's epsilon.
+    work = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return math.prod(shape), torch.finfo(work).eps if eps is None else eps
+
+
+def rms_norm_forward(
+    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """x / √(mean x² + eps) · w over the last dimensions"""
+    length, eps = _prepare(input, normalized_shape, weight, eps)
+    weight = None if weight is None else weight.contiguous()
+    return rms_rows(as_rows(input, length), None, weight, eps, keep=False)[0].view(input.shape)
+
+
+def rms_norm(
+    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """rms_norm, differentiable"""
+    length, eps = _prepare(input, normalized_shape, weight, eps)
+    if next_power(length) > chips.current().row_elements:
+        raise Unsupported("the gradient of rows longer than a tile")
+    return _RmsNorm.apply(input, length, None if weight is None else weight.contiguous(), eps)

@@ -1,0 +1,140 @@
+"""Seeded random numbers by Philox: rand, randn, rand_like, native_dropout. Element i takes word i % 4 of counter i // 4,
+so the numbers depend on seed and place alone, never on how the launch was cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from trireme.kernels import chips
+from trireme.kernels.launch import Unsupported, blocks, kernel
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_COUNTERS = 512  # counters of one program: 2048 numbers
+
+
+@triton.jit
+def _words(seed, offset, at):
+    """four random 32-bit words of each counter offset + at"""
+    counter = offset + at.to(tl.int64)
+    low = (counter & 0xFFFFFFFF).to(tl.uint32)
+    high = (counter >> 32).to(tl.uint32)
+    return tl.philox(seed, low, high, low * 0, low * 0)
+
+
+@triton.jit
+def _interleave(a, b, c, d):
+    """a0 b0 c0 d0 a1 b1 …"""
+    return tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+
+
+@kernel
+def _random(out, seed, offset, count, NORMAL: tl.constexpr, BLOCK: tl.constexpr):
+    """out[i] uniform in [0, 1), or normal by Box and Muller"""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    a, b, c, d = _words(seed, offset, at)
+    a, b = tl.uint_to_uniform_float(a), tl.uint_to_uniform_float(b)
+    c, d = tl.uint_to_uniform_float(c), tl.uint_to_uniform_float(d)
+    if NORMAL:
+        a, b = tl.pair_uniform_to_normal(a, b)
+        c, d = tl.pair_uniform_to_normal(c, d)
+    value = _interleave(a, b, c, d).to(out.dtype.element_ty)
+    if not NORMAL:
+        # Rounding to a half type may reach 1, which the interval excludes.
+        value = tl.where(value < 1.0, value, 0.0).to(out.dtype.element_ty)
+    place = tl.program_id(0).to(tl.int64) * (4 * BLOCK) + tl.arange(0, 4 * BLOCK)
+    tl.store(out + place, value, mask=place < count)
+
+
+@kernel
+def _dropout(x, y, kept, seed, offset, count, p, scale, BLOCK: tl.constexpr):
+    """kept = u ≥ p; y = x · scale where kept, else 0"""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    a, b, c, d = _words(seed, offset, at)
+    u = tl.uint_to_uniform_float(_interleave(a, b, c, d))
+    place = tl.program_id(0).to(tl.int64) * (4 * BLOCK) + tl.arange(0, 4 * BLOCK)
+    mask = place < count
+    keep = u >= p
+    value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + place, tl.where(keep, value * scale, 0.0).to(y.dtype.element_ty), mask=mask)
+    tl.store(kept + place, keep, mask=mask)
+
+
+def _fill(out: torch.Tensor, normal: bool) -> torch.Tensor:
+    if out.dtype not in _FLOATS or chips.capturing():
+        raise Unsupported(f"random numbers of {out.dtype}, or while a graph is recorded")
+    count = out.numel()
+    if count:
+        seed, offset = chips.reserve_random(count, out.device)
+        _random((blocks(count, 4 * _COUNTERS),), out, seed, offset, count, NORMAL=normal, BLOCK=_COUNTERS)
+    return out
+
+
+def _target(dtype: torch.dtype | None, layout: Any, device: torch.device | None, pin_memory: bool | None) -> dict[str, Any]:
+    device = torch.device(device) if device is not None else torch.get_default_device()
+    if device.type != chips.current().device_type or pin_memory or layout not in (None, torch.strided):
+        raise Unsupported(f"random numbers on {device}")
+    return {"dtype": dtype or torch.get_default_dtype(), "device": device}
+
+
+def rand(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """uniform in [0, 1)"""
+    return _fill(torch.empty(size, **_target(dtype, layout, device, pin_memory)), False)
+
+
+def randn(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """normal with mean 0 and variance 1"""
+    return _fill(torch.empty(size, **_target(dtype, layout, device, pin_memory)), True)
+
+
+def rand_like(
+    self: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """uniform in [0, 1), shaped and laid out like x"""
+    target = _target(dtype or self.dtype, layout, device or self.device, pin_memory)
+    out = torch.empty_like(self, memory_format=memory_format or torch.preserve_format, **target)
+    return _fill(out, False)
+
+
+def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """x / (1 − p) with probability 1 − p, else 0; and which were kept"""
+    if input.dtype not in _FLOATS or chips.capturing():
+        raise Unsupported(f"dropout of {input.dtype}, or while a graph is recorded")
+    if not 0.0 <= p <= 1.0:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
+    if train is False:
+        return input.clone(), torch.ones(input.shape, dtype=torch.bool, device=input.device)
+    x = input.contiguous()
+    y = torch.empty_like(x)
+    kept = torch.empty(x.shape, dtype=torch.bool, device=x.device)
+    count = x.numel()
+    if count:
+        seed, offset = chips.reserve_random(count, x.device)
+        scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
+        grid = (blocks(count, 4 * _COUNTERS),)
+        _dropout(grid, x, y, kept, seed, offset, count, float(p), scale, BLOCK=_COUNTERS)
+    return y, kept

@@ -1,0 +1,92 @@
+"""Moving elements by place: embedding, triu, flip. Knows indices, never values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import triton.language as tl
+
+from trireme.kernels.launch import Unsupported, blocks, kernel, next_power
+from trireme.kernels.layout import plan_reversed
+from trireme.kernels.pointwise import pointwise
+from trireme.kernels.reduce import normalise
+
+
+@pointwise()
+def _copy(x):
+    return x
+
+
+@kernel
+def _embedding(weight, indices, out, count, width, entries, stride, M: tl.constexpr, N: tl.constexpr):
+    """out[i] = weight[indices[i]]; an index outside the table reads as zeros instead of foreign memory"""
+    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    column = tl.program_id(1) * N + tl.arange(0, N)
+    index = tl.load(indices + row, mask=row < count, other=-1).to(tl.int64)
+    inside = (index >= 0) & (index < entries)
+    wide = (column < width)[None, :]
+    value = tl.load(weight + index[:, None] * stride + column[None, :], mask=inside[:, None] & wide, other=0)
+    tl.store(out + row[:, None] * width + column[None, :], value, mask=(row < count)[:, None] & wide)
+
+
+@kernel
+def _triu(x, out, rows, height, width, diagonal, M: tl.constexpr, N: tl.constexpr):
+    """out[i, j] = x[i, j] where j − i ≥ diagonal, else 0, unread"""
+    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    column = tl.program_id(1) * N + tl.arange(0, N)
+    keep = column[None, :] - (row % height)[:, None] >= diagonal
+    mask = (row < rows)[:, None] & (column < width)[None, :]
+    at = row[:, None] * width + column[None, :]
+    value = tl.load(x + at, mask=mask & keep, other=0)
+    tl.store(out + at, value, mask=mask)
+
+
+def embedding(
+    weight: torch.Tensor, indices: torch.Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> torch.Tensor:
+    """rows of a table; the other arguments only shape its gradient, which stays torch's"""
+    if weight.dim() != 2 or indices.dtype not in (torch.int64, torch.int32) or weight.is_complex():
+        raise Unsupported("an embedding that is not rows of a table")
+    if weight.stride(1) != 1:
+        weight = weight.contiguous()
+    width, count = weight.shape[1], indices.numel()
+    out = torch.empty((*indices.shape, width), dtype=weight.dtype, device=weight.device)
+    if out.numel():
+        n = min(next_power(width), 2048)
+        m = max(1, min(1024 // n, next_power(count)))
+        grid = (blocks(count, m), blocks(width, n))
+        _embedding(grid, weight, indices.contiguous(), out, count, width, weight.shape[0], weight.stride(0), M=m, N=n)
+    return out
+
+
+def triu(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor:
+    """the upper triangle of the last two dimensions"""
+    if self.dim() < 2:
+        raise RuntimeError("triu: input tensor must have at least 2 dimensions")
+    if self.is_complex():
+        raise Unsupported("complex triangles")
+    x = self.contiguous()
+    out = torch.empty_like(x)
+    height, width = x.shape[-2:]
+    rows = math.prod(x.shape[:-1])
+    if out.numel():
+        n = min(next_power(width), 1024)
+        m = max(1, min(2048 // n, next_power(rows)))
+        _triu((blocks(rows, m), blocks(width, n)), x, out, rows, height, width, diagonal, M=m, N=n)
+    return out
+
+
+def flip(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """y[…, i, …] = x[…, n − 1 − i, …] along `dims`"""
+    if self.is_complex():
+        raise Unsupported("complex flips")
+    chosen = normalise(dims, self.dim()) if dims else []
+    out = torch.empty_like(self)
+    if out.numel():
+        last = self
+        for d in chosen:
+            last = last.narrow(d, self.shape[d] - 1, 1)
+        _copy.launch(plan_reversed(self, out, chosen), [last], [], [out], self.dtype)
+    return out

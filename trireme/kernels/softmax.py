@@ -1,0 +1,174 @@
+"""softmax and log_softmax along any dimension, with their gradients. Knows rows; short ones stay in registers, long ones are read twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from trireme.kernels import chips
+from trireme.kernels.launch import Unsupported, blocks, kernel, next_power
+from trireme.kernels.reduce import Fold, fold
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@kernel
+def _softmax(
+    x, y, rows, inner, length, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """y = exp(x − max) / Σ exp(x − max), or its logarithm; the whole row in one tile"""
+    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    column = tl.arange(0, N)
+    mask = (row < rows)[:, None] & (column < length)[None, :]
+    at = ((row // inner) * x_outer + (row % inner) * x_inner)[:, None] + (column.to(tl.int64) * x_step)[None, :]
+    value = tl.load(x + at, mask=mask, other=float("-inf")).to(tl.float64 if DOUBLE else tl.float32)
+    value = value - tl.max(value, 1)[:, None]
+    e = tl.exp(value)
+    total = tl.sum(e, 1)[:, None]
+    result = value - tl.log(total) if LOG else e / total
+    to = ((row // inner) * y_outer + (row % inner) * y_inner)[:, None] + (column.to(tl.int64) * y_step)[None, :]
+    tl.store(y + to, result.to(y.dtype.element_ty), mask=mask)
+
+
+@kernel
+def _softmax_long(
+    x, y, rows, inner, length, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """the same for rows longer than a tile: each lane keeps a running maximum and sum"""
+    work = tl.float64 if DOUBLE else tl.float32
+    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    base = x + (row // inner) * x_outer + (row % inner) * x_inner
+    top = tl.full((M, N), float("-inf"), work)
+    total = tl.zeros((M, N), work)
+    for at in range(0, length, N):
+        column = at + tl.arange(0, N)
+        mask = (row < rows)[:, None] & (column < length)[None, :]
+        value = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=float("-inf")).to(work)
+        higher = tl.where((value > top) | (value != value), value, top)
+        kept = tl.where(top == float("-inf"), 0.0, total * tl.exp(top - higher))
+        total = kept + tl.where(value == float("-inf"), 0.0, tl.exp(value - higher))
+        top = higher
+    peak = tl.max(top, 1)[:, None]
+    lanes = tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak))
+    whole = tl.sum(lanes, 1)[:, None] + (peak - peak)
+    out = y + (row // inner) * y_outer + (row % inner) * y_inner
+    for at in range(0, length, N):
+        column = at + tl.arange(0, N)
+        mask = (row < rows)[:, None] & (column < length)[None, :]
+        value = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0.0).to(work) - peak
+        result = value - tl.log(whole) if LOG else tl.exp(value) / whole
+        tl.store(out[:, None] + (column.to(tl.int64) * y_step)[None, :], result.to(y.dtype.element_ty), mask=mask)
+
+
+@kernel
+def _gradient(
+    grad, y, dx, rows, inner, length, outer_stride, inner_stride, step,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """dx = y (g − Σ g y), or for the logarithm g − exp(y) Σ g; all three tensors share one layout"""
+    work = tl.float64 if DOUBLE else tl.float32
+    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    base = ((row // inner) * outer_stride + (row % inner) * inner_stride)[:, None]
+    total = tl.zeros((M, N), work)
+    for at in range(0, length, N):
+        column = at + tl.arange(0, N)
+        mask = (row < rows)[:, None] & (column < length)[None, :]
+        offset = base + (column.to(tl.int64) * step)[None, :]
+        g = tl.load(grad + offset, mask=mask, other=0.0).to(work)
+        total += g if LOG else g * tl.load(y + offset, mask=mask, other=0.0).to(work)
+    whole = tl.sum(total, 1)[:, None]
+    for at in range(0, length, N):
+        column = at + tl.arange(0, N)
+        mask = (row < rows)[:, None] & (column < length)[None, :]
+        offset = base + (column.to(tl.int64) * step)[None, :]
+        g = tl.load(grad + offset, mask=mask, other=0.0).to(work)
+        v = tl.load(y + offset, mask=mask, other=0.0).to(work)
+        result = g - tl.exp(v) * whole if LOG else v * (g - whole)
+        tl.store(dx + offset, result.to(dx.dtype.element_ty), mask=mask)
+
+
+def tile(f: Fold, limit: int) -> tuple[int, int, int]:
+    """Rows, columns and warps of one program for rows of this length."""
+    n = min(next_power(f.length), limit)
+    if f.step == 1 or f.inner == 1:
+        m = 1 if n >= 2048 else max(1, min(2048 // n, next_power(f.rows)))
+    else:
+        m = min(next_power(f.inner), max(1, min(64, limit // n)))
+    size = m * n
+    return m, n, 4 if size < 4096 else 8 if size < 8192 else 16
+
+
+def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> torch.Tensor:
+    result = dtype or x.dtype
+    if dtype is not None and x.dtype not in _FLOATS:
+        x = x.to(dtype)
+    if x.dtype not in _FLOATS or result not in _FLOATS:
+        raise Unsupported(f"no softmax of {x.dtype} to {result}")
+    if x.dim() == 0:
+        return _apply(x.reshape(1), dim, dtype, log).reshape(())
+    f = fold(x, [dim], True)
+    y = torch.empty(x.shape, dtype=result, device=x.device)
+    if y.numel() == 0:
+        return y
+    g = fold(y, [dim], True)
+    double = result is torch.float64 or x.dtype is torch.float64
+    limit = chips.current().row_elements
+    m, n, warps = tile(f, limit if f.length <= limit else limit // 2)
+    body = _softmax if f.length <= n else _softmax_long
+    grid = (blocks(f.rows, m),)
+    body(grid, f.x, y, f.rows, f.inner, f.length, *f.walk, *g.walk, LOG=log, DOUBLE=double, M=m, N=n, warps=warps)
+    return y
+
+
+def _backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype, log: bool) -> torch.Tensor:
+    if y.dim() == 0:
+        return _backward(grad.reshape(1), y.reshape(1), dim, dtype, log).reshape(())
+    grad = grad.contiguous()
+    dx = torch.empty(y.shape, dtype=dtype, device=y.device)
+    if dx.numel() == 0:
+        return dx
+    f = fold(y, [dim], True)
+    m, n, warps = tile(f, chips.current().row_elements // 2)
+    grid = (blocks(f.rows, m),)
+    _gradient(grid, grad, y, dx, f.rows, f.inner, f.length, *f.walk,
+              LOG=log, DOUBLE=y.dtype is torch.float64, M=m, N=n, warps=warps)  # fmt: skip
+    return dx
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> torch.Tensor:
+        y = _apply(x, dim, dtype, log)
+        ctx.save_for_backward(y)
+        ctx.dim, ctx.dtype, ctx.log = dim, x.dtype, log
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (y,) = ctx.saved_tensors
+        return _backward(grad, y, ctx.dim, ctx.dtype, ctx.log), None, None, None
+
+
+def softmax_forward(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """exp(x − max x) / Σ exp(x − max x)"""
+    return _apply(self, dim, dtype, False)
+
+
+def log_softmax_forward(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """x − max x − log Σ exp(x − max x)"""
+    return _apply(self, dim, dtype, True)
+
+
+def softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """softmax, differentiable"""
+    return _Softmax.apply(self, dim, dtype, False)
+
+
+def log_softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """log_softmax, differentiable"""
+    return _Softmax.apply(self, dim, dtype, True)
