@@ -1,0 +1,192 @@
+/* Wide matrix products on AMX tiles (x86): 16 × 16 results from 16 rows of activations and 16 rows of weights at a time.
+ *
+ * Grouped kinds are decoded to bf16 once per 32 weight rows and reused for all activation rows, so that scales cost nothing
+ * in the inner loop; bf16 weights are read as they lie; int8 weights times int8 rows stay integers to the end. */
+#include "layout.h"
+#include "vector.h"
+
+extern void prepare_avx512vnni(const Transform *, const float *, int, float *, const Activations *, int);
+extern void matmul_avx512vnni(const Linear *, const Activations *, int, int, int, float *);
+extern void row_map_avx512vnni(const RowMap *, int, float *);
+extern void rope_store_avx512vnni(const RopeStore *, const Batch *, int, int);
+extern void attention_avx512vnni(const Attention *, const Batch *, const AttentionTask *, float *);
+extern int best_avx512vnni(const float *, int);
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes_per_row[16];
+    uint8_t rows[16];
+} __attribute__((packed)) TileConfig;
+
+static void configure(void) {
+    TileConfig config = {.palette = 1};
+    for (int i = 0; i < 8; i++) config.bytes_per_row[i] = 64, config.rows[i] = 16;
+    _tile_loadconfig(&config);
+}
+
+/* Two neighbouring columns, rounded to bf16, as one int per weight row. */
+INLINE __m512i pair_bf16(__m512 even, __m512 odd) {
+    __m512i low = _mm512_castps_si512(even), high = _mm512_castps_si512(odd), half = _mm512_set1_epi32(0x8000);
+    low = _mm512_srli_epi32(_mm512_add_epi32(low, half), 16);
+    high = _mm512_and_si512(_mm512_add_epi32(high, half), _mm512_set1_epi32((int)0xffff0000));
+    return _mm512_or_si512(low, high);
+}
+
+/* Four columns of 16 rows (a byte each in every int) become two rows of a bf16 tile: value = q · d + m. */
+INLINE void decode_quad(__m512i quad, __m512 d, __m512 m, uint8_t *out) {
+    const __m512i mask = _mm512_set1_epi32(255);
+    __m512 a = _mm512_cvtepi32_ps(_mm512_and_si512(quad, mask));
+    __m512 b = _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(quad, 8), mask));
+    __m512 c = _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(quad, 16), mask));
+    __m512 e = _mm512_cvtepi32_ps(_mm512_srli_epi32(quad, 24));
+    _mm512_store_si512(out, pair_bf16(_mm512_fmadd_ps(a, d, m), _mm512_fmadd_ps(b, d, m)));
+    _mm512_store_si512(out + 64, pair_bf16(_mm512_fmadd_ps(c, d, m), _mm512_fmadd_ps(e, d, m)));
+}
+
+INLINE __m512 halves(const uint8_t *at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
+INLINE __m512 bytes16(const uint8_t *at) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at))); }
+INLINE __m512 signed16(const uint8_t *at) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at))); }
+
+/* The scale and offset of group g, columns 16h on: value = q · d + m for the stored, unsigned q. */
+INLINE void group_scale(const int kind, const uint8_t *block, const uint8_t *super, int g, int h, __m512 *d, __m512 *m) {
+    switch (kind) {
+    case KIND_Q4: *d = halves(block + g * 32); *m = _mm512_mul_ps(*d, _mm512_set1_ps(-8)); break;
+    case KIND_Q4_MIN: *d = halves(block + g * 32); *m = halves(block + 64 + g * 32); break;
+    case KIND_Q8: *d = halves(block + g * 32); *m = _mm512_mul_ps(*d, _mm512_set1_ps(-128)); break;
+    case KIND_Q4_K:
+        *d = _mm512_mul_ps(halves(super), bytes16(block + g * 16));
+        *m = _mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(halves(super + 32), bytes16(block + 32 + g * 16)));
+        break;
+    default:
+        *d = _mm512_mul_ps(halves(super), signed16(block + (g * 2 + h) * 16));
+        *m = _mm512_mul_ps(*d, _mm512_set1_ps(-128));
+    }
+}
+
+/* One tile of 16 weight rows, all columns, as bf16 pairs: 1 KB per 32 columns. */
+INLINE void decode_tile(const int kind, const uint8_t *data, int padded, uint8_t *out) {
+    const __m512i nibble = _mm512_set1_epi32(0x0f0f0f0f);
+    const uint8_t *super = data;
+    for (int block = 0; block < padded / BLOCK; block++) {
+        if (is_super(kind) && block % 4 == 0) { super = data; data += SUPER_HEADER; }
+        for (int g = 0; g < 2; g++, out += 1024) {
+            const uint8_t *numbers = data + block_header(kind) + g * group_bytes(kind);
+            __m512 d = _mm512_setzero_ps(), m = d;
+            for (int q = 0; q < 8; q++) {
+                if (q % 4 == 0) group_scale(kind, data, super, g, q / 4, &d, &m);
+                __m512i quad = _mm512_loadu_si512(numbers + (is_nibbles(kind) ? q % 4 : q) * 64);
+                if (is_nibbles(kind)) quad = _mm512_and_si512(q < 4 ? quad : _mm512_srli_epi32(quad, 4), nibble);
+                decode_quad(quad, d, m, out + q * 128);
+            }
+        }
+        data += block_bytes(kind);
+    }
+}
+
+static void decode_any(const Weight *weight, int tile, uint8_t *out) {
+    const uint8_t *data = weight->data + tile * weight->tile_bytes;
+    switch (weight->kind) {
+    case KIND_Q4: decode_tile(KIND_Q4, data, weight->padded, out); break;
+    case KIND_Q4_MIN: decode_tile(KIND_Q4_MIN, data, weight->padded, out); break;
+    case KIND_Q8: decode_tile(KIND_Q8, data, weight->padded, out); break;
+    case KIND_Q4_K: decode_tile(KIND_Q4_K, data, weight->padded, out); break;
+    default: decode_tile(KIND_Q6_K, data, weight->padded, out);
+    }
+}
+
+/* Adds one 16 × 16 block of sums to the output, those past the last row or weight left out. */
+static void write_block(const Linear *linear, const Activations *x, const void *sums, int tile, int row, int rows) {
+    const Weight *weight = linear->weight;
+    int columns = weight->rows - tile * TILE, count = rows - row < 16 ? rows - row : 16;
+    __mmask16 mask = columns >= TILE ? 0xffff : (__mmask16)((1 << columns) - 1);
+    __m512 bias = linear->bias ? _mm512_maskz_loadu_ps(mask, linear->bias + tile * TILE) : _mm512_setzero_ps();
+    for (int r = 0; r < count; r++) {
+        float *at = linear->output + (row + r) * linear->output_stride + tile * TILE;
+        __m512 value = _mm512_load_ps((const float *)sums + r * 16);
+        if (weight->kind == KIND_INT8) {
+            float scale;
+            memcpy(&scale, x->data + (row + r) * x->stride + x->padded, 4);
+            __m512i total = _mm512_load_si512((const int32_t *)sums + r * 16);
+            int32_t correction;
+            memcpy(&correction, x->data + (row + r) * x->stride + x->padded + 4, 4);
+            total = _mm512_add_epi32(total, _mm512_set1_epi32(correction));
+            value = _mm512_mul_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(_mm512_loadu_ps(weight->scales + tile * TILE), _mm512_set1_ps(scale)));
+        }
+        value = _mm512_add_ps(value, bias);
+        if (linear->accumulate) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, at));
+        _mm512_mask_storeu_ps(at, mask, value);
+    }
+}
+
+/* Up to 2 × 2 blocks of results: two times 16 activation rows by two weight tiles. Tiles 0-3 sum, 4-5 hold x, 6-7 weights. */
+INLINE void multiply(const int integers, const int two_rows, const int two_tiles, const uint8_t *x, int64_t stride,
+                     const uint8_t *w0, const uint8_t *w1, int steps, float *sums) {
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    for (int step = 0; step < steps; step++) {
+        _tile_loadd(4, x + step * 64, (int)stride);
+        _tile_loadd(6, w0 + (size_t)step * 1024, 64);
+        if (integers) _tile_dpbsud(0, 4, 6); else _tile_dpbf16ps(0, 4, 6);
+        if (two_tiles) {
+            _tile_loadd(7, w1 + (size_t)step * 1024, 64);
+            if (integers) _tile_dpbsud(1, 4, 7); else _tile_dpbf16ps(1, 4, 7);
+        }
+        if (two_rows) {
+            _tile_loadd(5, x + 16 * stride + step * 64, (int)stride);
+            if (integers) _tile_dpbsud(2, 5, 6); else _tile_dpbf16ps(2, 5, 6);
+            if (two_tiles) { if (integers) _tile_dpbsud(3, 5, 7); else _tile_dpbf16ps(3, 5, 7); }
+        }
+    }
+    _tile_stored(0, sums, 64); _tile_stored(1, sums + 256, 64);
+    _tile_stored(2, sums + 512, 64); _tile_stored(3, sums + 768, 64);
+}
+
+INLINE void multiply_rows(const int integers, const Linear *linear, const Activations *x, int tile, int two_tiles,
+                          const uint8_t *w0, const uint8_t *w1, int row, int end, int rows, float *sums) {
+    int steps = x->padded / (integers ? 64 : 32);
+    for (; row < end; row += 32) {
+        const uint8_t *records = x->data + row * x->stride;
+        int two_rows = row + 16 < end;
+        if (two_rows && two_tiles) multiply(integers, 1, 1, records, x->stride, w0, w1, steps, sums);
+        else if (two_rows) multiply(integers, 1, 0, records, x->stride, w0, w1, steps, sums);
+        else if (two_tiles) multiply(integers, 0, 1, records, x->stride, w0, w1, steps, sums);
+        else multiply(integers, 0, 0, records, x->stride, w0, w1, steps, sums);
+        write_block(linear, x, sums, tile, row, rows);
+        if (two_tiles) write_block(linear, x, sums + 256, tile + 1, row, rows);
+        if (two_rows) write_block(linear, x, sums + 512, tile, row + 16, rows);
+        if (two_rows && two_tiles) write_block(linear, x, sums + 768, tile + 1, row + 16, rows);
+    }
+}
+
+/* scratch: 32 weight rows as bf16, then 4 KB of sums */
+void matmul_amx(const Linear *linear, const Activations *x, int tile0, int tile1, int rows, float *scratch) {
+    const Weight *weight = linear->weight;
+    int integers = weight->kind == KIND_INT8, direct = integers || weight->kind == KIND_BF16;
+    uint8_t *decoded = (uint8_t *)scratch;
+    size_t tile_size = (size_t)weight->padded * 32;
+    float *sums = (float *)(decoded + 2 * tile_size);
+    configure();
+    for (int tile = tile0; tile < tile1; tile += 2) {
+        int two = tile + 1 < tile1;
+        const uint8_t *w0 = weight->data + tile * weight->tile_bytes, *w1 = w0 + weight->tile_bytes;
+        if (!direct) {
+            w0 = decoded, w1 = decoded + tile_size;
+            decode_any(weight, tile, decoded);
+            if (two) decode_any(weight, tile + 1, decoded + tile_size);
+        }
+        if (integers) multiply_rows(1, linear, x, tile, two, w0, w1, 0, rows, rows, sums);
+        else multiply_rows(0, linear, x, tile, two, w0, w1, 0, rows, rows, sums);
+    }
+    _tile_release();
+}
+
+const Kernels kernels_amx = {
+    .name = "amx",
+    .prepare = prepare_avx512vnni,
+    .matmul = matmul_avx512vnni,
+    .row_map = row_map_avx512vnni,
+    .rope_store = rope_store_avx512vnni,
+    .attention = attention_avx512vnni,
+    .best = best_avx512vnni,
+    .wide_rows = 16,
+    .wide_matmul = matmul_amx,
+};

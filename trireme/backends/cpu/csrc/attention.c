@@ -1,0 +1,163 @@
+/* Attention over token slots: o = softmax(scale · q Kᵀ) V for each query, over the keys its sequence holds in its slots.
+ *
+ * One task is a few queries of one sequence times the query heads that share a KV head: these "rows" see the same keys, so
+ * a block of keys is read once for all of them. Softmax is online: per row a running maximum, sum and output.
+ *   logits: softcap · tanh(s / softcap);  + slope · (key - query);  masked outside (query - window, query] */
+#include "attention.h"
+#include "vector.h"
+
+#if defined(ISA_AVX2)
+enum { VECTORS = 2 }; /* of output per row held in registers: 4 rows times this many */
+#else
+enum { VECTORS = 4 };
+#endif
+
+#if defined(ISA_AVX512)
+#define EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODDS 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define LANE_INDEX 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+#elif defined(ISA_AVX2)
+#define EVENS 0, 2, 4, 6, 8, 10, 12, 14
+#define ODDS 1, 3, 5, 7, 9, 11, 13, 15
+#define LANE_INDEX 0, 1, 2, 3, 4, 5, 6, 7
+#else
+#define EVENS 0, 2, 4, 6
+#define ODDS 1, 3, 5, 7
+#define LANE_INDEX 0, 1, 2, 3
+#endif
+/* Sums of neighbours: of a in the lower half, of b in the upper. log2(LANES) rounds turn LANES vectors into their sums. */
+INLINE vf add_pairs(vf a, vf b) { return __builtin_shufflevector(a, b, EVENS) + __builtin_shufflevector(a, b, ODDS); }
+
+INLINE vf sums_of(vf parts[LANES]) {
+#pragma GCC unroll 4
+    for (int count = LANES / 2; count; count /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < count; i++) parts[i] = add_pairs(parts[2 * i], parts[2 * i + 1]);
+    return parts[0];
+}
+
+/* query · keys[j] for LANES keys */
+INLINE vf dot_keys(const float *query, const float *const *keys, int width) {
+    vf sums[LANES];
+    int i = 0;
+#pragma GCC unroll 16
+    for (int j = 0; j < LANES; j++) sums[j] = (vf){0};
+    for (; i + LANES <= width; i += LANES) {
+        vf q = load(query + i);
+#pragma GCC unroll 16
+        for (int j = 0; j < LANES; j++) sums[j] += q * load(keys[j] + i);
+    }
+    vf result = sums_of(sums);
+    for (; i < width; i++)
+        for (int j = 0; j < LANES; j++) result[j] += query[i] * keys[j][i];
+    return result;
+}
+
+static void decode(const int8_t *from, float scale, float *to, int width) {
+    for (int i = 0; i < width; i++) to[i] = (float)from[i] * scale;
+}
+
+/* Points keys and values at `count` slots; the rest of the block repeats the last one and is masked later. */
+static void gather(AttentionState *state, const int32_t *slots, int count) {
+    const Attention *args = state->args;
+    int64_t width = args->head_dim;
+    for (int j = 0; j < count; j++) {
+        int64_t row = (int64_t)slots[j] * args->kv_heads + state->task->kv_head;
+        if (!args->key_scales) {
+            state->keys[j] = (const float *)args->keys + row * width;
+            state->values[j] = (const float *)args->values + row * width;
+            continue;
+        }
+        float *key = state->decoded + j * width, *value = key + KEYS * width;
+        decode((const int8_t *)args->keys + row * width, args->key_scales[row], key, (int)width);
+        decode((const int8_t *)args->values + row * width, args->value_scales[row], value, (int)width);
+        state->keys[j] = key;
+        state->values[j] = value;
+    }
+    for (int j = count; j < KEYS; j++) state->keys[j] = state->keys[count - 1];
+}
+
+/* Turns a row's raw products into weights e^(logit - top), and updates its maximum, sum and pending factor. */
+static void weigh(AttentionState *state, int row, int key0, int count) {
+    const Attention *args = state->args;
+    int position = state->first + row / state->group, head = state->task->kv_head * state->group + row % state->group;
+    int high = args->causal ? position : key0 + count - 1, low = args->window ? position - args->window + 1 : 0;
+    if (high > key0 + count - 1) high = key0 + count - 1;
+    int plain = key0 >= low && key0 + KEYS - 1 <= high;
+    float *logits = state->logits + row * KEYS, slope = args->slopes ? args->slopes[head] : 0;
+    vf top = splat(MASKED);
+    for (int j = 0; j < KEYS; j += LANES) {
+        vf logit = load(logits + j) * args->scale;
+        vi index = (vi){LANE_INDEX} + (key0 + j);
+        if (args->softcap > 0) logit = args->softcap * hyperbolic_tangent(logit / args->softcap);
+        if (slope != 0) logit += slope * floats(index - position);
+        if (!plain) logit = choose((index >= low) & (index <= high), logit, splat(MASKED));
+        top = maximum(top, logit);
+        store(logits + j, logit);
+    }
+    float before = state->top[row], after = fmaxf(before, max_of(top));
+    state->top[row] = after;
+    if (after <= MASKED) after = 0; /* nothing seen yet: every weight below becomes 0 */
+    vf sum = {0};
+    for (int j = 0; j < KEYS; j += LANES) {
+        vf weight = exponential(load(logits + j) - after);
+        sum += weight;
+        store(logits + j, weight);
+    }
+    state->factor[row] = before <= MASKED ? 0 : expf(before - after);
+    state->total[row] = state->total[row] * state->factor[row] + sum_of(sum);
+}
+
+/* output[r] = output[r] · factor[r] + Σ_j weight[r][j] · values[j], for R rows */
+INLINE void add_values(AttentionState *state, const int R, int row, int count) {
+    int width = state->args->head_dim, i = 0;
+    const float *weights = state->logits + row * KEYS;
+    float *output = state->output + (int64_t)row * width;
+    for (; i + VECTORS * LANES <= width; i += VECTORS * LANES) {
+        vf acc[R][VECTORS];
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < VECTORS; v++) acc[r][v] = load(output + r * width + i + v * LANES) * state->factor[row + r];
+        for (int j = 0; j < count; j++) {
+            const float *value = state->values[j] + i;
+            vf part[VECTORS];
+            for (int v = 0; v < VECTORS; v++) part[v] = load(value + v * LANES);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++)
+                for (int v = 0; v < VECTORS; v++) acc[r][v] += weights[r * KEYS + j] * part[v];
+        }
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < VECTORS; v++) store(output + r * width + i + v * LANES, acc[r][v]);
+    }
+    for (; i < width; i++) {
+        for (int r = 0; r < R; r++) {
+            float sum = output[r * width + i] * state->factor[row + r];
+            for (int j = 0; j < count; j++) sum += weights[r * KEYS + j] * state->values[j][i];
+            output[r * width + i] = sum;
+        }
+    }
+}
+
+static void attend_block(AttentionState *state, int key0, int count) {
+    for (int row = 0; row < state->rows; row++) {
+        for (int j = 0; j < KEYS; j += LANES)
+            store(state->logits + row * KEYS + j, dot_keys(state->queries[row], state->keys + j, state->args->head_dim));
+        weigh(state, row, key0, count);
+    }
+    int row = 0;
+    for (; row + 4 <= state->rows; row += 4) add_values(state, 4, row, count);
+    if (state->rows - row == 3) add_values(state, 3, row, count);
+    else if (state->rows - row == 2) add_values(state, 2, row, count);
+    else if (state->rows - row == 1) add_values(state, 1, row, count);
+}
+
+void KERNEL(attention)(const Attention *args, const Batch *batch, const AttentionTask *task, float *scratch) {
+    AttentionState state;
+    attention_begin(&state, args, batch, task, scratch);
+    const int32_t *slots = batch->slot_ids + batch->slot_starts[task->sequence];
+    for (int key0 = task->key0; key0 < task->key1; key0 += KEYS) {
+        int count = task->key1 - key0 < KEYS ? task->key1 - key0 : KEYS;
+        gather(&state, slots + key0, count);
+        attend_block(&state, key0, count);
+    }
+    attention_finish(&state);
+}

@@ -1,0 +1,69 @@
+/* Which instruction sets this machine has, and which one is in use. Knows nothing of what the kernels compute. */
+#define _GNU_SOURCE
+#include "trireme_cpu.h"
+#include <string.h>
+
+extern const Kernels kernels_portable;
+#if defined(HAS_AVX2) || defined(HAS_AVX512VNNI) || defined(HAS_AMX) /* HAS_X: the build could compile X */
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+extern const Kernels kernels_avx2, kernels_avx512vnni, kernels_amx;
+
+__attribute__((unused)) static int has_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+__attribute__((unused)) static int has_avx512vnni(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+}
+
+/* AMX tiles need the kernel's leave besides the CPU's flags (leaf 7: bf16 22, tile 24, int8 25). */
+__attribute__((unused)) static int has_amx(void) {
+    unsigned a, b, c, d;
+    if (!has_avx512vnni() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    const unsigned need = 1u << 22 | 1u << 24 | 1u << 25;
+    if ((d & need) != need) return 0;
+    const long request_permission = 0x1023, tile_data = 18;
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+#elif defined(HAS_DOTPROD)
+#include <sys/auxv.h>
+extern const Kernels kernels_dotprod;
+static int has_dotprod(void) { return (getauxval(AT_HWCAP) & (1ul << 20)) != 0; }
+#endif
+
+static int always(void) { return 1; }
+
+static const struct { const Kernels *kernels; int (*present)(void); } choices[] = {
+#if defined(HAS_AMX) && defined(HAS_AVX512VNNI)
+    {&kernels_amx, has_amx},
+#endif
+#if defined(HAS_AVX512VNNI)
+    {&kernels_avx512vnni, has_avx512vnni},
+#endif
+#if defined(HAS_AVX2)
+    {&kernels_avx2, has_avx2},
+#endif
+#if defined(HAS_DOTPROD)
+    {&kernels_dotprod, has_dotprod},
+#endif
+    {&kernels_portable, always},
+};
+
+const Kernels *trireme_kernels = &kernels_portable;
+
+/* Chooses by name, or the best for "auto". Returns 0 when this machine cannot run it. */
+int trireme_set_isa(const char *name) {
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
+        int named = !strcmp(name, "auto") || !strcmp(name, choices[i].kernels->name);
+        if (named && choices[i].present()) {
+            trireme_kernels = choices[i].kernels;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+const char *trireme_isa(void) { return trireme_kernels->name; }

@@ -1,0 +1,18 @@
+/* One instruction set's kernels: this file is compiled once for each, with ISA its name. */
+#include "rows.c"
+#include "matmul.c"
+#include "rope.c"
+#include "attention.c"
+
+#define TEXT2(name) #name
+#define TEXT(name) TEXT2(name)
+
+const Kernels KERNEL(kernels) = {
+    .name = TEXT(ISA),
+    .prepare = KERNEL(prepare),
+    .matmul = KERNEL(matmul),
+    .row_map = KERNEL(row_map),
+    .rope_store = KERNEL(rope_store),
+    .attention = KERNEL(attention),
+    .best = KERNEL(best),
+};

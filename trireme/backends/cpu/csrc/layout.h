@@ -1,0 +1,29 @@
+/* Where in a packed tile things lie. Shared by what writes tiles (pack.c) and what reads them (matmul.c, the AMX file). */
+#pragma once
+#include "trireme_cpu.h"
+
+#if defined(__x86_64__)
+enum { STORED_BIAS = 128 }; /* x86 multiplies unsigned by signed bytes: int8 weights are kept as w + 128 */
+#else
+enum { STORED_BIAS = 0 };
+#endif
+
+static inline int is_super(int kind) { return kind == KIND_Q4_K || kind == KIND_Q6_K; }
+static inline int has_min(int kind) { return kind == KIND_Q4_MIN || kind == KIND_Q4_K; }
+static inline int is_nibbles(int kind) { return kind == KIND_Q4 || kind == KIND_Q4_MIN || kind == KIND_Q4_K; }
+static inline int is_grouped(int kind) { return kind >= KIND_Q4; }
+
+/* Bytes of scales before the numbers of a block, and of numbers per 32 columns. */
+static inline int block_header(int kind) { return kind <= KIND_INT8 ? 0 : kind == KIND_Q4_MIN ? 128 : 64; }
+static inline int group_bytes(int kind) {
+    return kind == KIND_F32 ? 2048 : kind == KIND_BF16 ? 1024 : is_nibbles(kind) ? 256 : 512;
+}
+static inline int block_bytes(int kind) { return block_header(kind) + 2 * group_bytes(kind); }
+
+enum { SUPER_HEADER = 64 }; /* half d[16], dmin[16] before the four blocks of 256 columns */
+
+static inline size_t block_offset(int kind, int block) {
+    size_t offset = (size_t)block * block_bytes(kind);
+    return is_super(kind) ? offset + (size_t)(block / 4 + 1) * SUPER_HEADER : offset;
+}
+static inline size_t super_offset(int kind, int super) { return (size_t)super * (SUPER_HEADER + 4 * block_bytes(kind)); }

@@ -1,0 +1,269 @@
+/* Matrix products over packed weights: output[r][n] = Σ_k x[r][k] · w[n][k], for one row or many.
+ *
+ * A tile of 16 weight rows meets R activation rows at a time; weights are decoded to bytes in registers once per R rows.
+ *   int8      y = s_n s_r Σ q_n q_r
+ *   grouped   y = Σ_groups d_n s_r (correction_r + Σ q_n q_r) + m_n sum_r       (correction: see rows.c)
+ *   float     y = Σ w x, the weight bf16 or float */
+#include "layout.h"
+#include "vector.h"
+
+#if defined(ISA_AVX512)
+enum { MOST_ROWS = 16 };
+#elif defined(ISA_PORTABLE)
+enum { MOST_ROWS = 2 };
+#else
+enum { MOST_ROWS = 4 };
+#endif
+enum { PANEL_BYTES = 1 << 19 }; /* activations that stay in a second-level cache while tiles pass by */
+
+typedef struct { vi quad[8][PARTS]; } GroupBytes; /* 32 columns of 16 rows, 4 columns of a row per int */
+
+INLINE void decode_nibbles(const uint8_t *at, GroupBytes *out) {
+    for (int q = 0; q < 4; q++)
+        for (int p = 0; p < PARTS; p++) {
+            vi packed = load_ints(at + q * 64 + p * LANES * 4);
+            out->quad[q][p] = packed & 0x0f0f0f0f;
+            out->quad[q + 4][p] = (packed >> 4) & 0x0f0f0f0f;
+        }
+}
+
+INLINE void decode_bytes(const uint8_t *at, GroupBytes *out) {
+    for (int q = 0; q < 8; q++)
+        for (int p = 0; p < PARTS; p++) out->quad[q][p] = load_ints(at + q * 64 + p * LANES * 4);
+}
+
+/* sum[i] += Σ_4 weights[4i..] · x[..]: weights are nibbles, or bytes as stored; x is 4 signed bytes. */
+INLINE vi dot(vi sum, vi weights, int32_t x, const int nibbles) {
+#if defined(ISA_AVX512)
+    (void)nibbles;
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(x));
+#elif defined(ISA_AVX2)
+    __m256i w = (__m256i)weights, other = _mm256_set1_epi32(x);
+    if (!nibbles) { /* signed by signed: move the weight's sign to x, which is never -128 */
+        w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+        other = _mm256_sign_epi8(other, w);
+        w = _mm256_abs_epi8(w);
+    }
+    return sum + (vi)_mm256_madd_epi16(_mm256_maddubs_epi16(w, other), _mm256_set1_epi16(1));
+#elif defined(ISA_DOTPROD)
+    (void)nibbles;
+    return (vi)vdotq_s32((int32x4_t)sum, (int8x16_t)weights, (int8x16_t)vdupq_n_s32(x));
+#else
+    for (int i = 0; i < 4; i++) {
+        vi w = nibbles ? (weights >> (8 * i)) & 15 : (((weights >> (8 * i)) & 255) ^ (128 - STORED_BIAS)) - 128;
+        sum += w * (int32_t)(int8_t)(x >> (8 * i));
+    }
+    return sum;
+#endif
+}
+
+INLINE int32_t quad_at(const uint8_t *bytes, int quad) { int32_t value; memcpy(&value, bytes + 4 * quad, 4); return value; }
+
+INLINE void write_out(const Linear *linear, int tile, int row, const vf sum[PARTS]) {
+    int valid = linear->weight->rows - tile * TILE;
+    float *at = linear->output + row * linear->output_stride + tile * TILE;
+    const float *bias = linear->bias ? linear->bias + tile * TILE : NULL;
+    if (valid >= TILE) {
+        for (int p = 0; p < PARTS; p++) {
+            vf value = sum[p];
+            if (bias) value += load(bias + p * LANES);
+            if (linear->accumulate) value += load(at + p * LANES);
+            store(at + p * LANES, value);
+        }
+        return;
+    }
+    float values[TILE];
+    memcpy(values, sum, sizeof values);
+    for (int i = 0; i < valid; i++) at[i] = values[i] + (bias ? bias[i] : 0) + (linear->accumulate ? at[i] : 0);
+}
+
+/* Scales (and minimums) of group g of a block; the super-block's header is at `super`. */
+INLINE void load_scales(const int kind, const uint8_t *block, const uint8_t *super, int g, vf d[PARTS], vf m[PARTS]) {
+    if (kind == KIND_Q4_K) {
+        vf whole[PARTS], least[PARTS];
+        load_halves(super, whole);
+        load_halves(super + 32, least);
+        load_bytes(block + g * 16, d);
+        load_bytes(block + 32 + g * 16, m);
+        for (int p = 0; p < PARTS; p++) { d[p] *= whole[p]; m[p] *= -least[p]; }
+    } else {
+        load_halves(block + g * 32, d);
+        if (kind == KIND_Q4_MIN) load_halves(block + 64 + g * 32, m);
+    }
+}
+
+/* acc += group g of the block times R rows' activations; `records` is the first row's record. */
+INLINE void group_rows(const int kind, const int R, const GroupBytes *weights, const vf d[PARTS], const vf m[PARTS],
+                       const uint8_t *records, int64_t stride, int padded, int group, vf acc[R][PARTS]) {
+    const int groups = padded / GROUP;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+        const uint8_t *record = records + r * stride, *bytes = record + group * GROUP;
+        const float *scales = (const float *)(record + padded), *sums = scales + groups;
+        vi total[PARTS];
+        for (int p = 0; p < PARTS; p++) total[p] = has_min(kind) ? (vi){0} : splat_int(((const int32_t *)sums)[group]);
+#pragma GCC unroll 8
+        for (int q = 0; q < 8; q++) {
+            int32_t x = quad_at(bytes, q);
+            for (int p = 0; p < PARTS; p++) total[p] = dot(total[p], weights->quad[q][p], x, is_nibbles(kind));
+        }
+        for (int p = 0; p < PARTS; p++) {
+            acc[r][p] += floats(total[p]) * (d[p] * scales[group]);
+            if (has_min(kind)) acc[r][p] += m[p] * sums[group];
+        }
+    }
+}
+
+/* As group_rows, where each 16 columns have a scale of their own. */
+INLINE void group_rows_q6(const int R, const GroupBytes *weights, const uint8_t *block, const vf whole[PARTS], int g,
+                          const uint8_t *records, int64_t stride, int padded, int group, vf acc[R][PARTS]) {
+    vf d[2][PARTS];
+    for (int h = 0; h < 2; h++) {
+        load_signed_bytes(block + (g * 2 + h) * 16, d[h]);
+        for (int p = 0; p < PARTS; p++) d[h][p] *= whole[p];
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+        const uint8_t *record = records + r * stride, *bytes = record + group * GROUP;
+        const float *scales = (const float *)(record + padded);
+        const int32_t *corrections = (const int32_t *)(scales + padded / GROUP) + 2 * group;
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) {
+            vi total[PARTS];
+            for (int p = 0; p < PARTS; p++) total[p] = splat_int(corrections[h]);
+#pragma GCC unroll 4
+            for (int q = 4 * h; q < 4 * h + 4; q++) {
+                int32_t x = quad_at(bytes, q);
+                for (int p = 0; p < PARTS; p++) total[p] = dot(total[p], weights->quad[q][p], x, 0);
+            }
+            for (int p = 0; p < PARTS; p++) acc[r][p] += floats(total[p]) * (d[h][p] * scales[group]);
+        }
+    }
+}
+
+INLINE void grouped_tile(const int kind, const int R, const Linear *linear, const Activations *x, int tile, int row) {
+    const Weight *weight = linear->weight;
+    const uint8_t *data = weight->data + tile * weight->tile_bytes, *super = data, *records = x->data + row * x->stride;
+    vf acc[R][PARTS];
+    for (int r = 0; r < R; r++) for (int p = 0; p < PARTS; p++) acc[r][p] = (vf){0};
+    for (int block = 0; block < weight->padded / BLOCK; block++) {
+        if (is_super(kind) && block % 4 == 0) { super = data; data += SUPER_HEADER; }
+        for (int g = 0; g < 2; g++) {
+            const uint8_t *numbers = data + block_header(kind) + g * group_bytes(kind);
+            GroupBytes decoded;
+            vf d[PARTS], m[PARTS];
+            if (is_nibbles(kind)) decode_nibbles(numbers, &decoded);
+            else decode_bytes(numbers, &decoded);
+            if (kind == KIND_Q6_K) {
+                load_halves(super, d);
+                group_rows_q6(R, &decoded, data, d, g, records, x->stride, x->padded, 2 * block + g, acc);
+            } else {
+                load_scales(kind, data, super, g, d, m);
+                group_rows(kind, R, &decoded, d, m, records, x->stride, x->padded, 2 * block + g, acc);
+            }
+        }
+        data += block_bytes(kind);
+    }
+    for (int r = 0; r < R; r++) write_out(linear, tile, row + r, acc[r]);
+}
+
+INLINE void int8_tile(const int R, const Linear *linear, const Activations *x, int tile, int row) {
+    const Weight *weight = linear->weight;
+    const uint8_t *data = weight->data + tile * weight->tile_bytes, *records = x->data + row * x->stride;
+    const int chains = R == 1 ? 4 : R == 2 ? 2 : 1; /* enough independent sums to hide the dot product's latency */
+    vi acc[4][R][PARTS];
+    for (int c = 0; c < 4; c++) for (int r = 0; r < R; r++) for (int p = 0; p < PARTS; p++) acc[c][r][p] = (vi){0};
+    for (int quad = 0; quad < weight->padded / 4; quad += 4) {
+#pragma GCC unroll 4
+        for (int q = 0; q < 4; q++) {
+            vi w[PARTS];
+            for (int p = 0; p < PARTS; p++) w[p] = load_ints(data + (quad + q) * 64 + p * LANES * 4);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++) {
+                int32_t value = quad_at(records + r * x->stride, quad + q);
+                for (int p = 0; p < PARTS; p++) acc[q % chains][r][p] = dot(acc[q % chains][r][p], w[p], value, 0);
+            }
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        const uint8_t *record = records + r * x->stride + x->padded;
+        float scale;
+        int32_t correction;
+        memcpy(&scale, record, 4);
+        memcpy(&correction, record + 4, 4);
+        vf sum[PARTS];
+        for (int p = 0; p < PARTS; p++) {
+            vi total = acc[0][r][p] + correction;
+            for (int c = 1; c < chains; c++) total += acc[c][r][p];
+            sum[p] = floats(total) * (load(weight->scales + tile * TILE + p * LANES) * scale);
+        }
+        write_out(linear, tile, row + r, sum);
+    }
+}
+
+INLINE void float_tile(const int kind, const int R, const Linear *linear, const Activations *x, int tile, int row) {
+    const Weight *weight = linear->weight;
+    const uint8_t *data = weight->data + tile * weight->tile_bytes, *records = x->data + row * x->stride;
+    const int chains = R == 1 ? 4 : R == 2 ? 2 : 1;
+    vf acc[4][R][PARTS];
+    for (int c = 0; c < 4; c++) for (int r = 0; r < R; r++) for (int p = 0; p < PARTS; p++) acc[c][r][p] = (vf){0};
+    for (int k = 0; k < weight->padded; k += 4) {
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) {
+            vf w[PARTS];
+            for (int p = 0; p < PARTS; p++) {
+                if (kind == KIND_F32) {
+                    w[p] = load((const float *)data + (k + c) * TILE + p * LANES);
+                } else {
+                    vi pair = load_ints(data + (k + c) / 2 * 64 + p * LANES * 4);
+                    w[p] = (vf)(c & 1 ? pair & (int32_t)0xffff0000 : pair << 16);
+                }
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++) {
+                float value = ((const float *)(records + r * x->stride))[k + c];
+                for (int p = 0; p < PARTS; p++) acc[c % chains][r][p] += w[p] * value;
+            }
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        for (int c = 1; c < chains; c++) for (int p = 0; p < PARTS; p++) acc[0][r][p] += acc[c][r][p];
+        write_out(linear, tile, row + r, acc[0][r]);
+    }
+}
+
+INLINE void tile_rows(const int kind, const int R, const Linear *linear, const Activations *x, int tile, int row) {
+    if (kind == KIND_INT8) int8_tile(R, linear, x, tile, row);
+    else if (kind == KIND_F32 || kind == KIND_BF16) float_tile(kind, R, linear, x, tile, row);
+    else grouped_tile(kind, R, linear, x, tile, row);
+}
+
+/* All tiles and rows for one kind: whole steps of MOST_ROWS, then 8, 4, 2, 1. */
+#define DEFINE_KIND(name, kind)                                                                                     \
+    static void name(const Linear *linear, const Activations *x, int tile, int row, int end) {                      \
+        for (; row + MOST_ROWS <= end; row += MOST_ROWS) tile_rows(kind, MOST_ROWS, linear, x, tile, row);          \
+        if (MOST_ROWS > 8 && row + 8 <= end) { tile_rows(kind, 8, linear, x, tile, row); row += 8; }                \
+        if (MOST_ROWS > 4 && row + 4 <= end) { tile_rows(kind, 4, linear, x, tile, row); row += 4; }                \
+        if (MOST_ROWS > 2 && row + 2 <= end) { tile_rows(kind, 2, linear, x, tile, row); row += 2; }                                 \
+        if (row < end) tile_rows(kind, 1, linear, x, tile, row);                                                    \
+    }
+DEFINE_KIND(rows_f32, KIND_F32)
+DEFINE_KIND(rows_bf16, KIND_BF16)
+DEFINE_KIND(rows_int8, KIND_INT8)
+DEFINE_KIND(rows_q4, KIND_Q4)
+DEFINE_KIND(rows_q4_min, KIND_Q4_MIN)
+DEFINE_KIND(rows_q8, KIND_Q8)
+DEFINE_KIND(rows_q4_k, KIND_Q4_K)
+DEFINE_KIND(rows_q6_k, KIND_Q6_K)
+
+void KERNEL(matmul)(const Linear *linear, const Activations *x, int tile0, int tile1, int rows, float *scratch) {
+    static void (*const by_kind[KIND_COUNT])(const Linear *, const Activations *, int, int, int) = {
+        rows_f32, rows_bf16, rows_int8, rows_q4, rows_q4_min, rows_q8, rows_q4_k, rows_q6_k};
+    (void)scratch;
+    int panel = (int)(PANEL_BYTES / x->stride) / MOST_ROWS * MOST_ROWS;
+    if (panel < MOST_ROWS) panel = MOST_ROWS;
+    for (int row = 0; row < rows; row += panel) {
+        int end = row + panel < rows ? row + panel : rows;
+        for (int tile = tile0; tile < tile1; tile++) by_kind[linear->weight->kind](linear, x, tile, row, end);
+    }
+}

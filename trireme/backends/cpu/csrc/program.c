@@ -1,0 +1,248 @@
+/* Running programs: each step's rows, tiles or tasks are shared out among the workers, with a barrier after each phase.
+ * Knows which kernel serves which op; the arithmetic is elsewhere. */
+#include "attention.h"
+#include "layout.h"
+#include <stdlib.h>
+
+typedef struct { const Step *steps; int count; const Batch *batch; } Program;
+
+static uint8_t *shared_buffer; /* quantised activations of the current matmul, or partial attention results */
+static size_t shared_bytes;
+
+static void reserve_shared(size_t bytes) {
+    if (bytes <= shared_bytes) return;
+    free(shared_buffer);
+    shared_bytes = (bytes + bytes / 4 + 4095) / 4096 * 4096;
+    shared_buffer = aligned_alloc(4096, shared_bytes);
+    if (!shared_buffer) abort();
+}
+
+static int rows_of(const Step *step, const Batch *batch) { return step->over_outputs ? batch->num_outputs : batch->num_tokens; }
+
+/* ---- linear: prepare activations, then multiply ---- */
+
+enum { ALONE_ROWS = 2, ALONE_COLUMNS = 8192 }; /* up to this much, every worker quantises all the input and saves a barrier */
+
+static int is_wide(const Kernels *kernels, int rows) { return kernels->wide_rows && rows >= kernels->wide_rows; }
+
+static Activations activations_for(const Kernels *kernels, const Weight *weight, int rows) {
+    Activations x = {.kind = weight->kind, .padded = weight->padded};
+    int64_t width = weight->padded, bytes;
+    if (weight->kind == KIND_INT8) x.format = FORMAT_ROW8, bytes = width + 8;
+    else if (is_wide(kernels, rows) && weight->kind != KIND_F32) x.format = FORMAT_BF16, bytes = width * 2;
+    else if (!is_grouped(weight->kind)) x.format = FORMAT_F32, bytes = width * 4;
+    else x.format = FORMAT_GROUP8, bytes = width + width / GROUP * (weight->kind == KIND_Q6_K ? 12 : 8);
+    x.stride = (bytes + 63) / 64 * 64;
+    if (x.stride % 1024 == 0) x.stride += 64; /* rows a power of two apart would share cache sets */
+    return x;
+}
+
+static size_t linear_bytes(const Linear *linear, int rows) {
+    Activations x = activations_for(trireme_kernels, linear->weight, rows);
+    return (size_t)(rows + 31) / 32 * 32 * x.stride; /* whole blocks of 32 rows: tiles may read, not use, rows past the end */
+}
+
+static int64_t chunk_of(int64_t items, int workers, int64_t least) {
+    int64_t chunk = items / (workers * 8);
+    return workers == 1 ? items : chunk < least ? least : chunk;
+}
+
+static void run_linear(const Linear *linear, int rows, int worker, int workers) {
+    const Kernels *kernels = trireme_kernels;
+    const Weight *weight = linear->weight;
+    Activations x = activations_for(kernels, weight, rows);
+    int alone = workers == 1 || (rows <= ALONE_ROWS && weight->padded * rows <= ALONE_COLUMNS);
+    int wide = is_wide(kernels, rows) && weight->kind != KIND_F32;
+    size_t own = alone ? (size_t)x.stride * rows : 0, panel = wide ? (size_t)weight->padded * 32 * 2 + 8192 : 0;
+    size_t temporary = (size_t)weight->padded * 4;
+    uint8_t *scratch = pool_scratch(worker, own + panel + temporary);
+    float *row_values = (float *)(scratch + own + panel);
+    x.data = alone ? scratch : shared_buffer;
+    for (int64_t row = alone ? 0 : pool_take(1); row < rows; row = alone ? row + 1 : pool_take(1))
+        kernels->prepare(&linear->transform, linear->input + row * linear->input_stride, weight->columns, row_values, &x, (int)row);
+    if (!alone) pool_barrier();
+    int64_t tiles = (weight->rows + TILE - 1) / TILE, chunk = chunk_of(tiles, workers, wide ? 2 : 1);
+    if (wide) chunk = (chunk + 1) / 2 * 2;
+    for (int64_t tile; (tile = pool_take(chunk)) < tiles;) {
+        int end = (int)(tile + chunk < tiles ? tile + chunk : tiles);
+        (wide ? kernels->wide_matmul : kernels->matmul)(linear, &x, (int)tile, end, rows, (float *)(scratch + own));
+    }
+}
+
+/* ---- attention: tasks, and the merge of split ones ---- */
+
+enum { TASK_ROWS = 32, SPLIT_KEYS = 256 }; /* rows per task; fewest keys worth a split */
+
+typedef struct { int queries, splits; int64_t total; } AttentionPlan;
+
+static int64_t sequence_tasks(const Attention *args, const Batch *batch, const AttentionPlan *plan, int sequence) {
+    int queries = batch->query_starts[sequence + 1] - batch->query_starts[sequence];
+    return (int64_t)((queries + plan->queries - 1) / plan->queries) * args->kv_heads * plan->splits;
+}
+
+static AttentionPlan plan_attention(const Attention *args, const Batch *batch, int workers) {
+    int group = args->heads / args->kv_heads, longest = 0;
+    AttentionPlan plan = {.queries = group >= TASK_ROWS ? 1 : TASK_ROWS / group, .splits = 1};
+    for (int s = 0; s < batch->num_sequences; s++) {
+        plan.total += sequence_tasks(args, batch, &plan, s);
+        if (batch->context_lengths[s] > longest) longest = batch->context_lengths[s];
+    }
+    if (workers > 1 && plan.total < 4 * workers && longest >= 2 * SPLIT_KEYS) {
+        int64_t splits = (4 * workers + plan.total - 1) / (plan.total ? plan.total : 1);
+        plan.splits = (int)(splits < longest / SPLIT_KEYS ? splits : longest / SPLIT_KEYS);
+        plan.total *= plan.splits;
+    }
+    return plan;
+}
+
+static size_t attention_bytes(const Attention *args, const Batch *batch) {
+    AttentionPlan plan = plan_attention(args, batch, trireme_threads());
+    if (plan.splits == 1) return 0;
+    return (size_t)batch->num_tokens * args->heads * plan.splits * (size_t)(args->head_dim + 2) * 4;
+}
+
+/* Split results lie as [split][kv head][token][head of the group], so that a task's rows are neighbours. */
+static float *partial_of(const Attention *args, const Batch *batch, int split, int kv_head, int token) {
+    int64_t record = ((int64_t)split * args->kv_heads + kv_head) * batch->num_tokens + token;
+    return (float *)shared_buffer + record * (args->heads / args->kv_heads) * (args->head_dim + 2);
+}
+
+/* The task's keys: from the window of its first query to its last query, then the split's share of whole blocks. */
+static void set_keys(const Attention *args, const Batch *batch, AttentionTask *task, int split, int splits) {
+    int context = batch->context_lengths[task->sequence];
+    int new_tokens = batch->query_starts[task->sequence + 1] - batch->query_starts[task->sequence];
+    int first = context - new_tokens + task->query0;
+    int low = args->window && first - args->window + 1 > 0 ? first - args->window + 1 : 0;
+    int high = args->causal ? first + task->queries : context;
+    int blocks = (high - low + KEYS - 1) / KEYS;
+    task->key0 = low + (int)((int64_t)blocks * split / splits) * KEYS;
+    task->key1 = split + 1 == splits ? high : low + (int)((int64_t)blocks * (split + 1) / splits) * KEYS;
+}
+
+/* The tasks of a sequence run from its last queries, which see most keys, to its first. */
+static AttentionTask task_of(const Attention *args, const Batch *batch, const AttentionPlan *plan, int sequence, int64_t index) {
+    int token0 = batch->query_starts[sequence], queries = batch->query_starts[sequence + 1] - token0;
+    int blocks = (queries + plan->queries - 1) / plan->queries, split = (int)(index % plan->splits);
+    int64_t rest = index / plan->splits;
+    AttentionTask task = {.sequence = sequence, .kv_head = (int)(rest % args->kv_heads)};
+    task.query0 = (blocks - 1 - (int)(rest / args->kv_heads)) * plan->queries;
+    task.queries = queries - task.query0 < plan->queries ? queries - task.query0 : plan->queries;
+    set_keys(args, batch, &task, split, plan->splits);
+    if (plan->splits > 1) task.partial = partial_of(args, batch, split, task.kv_head, token0 + task.query0);
+    return task;
+}
+
+static void merge_head(const Attention *args, const Batch *batch, const AttentionPlan *plan, int token, int head, float *values) {
+    int group = args->heads / args->kv_heads, width = args->head_dim;
+    float top = MASKED, total = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int split = 0; split < plan->splits; split++) {
+            const float *partial = partial_of(args, batch, split, head / group, token) + (int64_t)(head % group) * (width + 2);
+            if (pass == 0) { top = fmaxf(top, partial[0]); continue; }
+            float factor = partial[0] <= MASKED ? 0 : expf(partial[0] - top);
+            total += partial[1] * factor;
+            for (int i = 0; i < width; i++) values[i] = (split ? values[i] : 0) + partial[2 + i] * factor;
+        }
+    }
+    attention_write(args, token, head, top, total, values);
+}
+
+static void run_attention(const Attention *args, const Batch *batch, int worker, int workers) {
+    AttentionPlan plan = plan_attention(args, batch, workers);
+    int rows = plan.queries * (args->heads / args->kv_heads), sequence = 0;
+    float *scratch = pool_scratch(worker, attention_scratch_bytes(args, rows));
+    int64_t passed = 0;
+    for (int64_t index; (index = pool_take(1)) < plan.total;) {
+        while (index - passed >= sequence_tasks(args, batch, &plan, sequence))
+            passed += sequence_tasks(args, batch, &plan, sequence++);
+        AttentionTask task = task_of(args, batch, &plan, sequence, index - passed);
+        trireme_kernels->attention(args, batch, &task, scratch);
+    }
+    if (plan.splits == 1) return;
+    pool_barrier();
+    int64_t heads = (int64_t)batch->num_tokens * args->heads;
+    for (int64_t i; (i = pool_take(1)) < heads;)
+        merge_head(args, batch, &plan, (int)(i / args->heads), (int)(i % args->heads), scratch);
+}
+
+/* ---- the rest: one item after another ---- */
+
+/* The `count` largest of a row, best first, earlier first among equals: an insertion into a short sorted list. */
+static void top_of_row(const TopK *args, int row) {
+    const float *input = args->input + row * args->input_stride;
+    float *values = args->values + (int64_t)row * args->count;
+    int32_t *ids = args->ids + (int64_t)row * args->count;
+    if (args->count == 1) {
+        ids[0] = trireme_kernels->best(input, args->width);
+        values[0] = input[ids[0]];
+        return;
+    }
+    int held = 0;
+    for (int i = 0; i < args->width; i++) {
+        if (held == args->count && !(input[i] > values[held - 1])) continue;
+        int at = held < args->count ? held++ : held - 1;
+        for (; at > 0 && input[i] > values[at - 1]; at--) values[at] = values[at - 1], ids[at] = ids[at - 1];
+        values[at] = input[i], ids[at] = i;
+    }
+}
+
+static void embed_row(const Embedding *args, const Batch *batch, int row) {
+    float *output = args->output + row * args->output_stride;
+    dequantize_row(args->table, batch->tokens[row], output);
+    if (args->scale != 1) for (int i = 0; i < args->table->columns; i++) output[i] *= args->scale;
+}
+
+static void run_item(const Step *step, const Batch *batch, int64_t item, float *temporary) {
+    const void *args = step->args;
+    const Gather *gather = args;
+    switch (step->op) {
+    case OP_ROW_MAP: trireme_kernels->row_map(args, (int)item, temporary); break;
+    case OP_EMBEDDING: embed_row(args, batch, (int)item); break;
+    case OP_TOP_K: top_of_row(args, (int)item); break;
+    case OP_ROPE_STORE: {
+        const RopeStore *rope = args;
+        int heads = rope->heads + rope->kv_heads;
+        trireme_kernels->rope_store(rope, batch, (int)(item / heads), (int)(item % heads));
+        break;
+    }
+    case OP_GATHER:
+        memcpy(gather->output + item * gather->output_stride, gather->input + batch->output_rows[item] * gather->input_stride,
+               (size_t)gather->width * 4);
+    }
+}
+
+static void run_items(const Step *step, const Batch *batch, int worker, int workers) {
+    int64_t items = rows_of(step, batch);
+    size_t width = step->op == OP_ROW_MAP ? (size_t)((const RowMap *)step->args)->width : 1;
+    if (step->op == OP_ROPE_STORE) items *= ((const RopeStore *)step->args)->heads + ((const RopeStore *)step->args)->kv_heads;
+    float *temporary = pool_scratch(worker, width * 4);
+    int64_t chunk = chunk_of(items, workers, 1);
+    for (int64_t first; (first = pool_take(chunk)) < items;)
+        for (int64_t item = first; item < first + chunk && item < items; item++) run_item(step, batch, item, temporary);
+}
+
+static void run_steps(void *context, int worker, int workers) {
+    const Program *program = context;
+    for (int i = 0; i < program->count; i++) {
+        const Step *step = program->steps + i;
+        int rows = rows_of(step, program->batch);
+        if (i) pool_barrier();
+        if (rows == 0) continue;
+        if (step->op == OP_LINEAR) run_linear(step->args, rows, worker, workers);
+        else if (step->op == OP_ATTENTION) run_attention(step->args, program->batch, worker, workers);
+        else run_items(step, program->batch, worker, workers);
+    }
+}
+
+void trireme_run(const Step *steps, int count, const Batch *batch) {
+    size_t bytes = 0;
+    for (int i = 0; i < count; i++) {
+        size_t need = 0;
+        if (steps[i].op == OP_LINEAR) need = linear_bytes(steps[i].args, rows_of(steps + i, batch));
+        if (steps[i].op == OP_ATTENTION) need = attention_bytes(steps[i].args, batch);
+        bytes = need > bytes ? need : bytes;
+    }
+    reserve_shared(bytes);
+    Program program = {steps, count, batch};
+    pool_run(run_steps, &program);
+}

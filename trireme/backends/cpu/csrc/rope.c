@@ -1,0 +1,61 @@
+/* Rotary embedding and the KV write: for each new token and head, norm (optional), rotate, store in the token's slot.
+ *
+ *   half-split   (a, b) = (x[i], x[i + r/2]);  interleaved  (a, b) = (x[2i], x[2i + 1])
+ *   (a, b) ← (a cos θ - b sin θ, b cos θ + a sin θ)
+ *   int8 cache   q = round(x · 127 / max|x|), one scale per slot and head */
+#include "vector.h"
+
+static void rotate(const RopeStore *rope, float *x, int position) {
+    int half = rope->rotary_dim / 2, i = 0;
+    const float *cosine = rope->cosine + (int64_t)position * half, *sine = rope->sine + (int64_t)position * half;
+    if (rope->interleaved) {
+        for (; i < half; i++) {
+            float a = x[2 * i], b = x[2 * i + 1];
+            x[2 * i] = a * cosine[i] - b * sine[i];
+            x[2 * i + 1] = b * cosine[i] + a * sine[i];
+        }
+        return;
+    }
+    for (; i + LANES <= half; i += LANES) {
+        vf a = load(x + i), b = load(x + half + i), c = load(cosine + i), s = load(sine + i);
+        store(x + i, a * c - b * s);
+        store(x + half + i, b * c + a * s);
+    }
+    for (; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        x[i] = a * cosine[i] - b * sine[i];
+        x[i + half] = b * cosine[i] + a * sine[i];
+    }
+}
+
+static void norm_head(const RopeStore *rope, const float *weight, float *x) {
+    float square = 0;
+    for (int i = 0; i < rope->head_dim; i++) square += x[i] * x[i];
+    float factor = 1.0f / sqrtf(square / (float)rope->head_dim + rope->epsilon);
+    for (int i = 0; i < rope->head_dim; i++) x[i] *= factor * (weight[i] + rope->offset);
+}
+
+static void put(void *cache, float *scales, int64_t row, const float *x, int width) {
+    if (!scales) {
+        memcpy((float *)cache + row * width, x, (size_t)width * 4);
+        return;
+    }
+    float largest = 0;
+    for (int i = 0; i < width; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+    float factor = largest > 0 ? 127.0f / largest : 0;
+    for (int i = 0; i < width; i++) ((int8_t *)cache)[row * width + i] = (int8_t)lrintf(x[i] * factor);
+    scales[row] = largest / 127.0f;
+}
+
+/* Heads 0 .. heads are queries; then come the keys (with their values). */
+void KERNEL(rope_store)(const RopeStore *rope, const Batch *batch, int token, int head) {
+    int is_query = head < rope->heads, kv = head - rope->heads, width = rope->head_dim;
+    float *x = is_query ? rope->query + token * rope->query_stride + head * width : rope->key + token * rope->key_stride + kv * width;
+    const float *norm = is_query ? rope->query_norm : rope->key_norm;
+    if (norm) norm_head(rope, norm, x);
+    if (rope->cosine) rotate(rope, x, batch->positions[token]);
+    if (is_query || !rope->keys || batch->slots[token] < 0) return;
+    int64_t row = (int64_t)batch->slots[token] * rope->kv_heads + kv;
+    put(rope->keys, rope->key_scales, row, x, width);
+    put(rope->values, rope->value_scales, row, rope->value + token * rope->value_stride + kv * width, width);
+}

@@ -1,0 +1,186 @@
+/* Row by row: norms, gate activations, and the quantising of activations as a matmul wants them.
+ *
+ *   rms_norm    y = x / sqrt(mean(x²) + ε) · (w + offset)
+ *   layer_norm  y = (x - mean) / sqrt(var + ε) · (w + offset) + b
+ *   act_mul     y = act(x[:n]) · x[n:]          silu(x) = x / (1 + e^-x),  gelu_tanh, gelu
+ *   row8        q = round(x · 127 / max|x|)      one scale per row
+ *   group8      the same per 32 columns, with the group's sum for offsets and minimums */
+#include "half.h"
+#include "layout.h"
+#include "vector.h"
+
+INLINE vf silu(vf x) { return x / (1.0f + exponential(-x)); }
+INLINE vf gelu_tanh(vf x) {
+    return 0.5f * x * (1.0f + hyperbolic_tangent(0.7978845608f * (x + 0.044715f * x * x * x)));
+}
+/* erf by Abramowitz and Stegun 7.1.26, absolute error 1.5e-7 */
+INLINE vf gelu(vf x) {
+    vf z = absolute(x) * 0.7071067812f, t = 1.0f / (1.0f + 0.3275911f * z);
+    vf p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+    vf erf = 1.0f - p * exponential(-z * z);
+    return 0.5f * x * (1.0f + choose(x < 0.0f, -erf, erf));
+}
+INLINE vf activate(int kind, vf x) {
+    switch (kind) {
+    case TRANSFORM_SILU_MUL: return silu(x);
+    case TRANSFORM_GELU_TANH_MUL: case TRANSFORM_GELU_TANH: return gelu_tanh(x);
+    case TRANSFORM_GELU_MUL: case TRANSFORM_GELU: return gelu(x);
+    default: x = maximum(x, splat(0)); return kind == TRANSFORM_RELU ? x : x * x;
+    }
+}
+
+INLINE vf load_some(const float *at, int count) {
+    vf value = {0};
+    memcpy(&value, at, (size_t)count * 4);
+    return value;
+}
+
+INLINE void activation_row(const int kind, const float *input, float *output, int n) {
+    const int gated = kind == TRANSFORM_SILU_MUL || kind == TRANSFORM_GELU_TANH_MUL || kind == TRANSFORM_GELU_MUL;
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vf y = activate(kind, load(input + i));
+        store(output + i, gated ? y * load(input + n + i) : y);
+    }
+    if (i < n) {
+        vf y = activate(kind, load_some(input + i, n - i));
+        if (gated) y *= load_some(input + n + i, n - i);
+        memcpy(output + i, &y, (size_t)(n - i) * 4);
+    }
+}
+
+static void norm_row(const Transform *t, const float *input, float *output, int n) {
+    int whole = n / LANES * LANES;
+    float mean = 0, square = 0;
+    if (t->kind == TRANSFORM_LAYER_NORM) {
+        vf sum = {0};
+        for (int i = 0; i < whole; i += LANES) sum += load(input + i);
+        mean = sum_of(sum);
+        for (int i = whole; i < n; i++) mean += input[i];
+        mean /= (float)n;
+    }
+    vf squares = {0};
+    for (int i = 0; i < whole; i += LANES) { vf x = load(input + i) - mean; squares += x * x; }
+    square = sum_of(squares);
+    for (int i = whole; i < n; i++) square += (input[i] - mean) * (input[i] - mean);
+    float factor = 1.0f / sqrtf(square / (float)n + t->epsilon);
+    for (int i = 0; i < whole; i += LANES) {
+        vf y = (load(input + i) - mean) * factor;
+        if (t->weight) y *= load(t->weight + i) + t->offset;
+        store(output + i, t->bias ? y + load(t->bias + i) : y);
+    }
+    for (int i = whole; i < n; i++) {
+        float y = (input[i] - mean) * factor * (t->weight ? t->weight[i] + t->offset : 1);
+        output[i] = t->bias ? y + t->bias[i] : y;
+    }
+}
+
+static void transform_row(const Transform *t, const float *input, float *output, int n) {
+    switch (t->kind) {
+    case TRANSFORM_NONE: memcpy(output, input, (size_t)n * 4); break;
+    case TRANSFORM_RMS_NORM: case TRANSFORM_LAYER_NORM: norm_row(t, input, output, n); break;
+    case TRANSFORM_SILU_MUL: activation_row(TRANSFORM_SILU_MUL, input, output, n); break;
+    case TRANSFORM_GELU_TANH_MUL: activation_row(TRANSFORM_GELU_TANH_MUL, input, output, n); break;
+    case TRANSFORM_GELU_MUL: activation_row(TRANSFORM_GELU_MUL, input, output, n); break;
+    case TRANSFORM_GELU_TANH: activation_row(TRANSFORM_GELU_TANH, input, output, n); break;
+    case TRANSFORM_GELU: activation_row(TRANSFORM_GELU, input, output, n); break;
+    case TRANSFORM_RELU_SQUARED: activation_row(TRANSFORM_RELU_SQUARED, input, output, n); break;
+    default: activation_row(TRANSFORM_RELU, input, output, n);
+    }
+}
+
+static float magnitude(const float *values, int count) { /* count: a multiple of 16 */
+    vf best = {0};
+    for (int i = 0; i < count; i += LANES) best = maximum(best, absolute(load(values + i)));
+    return max_of(best);
+}
+
+/* Writes `count` rounded bytes (a multiple of 16) and returns their sum. */
+INLINE int quantize_run(const float *values, int count, float factor, int8_t *bytes) {
+    vi total = {0};
+    for (int i = 0; i < count; i += LANES) {
+        vi rounded = round_to_int(load(values + i) * factor);
+        vb narrow = __builtin_convertvector(rounded, vb);
+        memcpy(bytes + i, &narrow, LANES);
+        total += rounded;
+    }
+    int sum = 0;
+    for (int i = 0; i < LANES; i++) sum += total[i];
+    return sum;
+}
+
+/* The bytes 8-bit weights are off by when this instruction set multiplies them. */
+#if defined(ISA_AVX512)
+enum { OFFSET8 = 128 };
+#else
+enum { OFFSET8 = 0 };
+#endif
+
+static void write_row8(const float *values, int padded, uint8_t *record) {
+    float largest = magnitude(values, padded), scale = largest / 127.0f;
+    int32_t correction = -OFFSET8 * quantize_run(values, padded, largest > 0 ? 127.0f / largest : 0, (int8_t *)record);
+    memcpy(record + padded, &scale, 4);
+    memcpy(record + padded + 4, &correction, 4);
+}
+
+/* bytes[padded], scale[padded / 32], correction: an int to start the dot product from, or sum · scale for minimums. */
+INLINE void write_group8(const float *values, int padded, const int kind, uint8_t *record) {
+    int groups = padded / GROUP;
+    float *scales = (float *)(record + padded), *sums = scales + groups;
+    int32_t *corrections = (int32_t *)sums;
+    for (int g = 0; g < groups; g++) {
+        const float *part = values + g * GROUP;
+        int8_t *bytes = (int8_t *)record + g * GROUP;
+        float largest = magnitude(part, GROUP), factor = largest > 0 ? 127.0f / largest : 0;
+        scales[g] = largest / 127.0f;
+        if (kind == KIND_Q6_K) {
+            for (int h = 0; h < 2; h++)
+                corrections[2 * g + h] = -OFFSET8 * quantize_run(part + 16 * h, 16, factor, bytes + 16 * h);
+            continue;
+        }
+        int sum = quantize_run(part, GROUP, factor, bytes);
+        if (has_min(kind)) sums[g] = (float)sum * scales[g];
+        else corrections[g] = sum * (kind == KIND_Q4 ? -8 : -OFFSET8);
+    }
+}
+
+static void write_bf16(const float *values, int padded, uint8_t *record) {
+    uint16_t *out = (uint16_t *)record;
+    for (int i = 0; i < padded; i++) out[i] = float_to_bf16(values[i]);
+}
+
+void KERNEL(prepare)(const Transform *t, const float *input, int columns, float *temporary, const Activations *x, int row) {
+    uint8_t *record = x->data + row * x->stride;
+    int padded = x->padded;
+    const float *values = input;
+    if (x->format == FORMAT_F32) temporary = (float *)record;
+    if (t->kind != TRANSFORM_NONE || padded != columns || x->format == FORMAT_F32) {
+        transform_row(t, input, temporary, columns);
+        memset(temporary + columns, 0, (size_t)(padded - columns) * 4);
+        values = temporary;
+    }
+    if (x->format == FORMAT_BF16) write_bf16(values, padded, record);
+    else if (x->format == FORMAT_ROW8) write_row8(values, padded, record);
+    else if (x->format == FORMAT_GROUP8 && has_min(x->kind)) write_group8(values, padded, KIND_Q4_MIN, record);
+    else if (x->format == FORMAT_GROUP8 && x->kind == KIND_Q4) write_group8(values, padded, KIND_Q4, record);
+    else if (x->format == FORMAT_GROUP8 && x->kind == KIND_Q6_K) write_group8(values, padded, KIND_Q6_K, record);
+    else if (x->format == FORMAT_GROUP8) write_group8(values, padded, KIND_Q8, record);
+}
+
+void KERNEL(row_map)(const RowMap *map, int row, float *temporary) {
+    float *output = map->output + row * map->output_stride;
+    const float *input = map->input + row * map->input_stride;
+    transform_row(&map->transform, input, map->accumulate ? temporary : output, map->width);
+    if (map->accumulate) for (int i = 0; i < map->width; i++) output[i] += temporary[i];
+}
+
+/* The first index of the largest value. */
+int KERNEL(best)(const float *values, int count) {
+    int i = 0, found = 0;
+    vf top = splat(-INFINITY);
+    for (; i + LANES <= count; i += LANES) top = maximum(top, load(values + i));
+    float best = max_of(top);
+    for (; i < count; i++) best = values[i] > best ? values[i] : best;
+    while (found < count - 1 && !(values[found] >= best)) found++;
+    return found;
+}

@@ -1,0 +1,183 @@
+/* The C side of the CPU backend: shapes of weights, batches and steps. Knows no model, no Python and no torch.
+ *
+ * Everything is a Step: one op over the rows of a batch. A Program is an array of steps run by one call, so that a whole
+ * decoder layer (or model) costs Python one foreign call. Weight rows are packed in tiles of 16, in the order they are read. */
+#pragma once
+#include <stdint.h>
+#include <stddef.h>
+
+enum { TILE = 16, BLOCK = 64, GROUP = 32, SUPER = 256 }; /* weight rows per tile; columns per block, group and super-block */
+
+/* How weights are stored. A "block" is 64 columns of the tile's 16 rows; quads of 4 columns of one row lie together. */
+typedef enum {
+    KIND_F32,    /* float[64][16] */
+    KIND_BF16,   /* bf16[32 pairs][16][2] */
+    KIND_INT8,   /* int8[16 quads][16][4]; one float scale per row, apart */
+    KIND_Q4,     /* half d[2][16]; nibbles:  w = d (q - 8)     GGUF Q4_0 */
+    KIND_Q4_MIN, /* half d[2][16], m[2][16]; w = d q + m       GGUF Q4_1 */
+    KIND_Q8,     /* half d[2][16]; int8:     w = d q           GGUF Q8_0, Q5_0 */
+    KIND_Q4_K,   /* per 256: half d, dmin; per 32: u8 s, m;    w = d s q - dmin m */
+    KIND_Q6_K,   /* per 256: half d;       per 16: int8 s;     w = d s q */
+    KIND_COUNT
+} Kind;
+
+typedef struct {
+    int32_t kind, rows, columns, padded; /* padded: columns rounded up to whole blocks */
+    const uint8_t *data;                 /* ceil(rows / 16) tiles of tile_bytes */
+    const float *scales;                 /* KIND_INT8 only: one per row, padded to whole tiles */
+    int64_t tile_bytes;
+} Weight;
+
+/* What happens to a row before it is multiplied. MUL kinds read a row of 2n: gate first, then up. */
+typedef enum {
+    TRANSFORM_NONE,
+    TRANSFORM_RMS_NORM,
+    TRANSFORM_LAYER_NORM,
+    TRANSFORM_SILU_MUL,
+    TRANSFORM_GELU_TANH_MUL,
+    TRANSFORM_GELU_MUL,
+    TRANSFORM_GELU_TANH,
+    TRANSFORM_GELU,
+    TRANSFORM_RELU_SQUARED,
+    TRANSFORM_RELU
+} TransformKind;
+
+typedef struct {
+    int32_t kind;
+    float epsilon, offset; /* norms multiply by weight + offset */
+    const float *weight, *bias;
+} Transform;
+
+/* output[r] (+)= weight · transform(input[r]) + bias */
+typedef struct {
+    Transform transform;
+    const Weight *weight;
+    const float *input;
+    int64_t input_stride;
+    float *output;
+    int64_t output_stride;
+    const float *bias;
+    int32_t accumulate;
+} Linear;
+
+/* output[r] (+)= transform(input[r]) */
+typedef struct {
+    Transform transform;
+    const float *input;
+    int64_t input_stride;
+    float *output;
+    int64_t output_stride;
+    int32_t width, accumulate;
+} RowMap;
+
+/* Rotates query and key in place (after an optional norm of each head) and writes key and value into their slots. */
+typedef struct {
+    float *query, *key, *value;
+    int64_t query_stride, key_stride, value_stride; /* floats from token to token */
+    int32_t heads, kv_heads, head_dim, rotary_dim, interleaved;
+    const float *cosine, *sine; /* [positions, rotary_dim / 2]; null: no rotation */
+    const float *query_norm, *key_norm;
+    float epsilon, offset;
+    void *keys, *values; /* [slots, kv_heads, head_dim] float, or int8 where the scales are given; null: not stored */
+    float *key_scales, *value_scales;
+} RopeStore;
+
+typedef struct {
+    const float *query;
+    int64_t query_stride;
+    float *output;
+    int64_t output_stride;
+    int32_t heads, kv_heads, head_dim, window; /* window: keys seen, the query's own included; 0: all */
+    float scale, softcap;
+    const float *slopes, *sinks; /* per head: ALiBi slope; logit of a key without a value */
+    const void *keys, *values;
+    const float *key_scales, *value_scales;
+    int32_t causal;
+} Attention;
+
+/* output[r] = row tokens[r] of the table, times scale */
+typedef struct {
+    const Weight *table;
+    float *output;
+    int64_t output_stride;
+    float scale;
+} Embedding;
+
+/* output[r] = input[output_rows[r]] */
+typedef struct {
+    const float *input;
+    int64_t input_stride;
+    float *output;
+    int64_t output_stride;
+    int32_t width;
+} Gather;
+
+typedef struct {
+    const float *input;
+    int64_t input_stride;
+    int32_t width, count; /* count: how many of the largest, best first */
+    float *values;
+    int32_t *ids; /* [rows, count] */
+} TopK;
+
+typedef struct {
+    int32_t num_tokens, num_sequences, num_outputs;
+    const int32_t *tokens, *positions, *slots; /* per token; slots: where its key and value go, negative: nowhere */
+    const int32_t *query_starts;               /* [sequences + 1] */
+    const int32_t *context_lengths;            /* [sequences], new tokens included */
+    const int32_t *slot_ids, *slot_starts;     /* slots of sequence s in order: slot_ids[slot_starts[s] ...] */
+    const int32_t *output_rows;                /* [outputs] */
+} Batch;
+
+typedef enum { OP_LINEAR, OP_ROW_MAP, OP_ROPE_STORE, OP_ATTENTION, OP_EMBEDDING, OP_GATHER, OP_TOP_K } OpCode;
+
+typedef struct {
+    int32_t op;
+    int32_t over_outputs; /* rows are the batch's outputs instead of its tokens */
+    const void *args;
+} Step;
+
+/* Activations as a matmul reads them: `data` holds one record per row, `stride` bytes apart. */
+typedef enum { FORMAT_F32, FORMAT_BF16, FORMAT_ROW8, FORMAT_GROUP8 } Format;
+typedef struct {
+    uint8_t *data;
+    int64_t stride;
+    int32_t format, kind, padded;
+} Activations;
+
+/* Queries [query0, query0 + queries) of one sequence over its keys [key0, key1), for the heads of one KV head. */
+typedef struct {
+    int32_t sequence, kv_head, query0, queries, key0, key1;
+    float *partial; /* null: write the output; else per query and head: maximum, sum, values, for the merge */
+} AttentionTask;
+
+/* One instruction set's version of everything that is worth having twice. */
+typedef struct {
+    const char *name;
+    void (*prepare)(const Transform *, const float *input, int columns, float *temporary, const Activations *, int row);
+    void (*matmul)(const Linear *, const Activations *, int tile0, int tile1, int rows, float *scratch);
+    void (*row_map)(const RowMap *, int row, float *temporary);
+    void (*rope_store)(const RopeStore *, const Batch *, int token, int head);
+    void (*attention)(const Attention *, const Batch *, const AttentionTask *, float *scratch);
+    int (*best)(const float *values, int count);
+    int wide_rows; /* from this many rows on, activations go to `wide_matmul` as bf16 (or row-wise int8); 0: never */
+    void (*wide_matmul)(const Linear *, const Activations *, int tile0, int tile1, int rows, float *scratch);
+} Kernels;
+
+extern const Kernels *trireme_kernels; /* the chosen instruction set */
+
+/* features.c */
+int trireme_set_isa(const char *name);
+const char *trireme_isa(void);
+/* pool.c */
+typedef void (*Job)(void *context, int worker, int workers);
+int trireme_set_threads(int count);
+int trireme_threads(void);
+void pool_run(Job job, void *context);
+void pool_barrier(void);
+int64_t pool_take(int64_t chunk);
+void *pool_scratch(int worker, size_t bytes);
+/* pack.c */
+int64_t trireme_tile_bytes(int kind, int columns);
+int64_t trireme_padded_columns(int kind, int columns);
+void dequantize_row(const Weight *weight, int row, float *output);

@@ -1,0 +1,160 @@
+"""The loaded C library: its structs and calls, and the choice of instruction set and threads. Knows nothing of models."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+
+from trireme.backends.cpu import build
+from trireme.errors import BackendUnavailable
+
+KINDS = {name: i for i, name in enumerate(("f32", "bf16", "int8", "q4", "q4_min", "q8", "q4_k", "q6_k"))}
+SOURCES = {name: i for i, name in enumerate(("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q5_0", "q4_k", "q6_k"))}
+TRANSFORMS = {
+    name: i
+    for i, name in enumerate(
+        ("none", "rms_norm", "layer_norm", "silu_mul", "gelu_tanh_mul", "gelu_mul", "gelu_tanh", "gelu", "relu_squared", "relu")
+    )
+}
+OPS = {name: i for i, name in enumerate(("linear", "row_map", "rope_store", "attention", "embedding", "gather", "top_k"))}
+
+
+class WeightStruct(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("kind", "rows", "columns", "padded")),
+        ("data", c_void_p),
+        ("scales", c_void_p),
+        ("tile_bytes", c_int64),
+    ]
+
+
+class TransformStruct(Structure):
+    _fields_ = [("kind", c_int32), ("epsilon", c_float), ("offset", c_float), ("weight", c_void_p), ("bias", c_void_p)]
+
+
+_IN_OUT = [("input", c_void_p), ("input_stride", c_int64), ("output", c_void_p), ("output_stride", c_int64)]
+
+
+class LinearStruct(Structure):
+    _fields_ = [
+        ("transform", TransformStruct),
+        ("weight", POINTER(WeightStruct)),
+        *_IN_OUT,
+        ("bias", c_void_p),
+        ("accumulate", c_int32),
+    ]
+
+
+class RowMapStruct(Structure):
+    _fields_ = [("transform", TransformStruct), *_IN_OUT, ("width", c_int32), ("accumulate", c_int32)]
+
+
+class RopeStoreStruct(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("query", "key", "value")),
+        *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
+        *((name, c_int32) for name in ("heads", "kv_heads", "head_dim", "rotary_dim", "interleaved")),
+        *((name, c_void_p) for name in ("cosine", "sine", "query_norm", "key_norm")),
+        ("epsilon", c_float),
+        ("offset", c_float),
+        *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+    ]
+
+
+class AttentionStruct(Structure):
+    _fields_ = [
+        ("query", c_void_p),
+        ("query_stride", c_int64),
+        ("output", c_void_p),
+        ("output_stride", c_int64),
+        *((name, c_int32) for name in ("heads", "kv_heads", "head_dim", "window")),
+        ("scale", c_float),
+        ("softcap", c_float),
+        *((name, c_void_p) for name in ("slopes", "sinks", "keys", "values", "key_scales", "value_scales")),
+        ("causal", c_int32),
+    ]
+
+
+class EmbeddingStruct(Structure):
+    _fields_ = [("table", POINTER(WeightStruct)), ("output", c_void_p), ("output_stride", c_int64), ("scale", c_float)]
+
+
+class GatherStruct(Structure):
+    _fields_ = [*_IN_OUT, ("width", c_int32)]
+
+
+class TopKStruct(Structure):
+    _fields_ = [*_IN_OUT[:2], ("width", c_int32), ("count", c_int32), ("values", c_void_p), ("ids", c_void_p)]
+
+
+class BatchStruct(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("num_tokens", "num_sequences", "num_outputs")),
+        *((name, c_void_p) for name in ("tokens", "positions", "slots", "query_starts", "context_lengths")),
+        *((name, c_void_p) for name in ("slot_ids", "slot_starts", "output_rows")),
+    ]
+
+
+class StepStruct(Structure):
+    _fields_ = [("op", c_int32), ("over_outputs", c_int32), ("args", c_void_p)]
+
+
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "trireme_set_isa": (c_int32, [c_char_p]),
+    "trireme_isa": (c_char_p, []),
+    "trireme_set_threads": (c_int32, [c_int32]),
+    "trireme_threads": (c_int32, []),
+    "trireme_tile_bytes": (c_int64, [c_int32, c_int32]),
+    "trireme_padded_columns": (c_int64, [c_int32, c_int32]),
+    "trireme_pack": (c_int32, [POINTER(WeightStruct), c_int32, c_int32, c_int32, c_void_p, c_int64]),
+    "trireme_unpack": (None, [POINTER(WeightStruct), c_int32, c_int32, c_void_p, c_int64]),
+    "trireme_run": (None, [c_void_p, c_int32, c_void_p]),
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Loads the kernels, building them on first use; the best instruction set, or $TRIREME_CPU_ISA, and all cores."""
+    try:
+        loaded = ctypes.CDLL(str(build.ensure()))
+    except (build.BuildFailed, OSError) as error:
+        raise BackendUnavailable(
+            f"the CPU kernels cannot be built: {error}.", "install a C compiler, or use torch's ops"
+        ) from error
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    asked = os.environ.get("TRIREME_CPU_ISA", "auto")
+    if not loaded.trireme_set_isa(asked.encode()):
+        raise BackendUnavailable(f"this CPU cannot run the instruction set {asked}.", "unset TRIREME_CPU_ISA")
+    loaded.trireme_set_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return loaded
+
+
+def set_isa(name: str) -> None:
+    """Uses `name` from now on (amx, avx512vnni, avx2, dotprod, portable), or the best for "auto"."""
+    if not library().trireme_set_isa(name.encode()):
+        raise BackendUnavailable(
+            f"this CPU cannot run the instruction set {name}.", f"use one of {', '.join(available_isas())}"
+        )
+
+
+def isa() -> str:
+    return library().trireme_isa().decode()
+
+
+def available_isas() -> list[str]:
+    """Every instruction set this machine can run, best first."""
+    current, found = isa(), []
+    for name in ("amx", "avx512vnni", "avx2", "dotprod", "portable"):
+        if library().trireme_set_isa(name.encode()):
+            found.append(name)
+    library().trireme_set_isa(current.encode())
+    return found
+
+
+def set_threads(count: int) -> int:
+    """Sets how many threads compute (0: all cores); returns how many there will be."""
+    return library().trireme_set_threads(count or os.cpu_count() or 1)

@@ -1,0 +1,82 @@
+"""Packed weights: matrices in the order the kernels read them, made from floats or from GGUF blocks. Knows no layers."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from trireme.backends.cpu.library import KINDS, SOURCES, WeightStruct, library
+from trireme.errors import UnsupportedModel
+
+TILE = 16
+KIND_OF_GGUF = {"Q4_0": "q4", "Q4_1": "q4_min", "Q8_0": "q8", "Q5_0": "q8", "Q4_K": "q4_k", "Q6_K": "q6_k"}
+_FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+def aligned_zeros(count: int) -> torch.Tensor:
+    """`count` zero bytes whose first lies on a cache line."""
+    raw = torch.zeros(count + 63, dtype=torch.uint8)
+    skip = -raw.data_ptr() % 64
+    return raw[skip : skip + count]
+
+
+class PackedWeight:
+    """A [rows, columns] matrix of one kind. Rows may be filled in several pieces, so that fused projections need no copy."""
+
+    def __init__(
+        self, kind: str, rows: int, columns: int, data: torch.Tensor | None = None, scales: torch.Tensor | None = None
+    ):
+        code, tiles = KINDS[kind], -(-rows // TILE)
+        tile_bytes = library().trireme_tile_bytes(code, columns)
+        self.kind, self.rows, self.columns = kind, rows, columns
+        self.data = aligned_zeros(tiles * tile_bytes) if data is None else data
+        self.scales = scales
+        if kind == "int8" and scales is None:
+            self.scales = torch.zeros(tiles * TILE)
+        padded = library().trireme_padded_columns(code, columns)
+        scale_at = self.scales.data_ptr() if self.scales is not None else None
+        self.struct = WeightStruct(code, rows, columns, padded, self.data.data_ptr(), scale_at, tile_bytes)
+        self.pointer = ctypes.pointer(self.struct)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + (self.scales.nbytes if self.scales is not None else 0)
+
+    @classmethod
+    def from_floats(cls, kind: str, weight: torch.Tensor) -> PackedWeight:
+        """Quantises (or only reorders) a float matrix."""
+        packed = cls(kind, *weight.shape)
+        packed.put_floats(0, weight)
+        return packed
+
+    @classmethod
+    def from_gguf(cls, kind: str, blocks: torch.Tensor, columns: int) -> PackedWeight:
+        """Repacks GGUF blocks, bytes of shape [rows, bytes of a row], without changing a weight."""
+        packed = cls(KIND_OF_GGUF[kind.upper()], blocks.shape[0], columns)
+        packed.put_gguf(0, kind, blocks)
+        return packed
+
+    def put_floats(self, first: int, weight: torch.Tensor) -> None:
+        """Fills rows from `first` on with float rows."""
+        if weight.dtype not in _FLOATS or weight.stride(-1) != 1:
+            weight = weight.float().contiguous()
+        self._put(first, weight, _FLOATS[weight.dtype], weight.element_size() * weight.stride(0))
+
+    def put_gguf(self, first: int, kind: str, blocks: torch.Tensor) -> None:
+        """Fills rows from `first` on with rows of GGUF blocks of that kind."""
+        self._put(first, blocks, kind.lower(), blocks.stride(0))
+
+    def _put(self, first: int, source: torch.Tensor, name: str, stride: int) -> None:
+        assert 0 <= first and first + source.shape[0] <= self.rows, (first, source.shape, self.rows)
+        if library().trireme_pack(self.pointer, first, source.shape[0], SOURCES[name], source.data_ptr(), stride):
+            raise UnsupportedModel(
+                f"{name} weights of width {self.columns} cannot be packed as {self.kind}.", "dequantise them first"
+            )
+
+    def floats(self, first: int = 0, count: int | None = None) -> torch.Tensor:
+        """Rows as float32."""
+        count = self.rows - first if count is None else count
+        output = torch.empty(count, self.columns)
+        library().trireme_unpack(self.pointer, first, count, output.data_ptr(), self.columns)
+        return output
