@@ -114,7 +114,9 @@ def resolve(
 
 
 # Variables that are read elsewhere, before there is a config; everything else called TRIREME_* must be a setting.
-OTHER_VARIABLES = frozenset({"TRIREME_CONFIG", "TRIREME_CACHE", "TRIREME_DEBUG", "TRIREME_LOG", "TRIREME_INDEX_URL", "TRIREME_API_KEY"})
+OTHER_VARIABLES = frozenset(
+    {"TRIREME_CONFIG", "TRIREME_CACHE", "TRIREME_DEBUG", "TRIREME_LOG", "TRIREME_INDEX_URL", "TRIREME_API_KEY"}
+)
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -138,7 +140,9 @@ def _from_file(path: pathlib.Path) -> dict[str, Any]:
             raise BadConfig(f"Unknown table [{group}] in {path}.", f"use one of: {', '.join(GROUPS)}")
         for name, value in table.items():
             if name not in settings([group]):
-                raise BadConfig(f"Unknown setting {name!r} in [{group}] of {path}.", f"use one of: {_near(name, settings([group]))}")
+                raise BadConfig(
+                    f"Unknown setting {name!r} in [{group}] of {path}.", f"use one of: {_near(name, settings([group]))}"
+                )
             chosen[name] = value
     return chosen
 

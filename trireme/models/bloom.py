@@ -79,7 +79,11 @@ class Bloom(Module):
 
     @staticmethod
     def config(raw: dict[str, Any]) -> ModelConfig:
-        raw = {"hidden_size": raw.get("n_embed"), "n_layer": raw.get("num_hidden_layers"), "n_head": raw.get("num_attention_heads")} | raw
+        raw = {
+            "hidden_size": raw.get("n_embed"),
+            "n_layer": raw.get("num_hidden_layers"),
+            "n_head": raw.get("num_attention_heads"),
+        } | raw
         hidden, num_heads = number(raw, "hidden_size"), number(raw, "n_head")
         return ModelConfig(
             hidden=hidden,

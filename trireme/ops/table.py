@@ -194,7 +194,9 @@ class Ops:
         """The likeliest token of each row; the lowest id of equals."""
         return logits.argmax(-1)
 
-    def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+    def sample(
+        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+    ) -> Tensor:
         """One token per row from softmax(logits / temperature), after top-k, then top-p, then min-p.
 
         Every parameter is [rows]; top_k 0 is all; temperature 0 is greedy. `uniform` in [0, 1) is the row's own random number:

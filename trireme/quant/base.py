@@ -108,4 +108,3 @@ class Dense:
 
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.weight, self.bias) if t is not None)
-

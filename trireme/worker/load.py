@@ -80,7 +80,9 @@ def model_length(cfg: ModelConfig, wanted: int | None) -> int:
     factor = float(cfg.rope.get("factor") or 1.0) if cfg.rope else 1.0
     limit = int(cfg.max_positions * max(factor, 1.0)) if cfg.rope else wanted
     if wanted > limit:
-        raise BadConfig(f"max_model_len is {wanted}; the model's positions end at {limit}.", f"use --max-model-len {limit} or less")
+        raise BadConfig(
+            f"max_model_len is {wanted}; the model's positions end at {limit}.", f"use --max-model-len {limit} or less"
+        )
     return wanted
 
 

@@ -102,7 +102,9 @@ class Bias(_ByRow):
         _, values = self.pairs(choice, at)
         where = [i for i, (ids, _) in zip(at, values, strict=True) for _ in ids]
         ids = [token for ids, _ in values for token in ids]
-        amounts = torch.tensor([b for _, biases in values for b in biases], dtype=choice.logits.dtype, device=choice.logits.device)
+        amounts = torch.tensor(
+            [b for _, biases in values for b in biases], dtype=choice.logits.dtype, device=choice.logits.device
+        )
         choice.logits.index_put_(_index(where, ids, choice), amounts, accumulate=True)
 
 

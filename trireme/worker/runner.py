@@ -68,7 +68,10 @@ class Runner:
         tokens = launched.ids[: len(sampling)].tolist()
         notes = launched.notes
         if launched.logprobs or (tokens and min(tokens) < 0):
-            said = (self.sampler.note(row, t, launched.logprobs.get(i)) for i, (row, t) in enumerate(zip(sampling, tokens, strict=True)))
+            said = (
+                self.sampler.note(row, t, launched.logprobs.get(i))
+                for i, (row, t) in enumerate(zip(sampling, tokens, strict=True))
+            )
             notes = notes + [note for note in said if note]
         return Sampled(plan.step, tokens, notes)
 
@@ -124,6 +127,8 @@ class Runner:
                 known = min(count, int(self.tables.num_prompt[row]) - start - 1)
                 if known > 0:
                     targets = self.tables.tokens[row, start + 1 : start + 1 + known].long()
-                    notes.append(RowNote(row, prompt_logprobs=self.sampler.prompt_note(row, logits[begin : begin + known], targets)))
+                    notes.append(
+                        RowNote(row, prompt_logprobs=self.sampler.prompt_note(row, logits[begin : begin + known], targets))
+                    )
             begin += count
         return notes

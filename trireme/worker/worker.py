@@ -25,7 +25,9 @@ from trireme.worker.tables import Tables
 class LocalWorker:
     """A worker in this process."""
 
-    def __init__(self, config: Config, path: pathlib.Path, rank: int = 0, store: str = "", report: Report = lambda name, share: None):
+    def __init__(
+        self, config: Config, path: pathlib.Path, rank: int = 0, store: str = "", report: Report = lambda name, share: None
+    ):
         started = time.monotonic()
         if config.device.threads:
             torch.set_num_threads(config.device.threads)

@@ -1,0 +1,262 @@
+"""The offline API: the whole engine in this process. `LLM("smollm2").generate("Once upon a time")`.
+
+The same scheduler, worker and loop as the server, without channels. Knows text and progress bars; nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich import progress as progress_bar
+from rich.console import Console
+from torch import Tensor
+
+from trireme.config import Config, resolve
+from trireme.errors import BadConfig, BadRequest, TriremeError
+from trireme.hub.checkpoint import Checkpoint
+from trireme.hub.resolve import resolve_model
+from trireme.hub.tokenizer import Tokenizer
+from trireme.sched.engine import Engine
+from trireme.sched.scheduler import Scheduler
+from trireme.serve.answers import Answer, Piece
+from trireme.serve.loop import EngineLoop
+from trireme.types import Output, Progress, SamplingParams
+from trireme.worker.group import RankGroup
+from trireme.worker.worker import LocalWorker
+
+Prompt = str | list[int]
+Messages = list[dict[str, Any]]
+
+
+class LLM:
+    """A model, loaded and ready. Every setting of `trireme.config` may be given by name: `LLM("model", page_size=1, tp=2)`."""
+
+    def __init__(
+        self, model: str | None = None, *, config: Config | None = None, report: Callable | None = None, **settings: Any
+    ):
+        self.config = config or resolve({"model": model, **settings})
+        report = report or (lambda name, share: None)
+        self.path = resolve_model(self.config.model.model)
+        self.tokenizer = _tokenizer(self.path, self.config)
+        checkpoint = Checkpoint.open(self.path)
+        self.generation = checkpoint.generation
+        self.eos_token_ids = checkpoint.eos_token_ids()
+        in_process = self.config.device.tp == 1
+        self.worker: LocalWorker | RankGroup = (
+            LocalWorker(self.config, self.path, report=report) if in_process else RankGroup(self.config, self.path, report)
+        )
+        ready = self.worker.ready
+        self.scheduler = Scheduler(
+            self.config.schedule,
+            num_pages=ready.num_pages,
+            page_size=0 if self.config.cache.page_size == 0 else ready.page_size,
+            max_model_len=ready.max_model_len,
+            prefix_cache=self.config.cache.prefix_cache and ready.shares_prefixes,
+        )
+        self._loop = EngineLoop(Engine(self.scheduler, self.worker))
+        self._ids = itertools.count()
+
+    # --- asking ---------------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[Output]:
+        """Continues each prompt (text or token ids), all of them together. One answer per prompt, in their order."""
+        listed = [prompts] if _is_prompt(prompts) else list(prompts)  # type: ignore[arg-type]
+        return self._answer_all([self._tokens(prompt) for prompt in listed], sampling, progress)
+
+    def chat(
+        self,
+        conversations: Messages | Sequence[Messages],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+        **template: Any,
+    ) -> list[Output]:
+        """Answers each conversation, a list of {"role", "content"}, by the model's own chat template."""
+        listed = [conversations] if conversations and isinstance(conversations[0], dict) else conversations
+        return self._answer_all([(None, self.chat_tokens(c, **template)) for c in listed], sampling, progress)  # type: ignore[arg-type]
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[Piece]:
+        """Continues one prompt, piece by piece. Leaving the iterator early ends the request."""
+        return self._stream(*self._tokens(prompt), sampling)
+
+    def stream_chat(self, messages: Messages, sampling: SamplingParams | None = None, **template: Any) -> Iterator[Piece]:
+        """Answers a conversation, piece by piece."""
+        return self._stream(None, self.chat_tokens(messages, **template), sampling)
+
+    async def agenerate(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Output:
+        """As `generate` for one prompt, for asyncio; many may run at once."""
+        answer = self._open(*self._tokens(prompt), sampling)
+        async for _ in self._pieces(answer):
+            pass
+        return answer.output()
+
+    def astream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> AsyncIterator[Piece]:
+        """As `stream`, for asyncio."""
+        return self._pieces(self._open(*self._tokens(prompt), sampling))
+
+    def chat_tokens(self, messages: Messages, **template: Any) -> list[int]:
+        """The prompt of a conversation."""
+        if self.tokenizer is None:
+            raise BadRequest("This model has no tokenizer, so no chat template.", "give token ids to generate()")
+        return self.tokenizer.encode_chat(messages, **template)
+
+    # --- looking inside -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def capture(self, *paths: str) -> Iterator[dict[str, list[Tensor]]]:
+        """The outputs of the layers at these paths, e.g. "model.layers.3.self_attn" or "model.layers.*.mlp", step by step."""
+        if not isinstance(self.worker, LocalWorker):
+            raise BadConfig("Layers can be captured only in a worker of this process.", "use tp=1")
+        held = self.worker.capture(*paths)
+        values: list[dict[str, list[Tensor]]] = []
+        self._loop.call(lambda: values.append(held.__enter__()))
+        try:
+            yield values[0]
+        finally:
+            self._loop.call(lambda: held.__exit__(None, None, None) and None)
+
+    def default_sampling(self, **changes: Any) -> SamplingParams:
+        """What the model's makers advise, with your changes."""
+        advised = {
+            name: self.generation[name] for name in ("temperature", "top_p", "top_k", "min_p") if self.generation.get(name)
+        }
+        return SamplingParams(**{**advised, **changes})
+
+    def close(self) -> None:
+        """Ends the loop and its workers."""
+        self._loop.close()
+        self.worker.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the way of a request -------------------------------------------------------------------------------------------------
+
+    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if not isinstance(prompt, str):
+            self._check_ids(prompt)
+            return None, list(prompt)
+        if self.tokenizer is None:
+            raise BadRequest("This model has no tokenizer.", "give token ids instead of text", "prompt")
+        return prompt, self.tokenizer.encode(prompt)
+
+    def _check_ids(self, ids: list[int]) -> None:
+        vocab = self.worker.ready.vocab_size
+        if any(not isinstance(i, int) or not 0 <= i < vocab for i in ids):
+            raise BadRequest(f"A prompt of token ids takes whole numbers from 0 to {vocab - 1}.", "check the ids", "prompt")
+
+    def _open(self, prompt: str | None, tokens: list[int], sampling: SamplingParams | None) -> Answer:
+        sampling = sampling or SamplingParams()
+        sampling.check(self.worker.ready.vocab_size)
+        return Answer(f"offline-{next(self._ids)}", prompt, tokens, sampling, self.tokenizer)
+
+    def _submit(self, answer: Answer, deliver: Callable[[Progress | TriremeError], None]) -> None:
+        self._loop.submit(answer.requests(self.eos_token_ids), deliver)
+
+    def _take(self, answer: Answer, item: Progress | TriremeError) -> Piece | None:
+        """Progress into the answer. A stop string ends the sequence here before the scheduler knows: it is told."""
+        if isinstance(item, TriremeError):
+            raise item
+        piece = answer.take(item)
+        if piece is not None and piece.finish_reason is not None and item.finish is None:
+            self._loop.abort(item.id, piece.finish_reason)
+        return piece
+
+    def _abandon(self, answer: Answer) -> None:
+        for completion in answer.completions:
+            if completion.finish_reason is None:
+                self._loop.abort(answer.request_id(completion.index))
+
+    def _answer_all(self, prompts: list, sampling: Any, progress: bool) -> list[Output]:
+        wanted = list(sampling) if isinstance(sampling, list | tuple) else [sampling] * len(prompts)
+        if len(wanted) != len(prompts):
+            raise BadRequest(f"{len(prompts)} prompts, but {len(wanted)} sampling parameters.", "give one, or one per prompt")
+        inbox: queue.SimpleQueue[tuple[Answer, Progress | TriremeError]] = queue.SimpleQueue()
+        answers = [self._open(*prompt, params) for prompt, params in zip(prompts, wanted, strict=True)]
+        try:
+            for answer in answers:
+                self._submit(answer, lambda item, answer=answer: inbox.put((answer, item)))  # type: ignore[misc]
+            with _bar(len(answers), progress) as advance:
+                left = len(answers)
+                while left:
+                    answer, item = inbox.get()
+                    piece = self._take(answer, item)
+                    finished = piece is not None and piece.finish_reason is not None and answer.done
+                    left -= finished
+                    advance(finished, len(piece.token_ids) if piece else 0)
+        except BaseException:
+            for answer in answers:
+                self._abandon(answer)
+            raise
+        return [answer.output() for answer in answers]
+
+    def _stream(self, prompt: str | None, tokens: list[int], sampling: SamplingParams | None) -> Iterator[Piece]:
+        answer = self._open(prompt, tokens, sampling)
+        inbox: queue.SimpleQueue[Progress | TriremeError] = queue.SimpleQueue()
+        self._submit(answer, inbox.put)
+        try:
+            while not answer.done:
+                piece = self._take(answer, inbox.get())
+                if piece is not None:
+                    yield piece
+        finally:
+            self._abandon(answer)
+
+    async def _pieces(self, answer: Answer) -> AsyncIterator[Piece]:
+        loop, inbox = asyncio.get_running_loop(), asyncio.Queue()  # type: ignore[var-annotated]
+        self._submit(answer, lambda item: loop.call_soon_threadsafe(inbox.put_nowait, item) and None)
+        try:
+            while not answer.done:
+                piece = self._take(answer, await inbox.get())
+                if piece is not None:
+                    yield piece
+        finally:
+            self._abandon(answer)
+
+
+def _tokenizer(path: Any, config: Config) -> Tokenizer | None:
+    """The model's tokenizer; with random weights there may be none."""
+    try:
+        return Tokenizer.open(path)
+    except TriremeError:
+        if config.model.random_weights:
+            return None
+        raise
+
+
+def _is_prompt(prompts: Any) -> bool:
+    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+
+
+@contextmanager
+def _bar(total: int, shown: bool) -> Iterator[Callable[[bool, int], None]]:
+    """A progress bar with tokens per second, when asked for and somebody looks."""
+    if not (shown and sys.stderr.isatty()):
+        yield lambda finished, tokens: None
+        return
+    text = progress_bar.TextColumn("{task.fields[tokens]} tokens")
+    columns = (progress_bar.BarColumn(), progress_bar.MofNCompleteColumn(), text, progress_bar.TimeElapsedColumn())
+    with progress_bar.Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task, made = progress.add_task("", total=total, tokens=0), 0
+
+        def advance(finished: bool, tokens: int) -> None:
+            nonlocal made
+            made += tokens
+            progress.update(task, advance=int(finished), tokens=made)
+
+        yield advance

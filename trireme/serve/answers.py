@@ -1,0 +1,139 @@
+"""From progress to answers: tokens become text, stop strings end sequences, n sequences become one output.
+
+Knows text and tokens; nothing of HTTP, and nothing of how the tokens were made.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from trireme.hub.detokenizer import Detokenizer
+from trireme.hub.tokenizer import Tokenizer
+from trireme.types import Completion, FinishReason, Output, Progress, Request, SamplingParams, TokenLogprobs
+
+
+class Piece(msgspec.Struct, kw_only=True):
+    """What one sequence of an answer gained: new text, new tokens; the last piece carries the finish reason."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+class Answer:
+    """The answer to one prompt, as it grows. One request per sequence; the first leads, the others share its prompt's KV."""
+
+    def __init__(self, id: str, prompt: str | None, tokens: list[int], sampling: SamplingParams, tokenizer: Tokenizer | None):
+        self.id, self.prompt, self.tokens, self.sampling = id, prompt, tokens, sampling
+        self.completions = [Completion(index=i, token_ids=[]) for i in range(sampling.num_sequences)]
+        self._texts = [_detokenizer(tokenizer, sampling) for _ in self.completions]
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self.cached_tokens = 0
+
+    def requests(self, eos_token_ids: list[int], *, salt: str = "", priority: int = 0) -> list[Request]:
+        """What the scheduler is asked for. Seeds of the sequences differ, but follow from the request's own."""
+        seed = self.sampling.seed if self.sampling.seed is not None else random.getrandbits(63)
+        requests = []
+        for completion in self.completions:
+            sampling = msgspec.structs.replace(self.sampling, seed=(seed + completion.index) % 2**63)
+            if self._ranks and sampling.logprobs is None:
+                sampling = msgspec.structs.replace(sampling, logprobs=0)
+            if completion.index and sampling.prompt_logprobs is not None:
+                sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+            requests.append(
+                Request(
+                    id=self.request_id(completion.index),
+                    tokens=self.tokens,
+                    sampling=sampling,
+                    eos_token_ids=eos_token_ids,
+                    salt=salt,
+                    priority=priority,
+                    leader=self.request_id(0) if completion.index else None,
+                )
+            )
+        return requests
+
+    def request_id(self, index: int) -> str:
+        return f"{self.id}/{index}"
+
+    @property
+    def _ranks(self) -> bool:
+        """Whether the sequences are to be compared by likelihood."""
+        return self.sampling.num_sequences > self.sampling.n
+
+    def take(self, progress: Progress) -> Piece | None:
+        """Adds progress to its sequence. None if the sequence has ended already: steps in flight may still answer."""
+        index = int(progress.id.rpartition("/")[2])
+        completion, text = self.completions[index], self._texts[index]
+        if completion.finish_reason is not None:
+            return None
+        if progress.prompt_logprobs is not None:
+            self.prompt_logprobs = progress.prompt_logprobs
+        self.cached_tokens = max(self.cached_tokens, progress.cached_tokens)
+        finish, fresh = progress.finish, ""
+        if text is not None:
+            fresh = text.push(self._visible(progress))
+            if text.stopped:
+                finish = FinishReason.STOP
+            elif finish is not None:
+                fresh += text.flush()
+        self._extend(completion, progress, fresh, finish)
+        return Piece(
+            index=index,
+            text=fresh,
+            token_ids=progress.tokens,
+            logprobs=progress.logprobs if self.sampling.logprobs is not None else None,
+            finish_reason=finish,
+            error=progress.error,
+        )
+
+    def _visible(self, progress: Progress) -> list[int]:
+        """The tokens that belong to the text: a stop token that ended the sequence does not."""
+        ended = progress.finish is FinishReason.STOP and progress.tokens
+        hidden = ended and not self.sampling.include_stop and progress.tokens[-1] in self.sampling.stop_token_ids
+        return progress.tokens[:-1] if hidden else progress.tokens
+
+    def _extend(self, completion: Completion, progress: Progress, fresh: str, finish: FinishReason | None) -> None:
+        completion.text += fresh
+        completion.token_ids += progress.tokens
+        completion.finish_reason, completion.error = finish, progress.error
+        if progress.logprobs:
+            completion.logprobs = (completion.logprobs or []) + progress.logprobs
+            completion.cumulative_logprob = sum((p.logprob for p in progress.logprobs), completion.cumulative_logprob or 0.0)
+
+    @property
+    def done(self) -> bool:
+        return all(completion.finish_reason is not None for completion in self.completions)
+
+    def output(self) -> Output:
+        """The whole answer; of best_of sequences the n likeliest per token."""
+        completions = self.completions
+        if self._ranks:
+            likely = sorted(completions, key=lambda c: -(c.cumulative_logprob or 0.0) / max(len(c.token_ids), 1))
+            completions = likely[: self.sampling.n]
+            for index, completion in enumerate(completions):
+                completion.index = index
+                if self.sampling.logprobs is None:
+                    completion.logprobs = None
+        return Output(
+            id=self.id,
+            prompt=self.prompt,
+            prompt_token_ids=self.tokens,
+            completions=completions,
+            prompt_logprobs=self.prompt_logprobs,
+            cached_tokens=self.cached_tokens,
+        )
+
+
+def _detokenizer(tokenizer: Tokenizer | None, sampling: SamplingParams) -> Detokenizer | None:
+    """None without a tokenizer: random-weight models have ids alone."""
+    if tokenizer is None:
+        return None
+    return Detokenizer(
+        tokenizer, stop=sampling.stop, include_stop=sampling.include_stop, skip_special_tokens=sampling.skip_special_tokens
+    )

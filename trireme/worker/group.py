@@ -1,0 +1,176 @@
+"""Worker processes, one per rank, seen as one worker. A rank that dies or hangs ends the group with one clear line.
+
+Knows processes and sockets. Imports no torch: the ranks do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+
+from trireme.config import Config
+from trireme.errors import TriremeError, WorkerDied
+from trireme.ipc.channel import Channel, ChannelClosed, pair
+from trireme.ipc.messages import Beat, Failed, FromWorker, Phase, Plan, Ready, Sampled, Start, Stop
+
+SILENCE_SECONDS = 5.0  # a rank that has not beaten for so long is hung
+START_SILENCE_SECONDS = 120.0  # importing and mapping may hold a beat back
+
+Report = Callable[[str, float], None]
+
+
+class _Rank:
+    def __init__(self, rank: int, size: int, config: Config, path: pathlib.Path, store: str):
+        ours, theirs = pair()
+        environ = dict(os.environ, GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", "lo"), OMP_WAIT_POLICY="PASSIVE")
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "trireme.worker.rank", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environ,
+            )
+        self.rank, self.channel = rank, Channel(ours, FromWorker)
+        self.ready: Ready | None = None
+        self.beaten, self.busy = time.monotonic(), 0.0
+        self.channel.send(Start(rank, size, store, dataclasses.asdict(config), str(path)))
+
+    def ending(self) -> str:
+        """How the process ended, in words."""
+        code = self.process.poll()
+        if code is None:
+            return "closed its channel"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+class RankGroup:
+    """The same face as a worker in this process: launch, collect."""
+
+    depth = 2  # a plan travels while the one before it runs
+
+    def __init__(self, config: Config, path: pathlib.Path, report: Report = lambda name, share: None):
+        self.config, self.size = config, config.device.tp
+        self._folder = tempfile.TemporaryDirectory(prefix="trireme-")
+        store = os.path.join(self._folder.name, "store")
+        self._sampled: deque[Sampled] = deque()
+        self._closed = False
+        self.ranks: list[_Rank] = []
+        try:
+            for rank in range(self.size):
+                self.ranks.append(_Rank(rank, self.size, config, path, store))
+            while any(rank.ready is None for rank in self.ranks):
+                self._listen(0.5, report)
+        except BaseException:
+            self.kill()
+            raise
+        ready = [rank.ready for rank in self.ranks if rank.ready]
+        self.ready = min(ready, key=lambda r: r.num_pages)  # ranks may differ by a page where memory does
+
+    def launch(self, plan: Plan) -> None:
+        for rank in self.ranks:
+            try:
+                rank.channel.send(plan)
+            except ChannelClosed:
+                self._end(rank, rank.ending())
+
+    def collect(self) -> Sampled:
+        while not self._sampled:
+            self._listen(0.5, lambda name, share: None)
+        return self._sampled.popleft()
+
+    def _listen(self, timeout: float, report: Report) -> None:
+        """Takes what the ranks have said, and looks after those who say nothing."""
+        readable, _, _ = select.select([rank.channel for rank in self.ranks], [], [], timeout)
+        for rank in self.ranks:
+            if rank.channel in readable:
+                self._hear(rank, report)
+        now = time.monotonic()
+        for rank in self.ranks:
+            limit = SILENCE_SECONDS if rank.ready else START_SILENCE_SECONDS
+            if now - rank.beaten > limit:
+                self._end(rank, f"has given no sign of life for {limit:.0f} s")
+            if rank.busy > self.config.device.collective_timeout:
+                self._end(rank, f"has been in one step for {rank.busy:.0f} s")
+
+    def _hear(self, rank: _Rank, report: Report) -> None:
+        try:
+            while (message := rank.channel.receive(timeout=0)) is not None:
+                rank.beaten = time.monotonic()
+                if isinstance(message, Beat):
+                    rank.busy = message.busy_seconds
+                elif isinstance(message, Sampled):
+                    self._sampled.append(message)
+                elif isinstance(message, Ready):
+                    rank.ready = message
+                elif isinstance(message, Phase) and rank.rank == 0:
+                    report(message.name, message.share)
+                elif isinstance(message, Failed):
+                    self._fail(rank, message)
+        except ChannelClosed:
+            self._end(rank, rank.ending())
+
+    def _fail(self, rank: _Rank, failed: Failed) -> None:
+        """A rank has said itself why it cannot go on. If it only noticed that another one is gone, that one is to blame."""
+        deadline = time.monotonic() + 2.0
+        while self.size > 1 and failed.exit_code == WorkerDied.exit_code and time.monotonic() < deadline:
+            dead = next((r for r in self.ranks if r is not rank and (r.process.poll() or 0) < 0), None)
+            if dead:
+                self._end(dead, dead.ending())
+            time.sleep(0.05)
+        self.kill()
+        if failed.details:
+            print(failed.details, file=sys.stderr)
+        error = TriremeError(failed.line)
+        error.exit_code = failed.exit_code
+        raise error
+
+    def _end(self, rank: _Rank, what: str) -> None:
+        if rank.process.poll() is None:
+            rank.process.send_signal(signal.SIGUSR1)  # its stacks, for the log
+            time.sleep(0.1)
+        try:
+            rank.process.wait(timeout=0.5)
+            what = rank.ending()
+        except subprocess.TimeoutExpired:
+            pass
+        self.kill()
+        raise WorkerDied(
+            f"Worker rank {rank.rank} of {self.size} {what}; the group was ended.", "start again; its last words stand above"
+        )
+
+    def kill(self) -> None:
+        """Ends every rank at once."""
+        for rank in self.ranks:
+            if rank.process.poll() is None:
+                rank.process.kill()
+        for rank in self.ranks:
+            rank.process.wait()
+            rank.channel.close()
+        self._folder.cleanup()
+        self._closed = True
+
+    def close(self) -> None:
+        """Lets the ranks end by themselves, and ends those that do not."""
+        if self._closed:
+            return
+        for rank in self.ranks:
+            try:
+                rank.channel.send(Stop())
+            except ChannelClosed:
+                pass
+        deadline = time.monotonic() + 5.0
+        for rank in self.ranks:
+            try:
+                rank.process.wait(timeout=max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pass
+        self.kill()

@@ -1,0 +1,128 @@
+"""The main of a rank's process: load, then step by step what the plans say. Started by worker/group.py, never by hand.
+
+Speaks over one inherited socket. A thread beside the steps says that this process lives, and how long the step in hand has taken.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pathlib
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from trireme.config import GROUPS, Config
+from trireme.errors import TriremeError, WorkerDied
+from trireme.ipc.channel import Channel, ChannelClosed
+from trireme.ipc.messages import Beat, Failed, Phase, Plan, Start, Stop, ToWorker
+from trireme.worker.worker import LocalWorker
+
+BEAT_SECONDS = 0.5
+
+
+class Pulse:
+    """Sends a beat every half second, from a thread: a stopped process sends none, a hung step shows in its age."""
+
+    def __init__(self, send: Any):
+        self.send, self.since = send, 0.0
+        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(BEAT_SECONDS)
+            since = self.since
+            try:
+                self.send(Beat(time.monotonic() - since if since else 0.0))
+            except ChannelClosed:
+                os._exit(0)  # the parent is gone: nobody is left to work for
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's ^C is for the parent, which says Stop
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the parent asks for the stacks of a hung rank
+    channel: Channel = Channel(socket.socket(fileno=int(sys.argv[1])), ToWorker)
+    lock = threading.Lock()
+
+    def send(message: Any) -> None:
+        with lock:
+            channel.send(message)
+
+    try:
+        start = channel.receive(timeout=60)
+        assert isinstance(start, Start), f"expected Start, got {start!r}"
+        _serve(start, channel, send)
+    except ChannelClosed:
+        pass
+    except TriremeError as error:
+        send(Failed(str(error), error.exit_code))
+        sys.exit(error.exit_code)
+    except MemoryError:
+        send(Failed("Out of memory while working. Fix: lower --kv-tokens or --max-running.", 9))
+        sys.exit(9)
+    except BaseException as error:
+        send(Failed(f"A worker failed: {type(error).__name__}: {error}", WorkerDied.exit_code, traceback.format_exc()))
+        sys.exit(WorkerDied.exit_code)
+
+
+def _serve(start: Start, channel: Channel, send: Any) -> None:
+    config = Config(**{group: GROUPS[group](**values) for group, values in start.config.items()})
+    pulse = Pulse(send)
+    said: dict[str, float] = {}
+
+    def report(name: str, share: float) -> None:
+        if share >= 1.0 or share - said.get(name, -1.0) >= 0.02:
+            said[name] = share
+            send(Phase(name, share))
+
+    worker = LocalWorker(config, pathlib.Path(start.path), start.rank, start.store, report)
+    send(worker.ready)
+    answer = _Answering(worker, pulse, send if start.rank == 0 else lambda sampled: None)
+    while not isinstance(message := channel.receive(), Stop):
+        assert isinstance(message, Plan)
+        pulse.since = pulse.since or time.monotonic()
+        worker.launch(message)
+        answer.due()
+
+
+class _Answering:
+    """Collects and sends answers: at once where launching waits for the device, else in a thread, so that the next plan is
+    launched while this one runs."""
+
+    def __init__(self, worker: LocalWorker, pulse: Pulse, send: Any):
+        self.worker, self.pulse, self.send = worker, pulse, send
+        self.owed: queue.SimpleQueue = queue.SimpleQueue()
+        if worker.depth > 1:
+            threading.Thread(target=self._run, name="answers", daemon=True).start()
+
+    def due(self) -> None:
+        """One more launched plan is to be answered."""
+        if self.worker.depth > 1:
+            self.owed.put(None)
+        else:
+            self._answer()
+
+    def _answer(self) -> None:
+        sampled = self.worker.collect()
+        self.pulse.since = time.monotonic() if self.worker.runner.launched else 0.0
+        self.send(sampled)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self.owed.get()
+                self._answer()
+        except ChannelClosed:
+            os._exit(0)
+        except BaseException as error:
+            self.send(Failed(f"A worker failed: {type(error).__name__}: {error}", WorkerDied.exit_code, traceback.format_exc()))
+            os._exit(WorkerDied.exit_code)
+
+
+if __name__ == "__main__":
+    main()
