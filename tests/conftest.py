@@ -1,10 +1,15 @@
 """What many tests need: real model files, fetched once through the hub."""
 
+import os
 import pathlib
 
-import pytest
+# Before torch: spinning OpenMP threads on a shared machine make every small matrix product many times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from trireme.hub.resolve import resolve_model
+import pytest  # noqa: E402
+
+from trireme.hub.resolve import resolve_model  # noqa: E402
 
 
 @pytest.fixture(scope="session")

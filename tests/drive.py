@@ -1,0 +1,151 @@
+"""Drives scheduler and worker in this process and keeps the raw logits of every token computed. For tests that compare numbers."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from trireme.backends import Backend
+from trireme.config import Config, resolve
+from trireme.ipc.messages import Plan, Sampled
+from trireme.sched.engine import Engine
+from trireme.sched.scheduler import Scheduler
+from trireme.types import Progress, Request, SamplingParams
+from trireme.worker.tables import Step
+from trireme.worker.worker import LocalWorker
+
+
+@dataclass
+class Run:
+    """What one request gained, and the logits of each position that was computed for it (the last time it was)."""
+
+    tokens: list[int] = field(default_factory=list)
+    logits: dict[int, Tensor] = field(default_factory=dict)
+    cached: int = 0
+    progress: list[Progress] = field(default_factory=list)
+
+
+class Drive:
+    """A scheduler and a worker of the given settings. `full` asks logits of every token, not only of those that sample."""
+
+    def __init__(self, path: pathlib.Path, *, full: bool = True, worker: Any = None, **settings: Any):
+        settings = {"backend": "reference", "max_running": 8} | settings
+        self.config, self.full = resolve(settings, environ={}), full
+        self.worker = worker or LocalWorker(self.config, path)
+        ready, cache = self.worker.ready, self.config.cache
+        self.scheduler = Scheduler(
+            self.config.schedule,
+            num_pages=ready.num_pages,
+            page_size=cache.page_size and ready.page_size,
+            max_model_len=ready.max_model_len,
+            prefix_cache=cache.prefix_cache and ready.shares_prefixes,
+            seed=0,
+        )
+        self.depth, self.runs = self.worker.depth, {}
+        self.engine = Engine(self.scheduler, self)
+        self._plan_ids: list[str] = []
+        runner = self.worker.runner
+        self._forward, runner._forward = runner._forward, self._recorded
+
+    def launch(self, plan: Plan) -> None:
+        if self.full:
+            plan = msgspec.structs.replace(plan, logits=list(plan.counts))
+        self._plan_ids = [self.scheduler.rows.tasks[row].id for row in plan.rows]
+        self.worker.launch(plan)
+
+    def collect(self) -> Sampled:
+        return self.worker.collect()
+
+    def _recorded(self, step: Step) -> Tensor:
+        logits, begin = self._forward(step), 0
+        for id, start, count, wanted in zip(self._plan_ids, step.starts, step.counts, step.logits, strict=True):
+            first = int(start + count - wanted)
+            for i in range(int(wanted)):
+                self.runs[id].logits[first + i] = logits[begin + i].float().clone()
+            begin += int(wanted)
+        return logits
+
+    def add(self, id: str, tokens: list[int], eos: Iterable[int] = (), **sampling: Any) -> None:
+        sampling = {"temperature": 0.0, "max_tokens": 8} | sampling
+        self.runs[id] = Run()
+        self.scheduler.add(Request(id=id, tokens=tokens, sampling=SamplingParams(**sampling), eos_token_ids=list(eos)))
+
+    def finish(self, max_steps: int = 10_000) -> dict[str, Run]:
+        """Steps until nothing is left to do."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_work():
+                return self.runs
+            for progress in self.engine.step():
+                run = self.runs[progress.id]
+                run.tokens += progress.tokens
+                run.cached = max(run.cached, progress.cached_tokens)
+                run.progress.append(progress)
+            self.scheduler.check()
+        raise AssertionError(f"still busy after {max_steps} steps: {self.scheduler.stats()}")
+
+    def run(self, id: str, tokens: list[int], **sampling: Any) -> Run:
+        self.add(id, tokens, **sampling)
+        return self.finish()[id]
+
+
+class ThreadComm:
+    """Collectives between threads of one process: everybody lays down a tensor, waits, and reads all of them."""
+
+    def __init__(self, rank: int, size: int, board: list[Any], barrier: threading.Barrier):
+        self.rank, self.size, self.board, self.barrier = rank, size, board, barrier
+
+    def _exchange(self, x: Tensor, read: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        self.board[self.rank] = x
+        self.barrier.wait()
+        result = read(self.board).clone()
+        self.barrier.wait()
+        return result
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self._exchange(x, lambda parts: torch.stack(parts).sum(0))
+
+    def all_gather(self, x: Tensor, sizes: list[int]) -> Tensor:
+        assert x.shape[-1] == sizes[self.rank]
+        return self._exchange(x, lambda parts: torch.cat(parts, -1))
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        return self._exchange(x, lambda parts: parts[source])
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        return self._exchange(x, lambda parts: torch.stack(parts).sum(0).chunk(self.size)[self.rank])
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        return self._exchange(x, lambda parts: torch.cat([part.chunk(self.size)[self.rank] for part in parts]))
+
+
+class ThreadGroup:
+    """One worker per rank, each in a thread of its own; the first answers for all, and the others must agree with it."""
+
+    def __init__(self, config: Config, path: pathlib.Path, monkeypatch: Any):
+        size = config.device.tp
+        board, barrier = [None] * size, threading.Barrier(size, timeout=30)
+        monkeypatch.setattr(Backend, "comm", lambda self, rank, size, store: ThreadComm(rank, size, board, barrier))
+        self.threads = ThreadPoolExecutor(size)
+        self.workers = [LocalWorker(config, path, rank) for rank in range(size)]
+        first = self.workers[0]
+        self.ready, self.depth, self.runner = first.ready, first.depth, first.runner
+
+    def launch(self, plan: Plan) -> None:
+        for done in [self.threads.submit(worker.launch, plan) for worker in self.workers]:
+            done.result()
+
+    def collect(self) -> Sampled:
+        answers = [worker.collect() for worker in self.workers]
+        assert all(answer.tokens == answers[0].tokens for answer in answers)
+        return answers[0]
+
+    def close(self) -> None:
+        self.threads.shutdown()
