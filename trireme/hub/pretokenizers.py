@@ -5,7 +5,8 @@ Knows patterns, not vocabularies. The patterns are those that the models' own to
 
 from __future__ import annotations
 
-from typing import Any
+import tokenizers
+from tokenizers import pre_tokenizers
 
 from trireme.errors import UnsupportedModel
 
@@ -58,17 +59,13 @@ WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "smaug-bpe", "tekken
 # Kinds that add a beginning-of-sequence token even if the file does not say so
 ADDS_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 # Kinds whose tokenizers compose characters first
-COMPOSES = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen", "stablelm2"})
+COMPOSES = frozenset({"qwen2", "deepseek-r1-qwen", "stablelm2"})
 
 
-def pre_tokenizer(kind: str) -> dict[str, Any]:
-    """The `pre_tokenizer` entry of a tokenizer.json for one kind."""
+def pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer:
+    """Cuts text into words as `kind` does, then spells them in bytes."""
     if kind not in PATTERNS:
-        raise UnsupportedModel(
-            f"The tokenizer's pre-tokenizer {kind[:60]!r} is not known.", f"use one of: {', '.join(PATTERNS)}"
-        )
-    cuts = [
-        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False} for pattern in PATTERNS[kind]
-    ]
-    to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return {"type": "Sequence", "pretokenizers": [*cuts, to_bytes]}
+        known = ", ".join(PATTERNS)
+        raise UnsupportedModel(f"The tokenizer's pre-tokenizer {kind[:60]!r} is not known.", f"use one of: {known}")
+    cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in PATTERNS[kind]]
+    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import difflib
 import pathlib
-import re
 
 from trireme.errors import ModelNotFound
 from trireme.hub.catalogue import CATALOGUE
 from trireme.hub.download import Progress
+from trireme.hub.huggingface import HUB_ID, fetch_from_hub
 from trireme.hub.registry import pull
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 
 def resolve_model(name: str, progress: Progress | None = None) -> pathlib.Path:
@@ -24,10 +22,10 @@ def resolve_model(name: str, progress: Progress | None = None) -> pathlib.Path:
         return path
     if name.lower() in CATALOGUE:
         return pull(name.lower(), progress)
-    if name.endswith(".gguf") or name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
+    if name.endswith(".gguf") or name.startswith((".", "/", "~")) or not HUB_ID.fullmatch(name):
         near = difflib.get_close_matches(name.lower(), CATALOGUE, n=1)
         raise ModelNotFound(
             f"There is no file, folder or catalogue model {name!r}.",
             f"did you mean {near[0]!r}?" if near else f"give a path, a hub id (owner/name), or one of: {', '.join(CATALOGUE)}",
         )
-    raise ModelNotFound(f"There is no folder {name!r}.", f"give a path, or one of: {', '.join(CATALOGUE)}")
+    return fetch_from_hub(name)

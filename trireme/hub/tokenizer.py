@@ -5,6 +5,7 @@ Knows text, ids and templates; nothing of requests or tensors. The merging itsel
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pathlib
@@ -15,9 +16,10 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import tokenizers
 
-from trireme.errors import BadCheckpoint, BadRequest, ModelNotFound
+from trireme.errors import BadCheckpoint, BadRequest, ModelNotFound, TriremeError
 from trireme.hub.checkpoint import gguf_file, read_json
 from trireme.hub.gguf import read_gguf
 from trireme.hub.llama2c import llama2c_files, llama2c_vocabulary
@@ -26,7 +28,7 @@ from trireme.hub.sentencepiece import read_sentencepiece
 from trireme.hub.template import ChatTemplate
 from trireme.hub.vocabulary import Vocabulary, vocabulary_of
 
-_CONVERTED = 1  # raised when the conversion of vocabularies changes, so that older cached ones are left alone
+_MERGES = 1  # raised when the rule for merges changes, so that older cached ones are left alone
 _SPACE = "▁"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -36,7 +38,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        source: str,
+        inner: tokenizers.Tokenizer,
         *,
         bos_token_id: int | None = None,
         eos_token_id: int | None = None,
@@ -45,18 +47,15 @@ class Tokenizer:
         templates: dict[str, str] | None = None,
         vocab_size: int = 0,
     ) -> None:
-        """`source` is the text of a tokenizer.json. `add_bos` None: its own post-processor says what is added."""
-        try:
-            self._inner = tokenizers.Tokenizer.from_str(source)
-        except Exception as error:  # the library raises a bare Exception for anything it cannot read
-            raise BadCheckpoint(f"The tokenizer cannot be read: {str(error)[:200]}.", "fetch the model's files again") from None
+        """`add_bos` None: the library's own post-processor says what is added."""
+        self._inner = inner
         self._inner.no_padding()
         self._inner.no_truncation()
         self._lock = threading.Lock()  # one setting of the library's object is switched between calls
         self.bos_token_id, self.eos_token_id, self._add_bos, self._add_eos = bos_token_id, eos_token_id, add_bos, add_eos
         self._added = {i: token.content for i, token in self._inner.get_added_tokens_decoder().items()}
         self.special_ids = {i for i, token in self._inner.get_added_tokens_decoder().items() if token.special}
-        self.vocab_size = max(vocab_size, 1 + max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1))
+        self.vocab_size = vocab_size or 1 + max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1)
         self.templates = templates or {}
         self._compiled: dict[str, ChatTemplate] = {}
         self._bytes: dict[int, bytes] = {}
@@ -84,7 +83,7 @@ class Tokenizer:
     @classmethod
     def _from_vocabulary(cls, vocabulary: Vocabulary, file: pathlib.Path) -> Tokenizer:
         return cls(
-            _converted(vocabulary, file),
+            _built(vocabulary, file),
             bos_token_id=vocabulary.bos_token_id,
             eos_token_id=vocabulary.eos_token_id,
             add_bos=vocabulary.add_bos,
@@ -97,11 +96,7 @@ class Tokenizer:
     def _from_folder(cls, folder: pathlib.Path) -> Tokenizer:
         settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
         if (folder / "tokenizer.json").exists():
-            try:
-                source = (folder / "tokenizer.json").read_text("utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise BadCheckpoint(f"Cannot read {folder / 'tokenizer.json'}: {error}.", "fetch the file again") from None
-            tokenizer = cls(source)
+            tokenizer = cls(_read(folder / "tokenizer.json"))
         elif (folder / "tokenizer.model").exists():
             vocabulary = read_sentencepiece(folder / "tokenizer.model")
             vocabulary.add_bos = bool(settings.get("add_bos_token", True))
@@ -260,24 +255,44 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTE_OF = _byte_alphabet()
 
 
-def _converted(vocabulary: Vocabulary, file: pathlib.Path) -> str:
-    """The vocabulary's tokenizer.json, kept in the cache because large ones take seconds to make."""
+def _read(path: pathlib.Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises a bare Exception for anything it cannot read
+        raise BadCheckpoint(f"{path} cannot be read: {str(error)[:200]}.", "fetch the file again") from None
+
+
+def _built(vocabulary: Vocabulary, file: pathlib.Path) -> tokenizers.Tokenizer:
+    """The vocabulary's tokenizer. Merges that follow from scores are kept in the cache: large ones take seconds to find."""
+    try:
+        if vocabulary.merges is not None:
+            return vocabulary.build()
+        return vocabulary.build(_merge_ids(vocabulary, file))
+    except TriremeError:
+        raise
+    except Exception as error:  # as above
+        raise BadCheckpoint(f"{file} has a broken tokenizer: {str(error)[:200]}.", "fetch it again") from None
+
+
+def _merge_ids(vocabulary: Vocabulary, file: pathlib.Path) -> np.ndarray:
     status = file.stat()
-    key = f"{_CONVERTED}:{file.resolve()}:{status.st_size}:{status.st_mtime_ns}:{vocabulary.words}:{len(vocabulary.tokens)}"
+    key = f"{_MERGES}:{file.resolve()}:{status.st_size}:{status.st_mtime_ns}"
     folder = cache_folder() / "tokenizers"
-    kept = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    kept = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
     try:
-        return kept.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        source = vocabulary.as_json()
-    try:
+        found = np.load(kept, allow_pickle=False)
+        if found.ndim == 2 and found.shape[1] == 2 and found.min() >= 0 and found.max() < len(vocabulary.tokens):
+            return found
+    except (OSError, ValueError, EOFError):
+        pass
+    found = vocabulary.merges_from_scores()
+    # A cache that cannot be written costs time, nothing else.
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False) as out:
-            out.write(source)
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as out:
+            np.save(out, found)
         os.replace(out.name, kept)
-    except (OSError, UnicodeEncodeError):
-        return source  # a cache that cannot be written costs time, nothing else
-    return source
+    return found
 
 
 def _content(token: Any) -> str | None:

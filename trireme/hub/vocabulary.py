@@ -1,16 +1,17 @@
-"""Tokenizers that come as tables of tokens (GGUF, SentencePiece, llama2.c), rewritten as a tokenizer.json.
+"""Tokenizers that come as tables of tokens (GGUF, SentencePiece, llama2.c), made into working tokenizers.
 
 Knows tokens, scores and merges; running them is the `tokenizers` library's, through `tokenizer`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import tokenizers
+from tokenizers import decoders, models, normalizers
 
 from trireme.errors import BadCheckpoint, UnsupportedModel
 from trireme.hub.gguf import GgufFile
@@ -38,88 +39,69 @@ class Vocabulary:
     add_eos: bool = False
     templates: dict[str, str] = field(default_factory=dict)
 
-    def as_json(self) -> str:
-        """The tokenizer.json that behaves as this vocabulary does."""
-        spec = self._byte_level() if self.merges is not None else self._sentencepiece()
-        return json.dumps({"version": "1.0", "truncation": None, "padding": None, **spec}, ensure_ascii=False)
+    def build(self, merge_ids: np.ndarray | None = None) -> tokenizers.Tokenizer:
+        """The tokenizer that behaves as this vocabulary does. `merge_ids` spares computing `merges_from_scores` again."""
+        if self.merges is not None:
+            return self._byte_level()
+        return self._sentencepiece(self.merges_from_scores() if merge_ids is None else merge_ids)
 
-    def _byte_level(self) -> dict[str, Any]:
+    def merges_from_scores(self) -> np.ndarray:
+        """Every way to join two pieces into a third, as pairs of ids, the best third first. Only plain pieces are joined."""
+        assert self.scores is not None
+        ids = {token: i for i, token in enumerate(self.tokens) if self.kinds[i] in (NORMAL, USER_DEFINED)}
+        found = [
+            (i, ids[token[:cut]], ids[token[cut:]])
+            for token, i in ids.items()
+            for cut in range(1, len(token))
+            if token[:cut] in ids and token[cut:] in ids
+        ]
+        joined, left, right = np.array(found, dtype=np.int32).reshape(-1, 3).T
+        order = np.lexsort((right, left, -np.asarray(self.scores)[joined]))
+        return np.stack((left[order], right[order]), axis=1)
+
+    def _byte_level(self) -> tokenizers.Tokenizer:
         assert self.merges is not None
+        vocab = {token: i for i, token in enumerate(self.tokens) if self.kinds[i] != UNUSED}
         merges = []
         for line in self.merges:
             cut = line.find(" ", 1)
-            if cut > 0:
-                merges.append((line[:cut], line[cut + 1 :]))
-        vocab = {token: i for i, token in enumerate(self.tokens) if self.kinds[i] != UNUSED}
-        merges = [(left, right) for left, right in merges if left in vocab and right in vocab and left + right in vocab]
-        return {
-            "added_tokens": self._added(normalized=False),
-            "normalizer": {"type": "NFC"} if self.words in COMPOSES else None,
-            "pre_tokenizer": pre_tokenizer(self.words),
-            "post_processor": None,
-            "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-            "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": self.words in WHOLE_WORDS},
-        }
+            left, right = line[:cut], line[cut + 1 :]
+            if cut > 0 and left in vocab and right in vocab and left + right in vocab:
+                merges.append((left, right))
+        model = models.BPE(vocab=vocab, merges=merges, ignore_merges=self.words in WHOLE_WORDS)
+        built = tokenizers.Tokenizer(model)
+        if self.words in COMPOSES:
+            built.normalizer = normalizers.NFC()
+        built.pre_tokenizer = pre_tokenizer(self.words)
+        built.decoder = decoders.ByteLevel()
+        self._add_tokens(built, normalized=False)
+        return built
 
-    def _sentencepiece(self) -> dict[str, Any]:
-        to_marks: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-        to_spaces = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
-        steps: list[dict[str, Any]] = [to_spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    def _sentencepiece(self, merge_ids: np.ndarray) -> tokenizers.Tokenizer:
+        tokens = self.tokens
+        merges = [(tokens[left], tokens[right]) for left, right in merge_ids.tolist()]
+        unknown = tokens[self.unknown_token_id] if self.unknown_token_id is not None else None
+        vocab = {token: i for i, token in enumerate(tokens)}
+        built = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))
+        to_marks: Any = normalizers.Replace(" ", _SPACE)
+        steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
         if self.add_space_prefix:
-            to_marks = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": _SPACE}, to_marks]}
-            steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-        unknown = self.tokens[self.unknown_token_id] if self.unknown_token_id is not None else None
-        return {
-            "added_tokens": self._added(normalized=not self.add_space_prefix),
-            "normalizer": to_marks,
-            "pre_tokenizer": None,
-            "post_processor": None,
-            "decoder": {"type": "Sequence", "decoders": steps},
-            "model": {
-                "type": "BPE",
-                "vocab": {token: i for i, token in enumerate(self.tokens)},
-                "merges": self._merges_from_scores(),
-                "byte_fallback": True,
-                "fuse_unk": True,
-                "unk_token": unknown,
-            },
-        }
+            to_marks = normalizers.Sequence([normalizers.Prepend(_SPACE), to_marks])
+            steps.append(decoders.Strip(" ", 1, 0))
+        built.normalizer = to_marks
+        built.decoder = decoders.Sequence(steps)
+        self._add_tokens(built, normalized=not self.add_space_prefix)
+        return built
 
-    def _merges_from_scores(self) -> list[tuple[str, str]]:
-        """Every way to join two pieces into a third, the best third first. Only plain pieces are ever joined."""
-        assert self.scores is not None
-        ids = {token: i for i, token in enumerate(self.tokens) if self.kinds[i] in (NORMAL, USER_DEFINED)}
-        found: list[tuple[float, int, int, str, str]] = []
-        for token, i in ids.items():
-            score = -float(self.scores[i])
-            for cut in range(1, len(token)):
-                left = token[:cut]
-                if left in ids:
-                    right = token[cut:]
-                    if right in ids:
-                        found.append((score, ids[left], ids[right], left, right))
-        found.sort()
-        return [(left, right) for _, _, _, left, right in found]
-
-    def _added(self, normalized: bool) -> list[dict[str, Any]]:
+    def _add_tokens(self, built: tokenizers.Tokenizer, normalized: bool) -> None:
         """Tokens found in the text before anything else: control tokens as such, user-defined ones as plain text."""
-        entries = []
+        added = []
         for i in np.flatnonzero(np.isin(np.asarray(self.kinds), (UNKNOWN, CONTROL, USER_DEFINED))).tolist():
             content, special = self.tokens[i], self.kinds[i] != USER_DEFINED
-            if not content or (not special and not normalized and _SPACE in content and self.merges is None):
-                continue
-            entries.append(
-                {
-                    "id": i,
-                    "content": content,
-                    "single_word": False,
-                    "lstrip": False,
-                    "rstrip": False,
-                    "normalized": normalized and not special,
-                    "special": special,
-                }
-            )
-        return entries
+            # Where every piece of text gets a space in front, a token that spells a space cannot be found before that.
+            if content and (special or normalized or _SPACE not in content or self.merges is not None):
+                added.append(tokenizers.AddedToken(content, normalized=normalized and not special, special=special))
+        built.add_tokens(added)
 
 
 def vocabulary_of(file: GgufFile) -> Vocabulary:

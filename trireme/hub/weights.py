@@ -64,9 +64,7 @@ PLAIN: dict[str, str] = {
 class Weight:
     """A tensor or a cut of one. Cutting copies nothing; `raw` reads what is left."""
 
-    def __init__(
-        self, name: str, kind: str, mapped: np.ndarray, *, offset: float = 0.0, row_ids: np.ndarray | None = None
-    ) -> None:
+    def __init__(self, name: str, kind: str, mapped: np.ndarray, *, offset: float = 0.0, row_ids: np.ndarray | None = None) -> None:
         """`mapped`: values of a plain kind, or bytes whose last axis is a row of blocks. `row_ids` are still to be taken."""
         self.name, self.kind, self.offset = name, kind, offset
         self._mapped, self._row_ids = mapped, row_ids
