@@ -72,7 +72,7 @@ def _steps(
             else:
                 key = tl.load(k + where)
                 value = tl.load(v + where)
-        score = tl.dot(query, key.to(query.dtype).T)
+        score = tl.dot(query, key.to(query.dtype).T, input_precision="ieee")
         if CAPPED:  # cap * tanh(score / cap), from exponentials
             score = (softcap * LOG2E) * (1.0 - 2.0 / (tl.exp2(score * (scale * 2.0 * LOG2E / softcap)) + 1.0))
         else:
@@ -93,7 +93,7 @@ def _steps(
         shrink = tl.exp2(best - safe)
         total = total * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
-        acc = tl.dot(p.to(query.dtype), value.to(query.dtype), acc)
+        acc = tl.dot(p.to(query.dtype), value.to(query.dtype), acc, input_precision="ieee")
         best = peak
     return best, total, acc
 

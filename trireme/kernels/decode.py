@@ -107,7 +107,7 @@ def _attend(
         where = slot[:, None] * slot_stride + kv_head * DIM + d[None, :]
         key = tl.load(k + where, mask=seen[:, None] & (d < DIM)[None, :], other=0.0)
         value = tl.load(v + where, mask=seen[:, None] & (d < DIM)[None, :], other=0.0)
-        score = tl.dot(query, key.to(query.dtype).T) * scale
+        score = tl.dot(query, key.to(query.dtype).T, input_precision="ieee") * scale
         if CAPPED:  # cap * tanh(score / cap), from exponentials
             score = softcap * (1.0 - 2.0 / (tl.exp2(score * (2.0 / softcap) * LOG2E) + 1.0))
         score = score * LOG2E
@@ -118,7 +118,7 @@ def _attend(
         shrink = tl.exp2(best - peak)
         p = tl.exp2(score - peak[:, None])
         total = total * shrink + tl.sum(p, 1)
-        acc = tl.dot(p.to(query.dtype), value.to(query.dtype), acc * shrink[:, None])
+        acc = tl.dot(p.to(query.dtype), value.to(query.dtype), acc * shrink[:, None], input_precision="ieee")
         best = peak
     target = out + token.to(tl.int64) * out_stride + head[:, None] * DIM + d[None, :]
     if num_spans == 1:

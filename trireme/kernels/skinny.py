@@ -138,13 +138,13 @@ def _few_rows(
             squares += tl.sum(wide * wide, 1)
             scale = tl.load(norm + here, mask=here < K, other=0.0).to(tl.float32)
             v = (wide * scale[None, :]).to(w.dtype)
-        acc = tl.dot(w, v.T, acc)
+        acc = tl.dot(w, v.T, acc, input_precision="ieee")
         if GATED:
             if EVEN:
                 u = tl.load(upper + start, eviction_policy="evict_first")
             else:
                 u = tl.load(upper + start, mask=(here < end)[None, :], other=0.0, eviction_policy="evict_first")
-            also = tl.dot(u, v.T, also)
+            also = tl.dot(u, v.T, also, input_precision="ieee")
     cell = m[None, :] * N + n[:, None]
     inside = (m < M)[None, :] & (n < N)[:, None]
     if SPLITS > 1:
@@ -217,6 +217,11 @@ PARTIAL_VALUES = 1 << 23  # 32 MiB of partial sums: 8 shares of 64 rows of 16384
 def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
     """(partial sums, counters that are zero between launches), for products that follow each other on one stream."""
     return torch.empty(PARTIAL_VALUES, device=device), torch.zeros(1 << 14, dtype=torch.int32, device=device)
+
+
+def pays(rows: int, outputs: int, inner: int, gated: bool = False) -> bool:
+    """Whether these kernels beat cuBLAS at this shape."""
+    return rows <= 32
 
 
 def choose(rows: int, outputs: int, inner: int, whole: bool = False) -> Config:

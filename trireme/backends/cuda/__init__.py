@@ -1,0 +1,3 @@
+from trireme.backends.cuda.backend import Cuda
+
+__all__ = ["Cuda"]

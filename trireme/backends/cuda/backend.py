@@ -1,0 +1,80 @@
+"""The CUDA backend: Triton kernels, cuBLAS for large products, decode steps as captured graphs.
+
+Knows the device and its memory; nothing of models or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trireme.backends.base import Backend
+from trireme.backends.cuda import device as gpu
+from trireme.backends.cuda.ops import CudaOps
+from trireme.config import DeviceOptions
+from trireme.parallel import Comm
+from trireme.parallel.comm import ProcessComm
+
+# Padding costs a row's attention and nothing else below 64 rows, so sizes are sparse there and dense where rows cost time.
+GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
+# Left beside weights and KV for activations of a full step, logits, captured graphs and cuBLAS: 2.1 GiB was the most seen with
+# an 8B model at 2048 tokens and 256 rows a step.
+WORKSPACE = 3 << 30
+
+
+class Cuda(Backend):
+    name = "cuda"
+    depth = 2
+
+    def __init__(self, options: DeviceOptions, rank: int = 0):
+        super().__init__(options, rank)
+        self.device = gpu.select(rank)
+        self.ops = CudaOps(pdl=gpu.dependent_launch(self.device))
+        self.graphs = gpu.Graphs(self.device)
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        return gpu.missing()
+
+    def dtype(self, wanted: str, stored: torch.dtype) -> torch.dtype:
+        """16 bits unless asked otherwise: a checkpoint's own 16-bit type, or the device's better one."""
+        if wanted != "auto":
+            return getattr(torch, wanted)
+        half = gpu.half_type(self.device)
+        return stored if stored == torch.float16 else half
+
+    def memory(self) -> tuple[int, int]:
+        return gpu.memory(self.device)
+
+    def kv_budget(self, fraction: float) -> int:
+        """What is left of the fraction after the weights and the workspace."""
+        free, total = self.memory()
+        used = total - free
+        return max(int(total * fraction) - used - min(WORKSPACE, total // 8), 0)
+
+    def kv_default_tokens(self, max_len: int, max_running: int) -> int:
+        """All that every running request could ever use; the memory left decides before that."""
+        return max_len * max_running
+
+    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return gpu.pinned(shape, dtype)
+
+    def graph(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        return self.graphs.capture(step)
+
+    def graph_sizes(self, max_rows: int) -> tuple[int, ...]:
+        """Sizes up to the first that holds every row."""
+        below = [size for size in GRAPH_SIZES if size < max_rows]
+        return (*below, min(max_rows, GRAPH_SIZES[-1]))
+
+    def mark(self) -> Callable[[], None]:
+        return gpu.mark(self.device)
+
+    def comm(self, rank: int, size: int, store: str) -> Comm:
+        return ProcessComm(rank, size, store, self.options.collective_timeout, backend="nccl")
+
+    def describe(self) -> dict[str, str]:
+        return gpu.describe(self.device)

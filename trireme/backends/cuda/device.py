@@ -1,0 +1,92 @@
+"""Everything this backend asks of torch's device module: memory, streams, events, graphs. Knows nothing of models or kernels.
+
+ROCm's torch answers to the same names, so the backend loads there too; it has not been run there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def missing() -> str | None:
+    """Why there is no such device here; None if there is one."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA or ROCm device"
+    return None
+
+
+def select(rank: int) -> torch.device:
+    """Makes the rank's device the current one."""
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def describe(device: torch.device) -> dict[str, str]:
+    properties = torch.cuda.get_device_properties(device)
+    vendor = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+    return {
+        "device": properties.name,
+        "memory": f"{properties.total_memory / 2**30:.0f} GiB",
+        "multiprocessors": str(properties.multi_processor_count),
+        "toolkit": vendor,
+    }
+
+
+def dependent_launch(device: torch.device) -> bool:
+    """Whether a kernel can be started while the one before it still runs: NVIDIA's Hopper and later."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def half_type(device: torch.device) -> torch.dtype:
+    """The 16-bit type that matrix units take at full speed."""
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+
+
+def memory(device: torch.device) -> tuple[int, int]:
+    """(free, total) bytes; what torch holds without using counts as free."""
+    free, total = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), total
+
+
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+
+def mark(device: torch.device) -> Callable[[], None]:
+    """Marks this point of the current stream; calling the mark waits until it is reached."""
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event.synchronize
+
+
+class Graphs:
+    """Captured steps. They share one pool of memory: no two run at once, and each result is used before the next replay."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.pool: Any = None
+        self.stream: Any = None
+
+    def capture(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        """Runs the step once, so that every kernel is compiled and loaded, records it, and returns what replays it."""
+        if self.stream is None:
+            self.stream, self.pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
+        current = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            step()
+        current.wait_stream(self.stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            result = step()
+
+        def replay() -> Any:
+            graph.replay()
+            return result
+
+        return replay

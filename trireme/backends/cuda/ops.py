@@ -1,0 +1,147 @@
+"""The op table on a GPU: each op chooses between the kernels of `trireme.kernels`, torch's own, and the plain body.
+
+Knows shapes and kernels; nothing of models. A shape no kernel covers falls through to the plain body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trireme.kernels import attention, decode, kv, rows, sampling, skinny
+from trireme.layers import Linear
+from trireme.ops import AttentionKind, AttentionPlan, KVCache, Ops, StepLayout
+from trireme.ops.table import Projection
+from trireme.quant import Dense
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Plan:
+    """A step's layout, and what each kind of layer makes of it: worked out by the first such layer, used by all."""
+
+    layout: StepLayout
+    prompts: bool = False  # whether any sequence has several new tokens
+    decodes: bool = False  # whether any has just one
+    num_tokens: int = 0
+    spans: dict[tuple[int, ...], decode.DecodePlan] = field(default_factory=dict)
+    tiles: dict[tuple[int, ...], attention.PromptPlan] = field(default_factory=dict)
+
+    def spans_for(self, q: Tensor, kv_heads: int, window: int) -> decode.DecodePlan:
+        key = (q.shape[1], kv_heads, q.shape[2], window)
+        if key not in self.spans:
+            layout = self.layout
+            self.spans[key] = decode.make_plan(len(layout.counts), q.shape[1], kv_heads, q.shape[2], q.device)
+            decode.plan(self.spans[key], layout.query_starts, layout.context_lengths, window)
+        return self.spans[key]
+
+    def tiles_for(self, q: Tensor, kv_heads: int) -> attention.PromptPlan:
+        key = (q.shape[1] // kv_heads, q.shape[2])
+        if key not in self.tiles:
+            self.tiles[key] = attention.make_plan(self.layout.starts, self.layout.counts, *key, q.device)
+        return self.tiles[key]
+
+
+class CudaOps(Ops):
+    def __init__(self, pdl: bool = False):
+        self.pdl = pdl  # start kernels before the ones they depend on have ended; each waits where it must
+
+    # --- look-up and products -------------------------------------------------------------------------------------------------
+
+    def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
+        return rows.embedding(ids, weight)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if _skinny(x, weight) and skinny.pays(x.shape[0], weight.shape[0], weight.shape[1]):
+            return skinny.linear(x, weight, bias, pdl=self.pdl)
+        return super().linear(x, weight, bias)
+
+    def ffn_block(self, x: Tensor, gate_up: Projection, down: Projection, kind: str) -> Tensor:
+        """The gate and its activation in one kernel where the weights are plain and the rows few."""
+        if isinstance(gate_up, Linear) and isinstance(gate_up.weight, Dense):
+            weight, bias = gate_up.weight.weight, gate_up.weight.bias
+            if _skinny(x, weight) and skinny.pays(x.shape[0], weight.shape[0], weight.shape[1], gated=True):
+                return down(skinny.linear(x, weight, bias, gated=kind, pdl=self.pdl))
+        return down(self.gated(gate_up(x), kind))
+
+    # --- rows -----------------------------------------------------------------------------------------------------------------
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.dim() not in (2, 3) or x.stride(-1) != 1:
+            return super().rms_norm(x, weight, eps)
+        return rows.rms_norm(x, weight, eps, pdl=self.pdl)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        if x.dim() != 2 or x.stride(-1) != 1 or not residual.is_contiguous() or residual.dtype != x.dtype:
+            return super().add_rms_norm(x, residual, weight, eps)
+        return rows.rms_norm(x, weight, eps, residual, pdl=self.pdl), residual
+
+    def gated(self, gate_up: Tensor, kind: str) -> Tensor:
+        if gate_up.dim() != 2 or gate_up.stride(-1) != 1:
+            return super().gated(gate_up, kind)
+        return rows.gated(gate_up, kind, pdl=self.pdl)
+
+    # --- attention ------------------------------------------------------------------------------------------------------------
+
+    def store_kv(self, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor) -> None:
+        kv.store(_side_by_side(k), _side_by_side(v), cache.k, cache.v, slots)
+
+    def qkv_rope_store(
+        self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, index: Tensor, cache: KVCache, slots: Tensor
+    ) -> Tensor:
+        q, k, v = _side_by_side(q), _side_by_side(k), _side_by_side(v)
+        return kv.rope_store(q, k, v, cache.k, cache.v, table, index, slots, pdl=self.pdl)
+
+    def plan_attention(self, layout: StepLayout) -> AttentionPlan:
+        counts = layout.counts
+        return Plan(layout, bool((counts > 1).any()), bool((counts == 1).any()), int(counts.sum()))
+
+    def attention(self, q: Tensor, cache: KVCache, plan: AttentionPlan, kind: AttentionKind) -> Tensor:
+        q, kv_heads, layout = _side_by_side(q), cache.k.shape[1], plan.layout
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if plan.num_tokens < len(q):
+            out[plan.num_tokens :] = 0  # padding rows
+        slopes = None if kind.slopes is None else kind.slopes.to(q.device, torch.float32)
+        where = (layout.page_table, layout.rows_device, layout.query_starts, layout.context_lengths)
+        if plan.prompts:
+            tiles = plan.tiles_for(q, kv_heads)
+            attention.attend(
+                q, cache.k, cache.v, out, *where, tiles, page_size=layout.page_size, scale=kind.scale, window=kind.window,
+                softcap=kind.softcap, slopes=slopes,
+            )  # fmt: skip
+        if plan.decodes:
+            spans = plan.spans_for(q, kv_heads, kind.window)
+            decode.attend(
+                q, cache.k, cache.v, out, *where, spans, page_size=layout.page_size, scale=kind.scale, window=kind.window,
+                softcap=kind.softcap, slopes=slopes, pdl=self.pdl,
+            )  # fmt: skip
+        return out
+
+    # --- choosing tokens ------------------------------------------------------------------------------------------------------
+
+    def sample_greedy(self, logits: Tensor) -> Tensor:
+        return sampling.greedy(_dense_rows(logits), pdl=self.pdl)
+
+    def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+        return sampling.sample(_dense_rows(logits), temperature, top_k, top_p, min_p, uniform, pdl=self.pdl)
+
+    def logprobs(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return sampling.logprobs(_dense_rows(logits), ids)
+
+
+def _skinny(x: Tensor, weight: Tensor) -> bool:
+    """Whether the skinny kernels take this product at all."""
+    few = x.dim() == 2 and 0 < x.shape[0] <= skinny.MAX_ROWS
+    return few and x.dtype in HALVES and x.stride(1) == 1 and weight.dtype == x.dtype and weight.is_contiguous()
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """x: [tokens, heads, dim] with a token's heads one after the other; copied only where they are not."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def _dense_rows(logits: Tensor) -> Tensor:
+    return logits if logits.stride(1) == 1 else logits.contiguous()
