@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -15,14 +16,26 @@ from trireme.kernels import chips
 
 
 def _mend_interpreter() -> None:
-    """Lets interpreted loops take run-time bounds: numpy 2.4 no longer makes an int of a one-element array."""
+    """Mends two gaps of the interpreter: loops with run-time bounds (numpy 2.4 no longer makes an int of a one-element
+    array), and products of bfloat16, which it holds as bit patterns and multiplied as integers."""
     original = interpreter._patch_lang_tensor
+    builder = interpreter.InterpreterBuilder
+    original_dot = builder.create_dot
 
     def patched(tensor: Any, scope: Any) -> None:
         original(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype("uint32") << 16).view("float32"), tl.float32)
+
+    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return original_dot(self, widened(a), widened(b), *rest)
+
     interpreter._patch_lang_tensor = patched
+    builder.create_dot = dot
 
 
 if chips.current().interpreted:

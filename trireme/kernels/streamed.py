@@ -1,0 +1,176 @@
+"""Products with few rows: a matrix streamed once past them. Knows how to split the stream over the chip and to add the
+parts in a fixed order; which operand is the few-rowed one is `matmul`'s business."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from trireme.kernels import chips, tune
+from trireme.kernels.launch import blocks, kernel, next_power
+
+_VECTOR_ROWS = 4  # beyond this many rows the tensor cores are cheaper than repeated vector sums
+_SPLITS_MOST = 16
+_scratch: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+
+@triton.jit
+def _settle(total, parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias_m, bias_n, alpha, beta, SPLITS: tl.constexpr):
+    """Stores α total + β bias; of several splits the one that arrives last adds all parts, always in the same order."""
+    mask = (row < rows)[:, None] & (column < n)[None, :]
+    last = True
+    if SPLITS > 1:
+        at = row[:, None] * n + column[None, :]
+        tl.store(parts + tl.program_id(1).to(tl.int64) * rows * n + at, total, mask=mask)
+        tl.debug_barrier()
+        arrived = tl.atomic_add(counters + tl.program_id(0), 1, sem="acq_rel")
+        last = arrived == SPLITS - 1
+    if last:
+        if SPLITS > 1:
+            total = tl.zeros_like(total)
+            at = row[:, None] * n + column[None, :]
+            for split in range(SPLITS):
+                total += tl.load(parts + tl.cast(split, tl.int64) * rows * n + at, mask=mask, other=0.0, cache_modifier=".cg")
+            tl.store(counters + tl.program_id(0), 0)
+        if bias is not None:
+            place = row[:, None].to(tl.int64) * bias_m + column[None, :].to(tl.int64) * bias_n
+            total = total * alpha + beta * tl.load(bias + place, mask=mask, other=0.0).to(tl.float32)
+        to = row[:, None].to(tl.int64) * y_m + column[None, :].to(tl.int64) * y_n
+        tl.store(y + to, total.to(y.dtype.element_ty), mask=mask)
+
+
+@kernel
+def _vector(
+    x, w, y, bias, parts, counters, rows, n, k, part, x_m, x_k, w_n, w_k, y_m, y_n, bias_m, bias_n, alpha, beta,
+    ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """y[r, :] = w x[r] for one to four rows, each lane summing its own columns until the end"""
+    column = tl.program_id(0) * N + tl.arange(0, N)
+    inner = tl.arange(0, K)
+    start = tl.program_id(1) * part
+    stop = tl.minimum(start + part, k)
+    base = w + column[:, None].to(tl.int64) * w_n
+    first = tl.zeros((N, K), tl.float32)
+    second = tl.zeros((N, K), tl.float32)
+    third = tl.zeros((N, K), tl.float32)
+    fourth = tl.zeros((N, K), tl.float32)
+    for at in range(start, stop, K):
+        here = at + inner
+        inside = here < k
+        weights = tl.load(base + (here * w_k)[None, :], mask=(column < n)[:, None] & inside[None, :], other=0.0).to(tl.float32)
+        first += weights * tl.load(x + here * x_k, mask=inside, other=0.0).to(tl.float32)[None, :]
+        if ROWS > 1:
+            second += weights * tl.load(x + x_m + here * x_k, mask=inside & (rows > 1), other=0.0).to(tl.float32)[None, :]
+        if ROWS > 2:
+            third += weights * tl.load(x + 2 * x_m + here * x_k, mask=inside & (rows > 2), other=0.0).to(tl.float32)[None, :]
+            fourth += weights * tl.load(x + 3 * x_m + here * x_k, mask=inside & (rows > 3), other=0.0).to(tl.float32)[None, :]
+    row = tl.arange(0, ROWS)
+    total = tl.broadcast_to(tl.sum(first, 1)[None, :], (ROWS, N))
+    if ROWS > 1:
+        total = tl.where((row == 1)[:, None], tl.sum(second, 1)[None, :], total)
+    if ROWS > 2:
+        total = tl.where((row == 2)[:, None], tl.sum(third, 1)[None, :], total)
+        total = tl.where((row == 3)[:, None], tl.sum(fourth, 1)[None, :], total)
+    _settle(total, parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias_m, bias_n, alpha, beta, SPLITS)
+
+
+@kernel
+def _tensor(
+    x, w, y, bias, parts, counters, rows, n, k, part, x_m, x_k, w_n, w_k, y_m, y_n, bias_m, bias_n, alpha, beta,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """yᵀ = w xᵀ on the tensor cores, the streamed matrix as the tall operand"""
+    column = tl.program_id(0) * N + tl.arange(0, N)
+    row = tl.arange(0, ROWS)
+    inner = tl.arange(0, K)
+    start = tl.program_id(1) * part
+    stop = tl.minimum(start + part, k)
+    total = tl.zeros((N, ROWS), tl.float32)
+    base = w + column[:, None].to(tl.int64) * w_n
+    few = x + row[None, :] * x_m
+    for at in range(start, stop, K):
+        here = at + inner
+        weights = tl.load(base + (here * w_k)[None, :], mask=(column < n)[:, None] & (here < k)[None, :], other=0.0)
+        values = tl.load(few + (here * x_k)[:, None], mask=(row < rows)[None, :] & (here < k)[:, None], other=0.0)
+        total = tl.dot(weights, values, total, input_precision=PRECISION)
+    _settle(tl.trans(total), parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias_m, bias_n, alpha, beta, SPLITS)
+
+
+def _workspace(device: torch.device, parts: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for partial sums and counters that every use leaves at zero; one per stream, since streams may overlap."""
+    index = device.index or 0
+    key = (index, 0 if chips.current().interpreted else chips.current_stream(index))
+    known = _scratch.get(key)
+    if known is None or known[0].numel() < parts or known[1].numel() < counters:
+        # A recorded graph keeps using the old room, so it is replaced, never resized in place.
+        floats = torch.empty(max(parts, 1 << 20), dtype=torch.float32, device=device)
+        known = (floats, torch.zeros(max(counters, 1 << 14), dtype=torch.int32, device=device))
+        _scratch.setdefault((index, -len(_scratch) - 1), known)
+        _scratch[key] = known
+    return known
+
+
+def _config(n: int, k: int, splits: int, warps: int, stages: int) -> dict[str, Any]:
+    return {"N": n, "K": k, "splits": splits, "warps": warps, "stages": stages}
+
+
+def _splits(programs: int, k: int, tile_k: int) -> int:
+    """Enough parts for two programs a multiprocessor, none shorter than two tiles."""
+    wanted = max(1, 2 * chips.current().multiprocessors // programs)
+    return max(1, min(next_power(wanted + 1) // 2 or 1, blocks(k, 2 * tile_k), _SPLITS_MOST))
+
+
+def _default(rows: int, n: int, k: int, along: bool, size: int) -> dict[str, Any]:
+    """`along`: the streamed matrix is contiguous along the summed dimension."""
+    if chips.current().interpreted:
+        return _config(max(16, min(64, next_power(n))), max(16, min(512, next_power(k))), 2 if k > 64 else 1, 4, 1)
+    if rows <= _VECTOR_ROWS:
+        tile_n, tile_k = (8, 512) if along else (128, 32)
+        if size == 4:
+            tile_k //= 2
+        return _config(tile_n, tile_k, _splits(blocks(n, tile_n), k, tile_k), 4, 2)
+    tile_n, tile_k = (32, 128 if size == 2 else 64) if along else (64, 64 if size == 2 else 32)
+    return _config(tile_n, tile_k, _splits(blocks(n, tile_n), k, tile_k), 4, 4)
+
+
+def _candidates(rows: int, n: int, k: int, along: bool) -> list[dict[str, Any]]:
+    """Shapes worth timing; splits follow from how many programs the columns give."""
+    if rows <= _VECTOR_ROWS:
+        shapes = [(4, 1024), (8, 512), (16, 256), (16, 512), (2, 2048)] if along else [(64, 64), (128, 32), (256, 16), (128, 64)]
+        made = [(a, b, warps, 2) for a, b in shapes for warps in (4, 8)]
+    else:
+        shapes = [(16, 256), (32, 128), (32, 256), (64, 128), (64, 64)] if along else [(64, 64), (128, 64), (64, 128)]
+        made = [(a, b, 4, stages) for a, b in shapes for stages in (3, 4, 5)]
+    result = []
+    for a, b, warps, stages in made:
+        splits = _splits(blocks(n, a), k, b)
+        result += [_config(a, b, s, warps, stages) for s in dict.fromkeys((splits, max(1, splits // 2), min(2 * splits, _SPLITS_MOST)))]
+    return result
+
+
+def few_rows(
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, alpha: float, beta: float, precision: str
+) -> None:
+    """y[rows, n] = α x[rows, k] w[n, k]ᵀ + β bias, w read once; all strides are free."""
+    (rows, k), n = x.shape, w.shape[0]
+    along = w.stride(1) == 1 or w.stride(0) != 1
+    bias_walk = (0, 0) if bias is None else bias.stride()
+    room = next_power(rows) if rows <= _VECTOR_ROWS else max(16, next_power(rows))
+
+    def run(config: dict[str, Any]) -> None:
+        tile_n, tile_k, splits = config["N"], config["K"], config["splits"]
+        part = blocks(blocks(k, splits), tile_k) * tile_k
+        splits = blocks(k, part)
+        programs = blocks(n, tile_n)
+        parts, counters = _workspace(x.device, splits * rows * n, programs) if splits > 1 else (None, None)
+        body, extra = (_vector, {}) if rows <= _VECTOR_ROWS else (_tensor, {"PRECISION": precision})
+        body((programs, splits), x, w, y, bias, parts, counters, rows, n, k, part, *x.stride(), *w.stride(), *y.stride(),
+             *bias_walk, alpha, beta, **extra, ROWS=room, N=tile_n, K=tile_k, SPLITS=splits,
+             warps=config["warps"], stages=config["stages"])  # fmt: skip
+
+    name = f"rows.{room}.{x.element_size()}.{int(along)}"
+    default = _default(rows, n, k, along, x.element_size())
+    run(tune.choose(name, tune.shape_class(n, k), default, _candidates(rows, n, k, along), run))
