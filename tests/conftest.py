@@ -7,9 +7,9 @@ import pathlib
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import pytest  # noqa: E402
+import pytest
 
-from trireme.hub.resolve import resolve_model  # noqa: E402
+from trireme.hub.resolve import resolve_model
 
 
 @pytest.fixture(scope="session")

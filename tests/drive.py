@@ -1,4 +1,4 @@
-"""Drives scheduler and worker in this process and keeps the raw logits of every token computed. For tests that compare numbers."""
+"""Drives scheduler and worker in this process and keeps the raw logits of every token computed. Knows no model."""
 
 from __future__ import annotations
 
@@ -49,16 +49,18 @@ class Drive:
             prefix_cache=cache.prefix_cache and ready.shares_prefixes,
             seed=0,
         )
-        self.depth, self.runs = self.worker.depth, {}
+        self.depth = self.worker.depth
+        self.runs: dict[str, Run] = {}
         self.engine = Engine(self.scheduler, self)
         self._plan_ids: list[str] = []
         runner = self.worker.runner
-        self._forward, runner._forward = runner._forward, self._recorded
+        self._forward = runner._forward
+        runner._forward = self._recorded  # type: ignore[method-assign]
 
     def launch(self, plan: Plan) -> None:
         if self.full:
             plan = msgspec.structs.replace(plan, logits=list(plan.counts))
-        self._plan_ids = [self.scheduler.rows.tasks[row].id for row in plan.rows]
+        self._plan_ids = [task.id for task in (self.scheduler.rows.tasks[row] for row in plan.rows) if task]
         self.worker.launch(plan)
 
     def collect(self) -> Sampled:

@@ -52,6 +52,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]},
     ),
     "bloom": ("BloomConfig", {"n_layer": 3, "n_head": 6, "seq_length": LENGTH}),
+    "bloom-after": ("BloomConfig", {"n_layer": 2, "n_head": 4, "apply_residual_connection_post_layernorm": True}),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from typing import Any
 
@@ -121,6 +122,29 @@ def test_tensor_parallel(family: str, ranks: int, folders: dict, expected: dict,
         run = Drive(folders[family], worker=group, **settings).run("a", PROMPT, max_tokens=NUM_NEW)
     finally:
         group.close()
+    check(run, family, PROMPT, expected)
+
+
+def _older_spelling(family: str, raw: dict[str, Any]) -> dict[str, Any]:
+    """The config as files from before rope_parameters and layer_types have it."""
+    rope = raw.pop("rope_parameters")
+    kinds = raw.pop("layer_types", None)
+    if family == "gemma3":
+        local = rope["sliding_attention"]["rope_theta"]
+        raw |= {"sliding_window_pattern": kinds.index("full_attention") + 1, "rope_local_base_freq": local}
+        return raw | {"rope_theta": rope["full_attention"]["rope_theta"]}
+    theta = rope.pop("rope_theta")
+    return raw | {"rope_theta": theta} | ({"rope_scaling": rope} if len(rope) > 1 else {})
+
+
+@pytest.mark.parametrize("family", ["llama3", "llama-linear", "llama-yarn", "mistral", "qwen2", "qwen2-window", "gemma3"])
+def test_older_spellings_of_the_config(family: str, tmp_path: pathlib.Path, folders: dict, expected: dict) -> None:
+    for file in folders[family].iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    raw = json.loads((folders[family] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(_older_spelling(family, raw)))
+    run = Drive(tmp_path, max_model_len=LENGTH).run("a", PROMPT, max_tokens=NUM_NEW)
     check(run, family, PROMPT, expected)
 
 
