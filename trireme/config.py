@@ -58,11 +58,31 @@ class ScheduleOptions:
     max_waiting: int = setting(4096, "requests queued at most; one more is refused")
 
 
+@dataclass(frozen=True)
+class ServeOptions:
+    host: str = setting("127.0.0.1", "address to listen at; anything but loopback should come with --api-key")
+    port: int = setting(8000, "port to listen at (0: any free one)")
+    uds: str | None = setting(None, "listen at this unix socket instead of a port")
+    http_workers: int = setting(1, "HTTP processes; all share one router")
+    served_model_name: str | None = setting(None, "the model's name in the API (default: what it was called by)")
+    api_key: tuple[str, ...] = setting((), "a key clients must send; may be given several times (also TRIREME_API_KEY)")
+    drain_timeout: float = setting(30.0, "seconds that running requests get to finish when the server is asked to end")
+    idle_unload: float = setting(0.0, "free the weights after so many quiet seconds, load them again on demand (0: never)")
+    heartbeat_timeout: float = setting(6.0, "seconds of silence after which a process counts as hung and is replaced")
+    stream_backlog: int = setting(1 << 20, "bytes of text a slow reader may fall behind before its stream is cut")
+    max_body: int = setting(32 << 20, "bytes of a request's body at most")
+    cors_origin: tuple[str, ...] = setting((), "an origin whose pages may call the API from a browser; may be repeated")
+    metrics_prefix: str = setting("trireme", "prefix of the metrics' names; vllm makes existing dashboards work")
+    log_format: str = setting("text", "how log lines look", ("text", "json"))
+    otlp_endpoint: str | None = setting(None, "send traces to this OpenTelemetry collector")
+
+
 GROUPS: dict[str, type] = {
     "model": ModelOptions,
     "device": DeviceOptions,
     "cache": CacheOptions,
     "schedule": ScheduleOptions,
+    "serve": ServeOptions,
 }
 
 
@@ -72,6 +92,7 @@ class Config:
     device: DeviceOptions = DeviceOptions()
     cache: CacheOptions = CacheOptions()
     schedule: ScheduleOptions = ScheduleOptions()
+    serve: ServeOptions = ServeOptions()
 
 
 def settings(groups: Iterable[str] = GROUPS) -> dict[str, tuple[str, dataclasses.Field]]:
@@ -84,7 +105,7 @@ def kind_of(group: str, name: str) -> type:
     hint = typing.get_type_hints(GROUPS[group])[name]
     if isinstance(hint, types.UnionType):
         hint = next(h for h in typing.get_args(hint) if h is not type(None))
-    return hint
+    return typing.get_origin(hint) or hint
 
 
 def resolve(
@@ -101,6 +122,8 @@ def resolve(
     if file:
         chosen |= _from_file(pathlib.Path(file))
     chosen |= _from_environ(environ)
+    if environ.get("TRIREME_API_KEY"):
+        chosen["api_key"] = environ["TRIREME_API_KEY"]
     chosen |= {name: value for name, value in (flags or {}).items() if value is not None}
     groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for name, value in chosen.items():
@@ -153,9 +176,11 @@ def _convert(group: str, f: dataclasses.Field, value: Any) -> Any:
         if kind is bool:
             converted: Any = value if isinstance(value, bool) else _bool(value)
         elif kind is int:
-            if isinstance(value, bool) or isinstance(value, float):
+            if isinstance(value, bool | float):
                 raise ValueError
             converted = number(value) if isinstance(value, str) else int(value)
+        elif kind is tuple:
+            converted = tuple(part for part in value.split(",") if part) if isinstance(value, str) else tuple(map(str, value))
         else:
             converted = kind(value)
     except (ValueError, TypeError):
@@ -197,6 +222,13 @@ _AT_LEAST = {
     "max_running": 1,
     "max_step_tokens": 1,
     "max_waiting": 1,
+    "port": 0,
+    "http_workers": 1,
+    "drain_timeout": 0.0,
+    "idle_unload": 0.0,
+    "heartbeat_timeout": 1.0,
+    "stream_backlog": 1 << 10,
+    "max_body": 1,
 }
 
 

@@ -82,3 +82,9 @@ class Overloaded(TriremeError):
     """The queue is full. A 503 at the API, with the advice to come back later."""
 
     exit_code = 12
+
+
+class Unavailable(Overloaded):
+    """Not now: the server starts, drains or restarts. Always a 503 at the API."""
+
+    exit_code = 13
