@@ -27,7 +27,7 @@ def backend_class(name: str) -> type[Backend]:
         module, _, attribute = BUILT_IN[name].partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
-        except ImportError as error:
+        except (ImportError, AttributeError) as error:
             raise BackendUnavailable(f"The backend {name!r} cannot be loaded: {error}.", "use --backend cpu") from None
     found = entry_points(group="trireme.backends", name=name)
     if not found:

@@ -5,6 +5,7 @@ Knows processes and sockets. Imports no torch: the ranks do.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -163,14 +164,10 @@ class RankGroup:
         if self._closed:
             return
         for rank in self.ranks:
-            try:
+            with contextlib.suppress(ChannelClosed):
                 rank.channel.send(Stop())
-            except ChannelClosed:
-                pass
         deadline = time.monotonic() + 5.0
         for rank in self.ranks:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 rank.process.wait(timeout=max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                pass
         self.kill()

@@ -1,0 +1,41 @@
+"""`trireme bench KIND`: measurements. Each kind is a module of trireme.bench with add_arguments and run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+KINDS = {
+    "latency": "one stream: time to first token, time per token",
+    "throughput": "many requests at once, of real lengths",
+    "startup": "from the command line to the first token",
+    "kernels": "the Triton operator library against torch",
+    "gpu": "the CUDA backend on the shapes and the trace of the baseline",
+    "cpu": "the CPU kernels against the memory bandwidth",
+    "peers": "this engine beside llama.cpp, vllm and transformers",
+    "serve": "load on any OpenAI-compatible server",
+}
+_MODULES = {"latency": "engine", "throughput": "engine", "startup": "startup", "cpu": "cpu_kernels"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    for name, text in KINDS.items():
+        kinds.add_parser(name, help=text, add_help=False)
+    parser.parse_args = lambda argv=None, namespace=None: _parse(parser, argv)  # type: ignore[method-assign,assignment]
+
+
+def _parse(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """The kind first; its own flags are its module's, imported only now."""
+    if not argv or argv[0] not in KINDS:
+        return argparse.ArgumentParser.parse_args(parser, argv)
+    module = importlib.import_module(f"trireme.bench.{_MODULES.get(argv[0], argv[0])}")
+    inner = argparse.ArgumentParser(prog=f"trireme bench {argv[0]}", description=KINDS[argv[0]].capitalize() + ".")
+    module.add_arguments(inner)
+    args = inner.parse_args(argv[1:])
+    args.kind, args.run = argv[0], module.run
+    return args
+
+
+def run(args: argparse.Namespace) -> int:
+    return args.run(args) or 0

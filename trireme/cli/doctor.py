@@ -1,0 +1,62 @@
+"""`trireme doctor`: what this machine has, what would be chosen on it, and why."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+
+from trireme.cli.flags import add_settings, config_from
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_settings(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = config_from(args)
+    import torch
+
+    from trireme import backends
+    from trireme.hub.registry import cache_folder
+
+    rows: list[tuple[str, str]] = [
+        ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+        ("packages", ", ".join(f"{name} {_version(name)}" for name in ("triton", "tokenizers", "numpy", "msgspec"))),
+        ("cores", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"),
+        ("C compiler", shutil.which("cc") or shutil.which("gcc") or "none: the CPU backend would use torch's own operators"),
+        ("model cache", f"{cache_folder()}, {shutil.disk_usage(_existing(cache_folder())).free / 2**30:.0f} GiB free"),
+    ]
+    for name in backends.names():
+        reason = backends.reason_against(name)
+        rows.append((f"backend {name}", "can run here" if reason is None else f"cannot: {reason}"))
+    backend = backends.open_backend(config.device)
+    free, total = backend.memory()
+    dtype = backend.dtype(config.model.dtype, torch.bfloat16)
+    rows += [
+        ("would choose", f"backend {backend.name}, {str(dtype).removeprefix('torch.')}, {config.device.threads or torch.get_num_threads()} threads"),
+        ("memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"),
+        *backend.describe().items(),
+    ]
+    width = max(len(name) for name, _ in rows)
+    sys.stdout.write("".join(f"{name:<{width}}  {text}\n" for name, text in rows))
+    return 0
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _existing(path: os.PathLike) -> str:
+    """The nearest folder above a path that exists."""
+    found = os.fspath(path)
+    while not os.path.isdir(found):
+        found = os.path.dirname(found) or "/"
+    return found

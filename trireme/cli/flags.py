@@ -1,0 +1,62 @@
+"""Flags built from the settings' fields, and sampling flags. Knows argparse and the config; nothing of engines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any
+
+from trireme.config import GROUPS, Config, kind_of, resolve, settings
+from trireme.types import SamplingParams
+
+_ENGINE = ("model", "device", "cache", "schedule")
+
+
+def add_settings(parser: argparse.ArgumentParser, groups: Iterable[str] = _ENGINE, skip: Iterable[str] = ()) -> None:
+    """One flag per setting, under its group; --config names a TOML file."""
+    parser.add_argument("--config", help="a TOML file with tables " + ", ".join(f"[{group}]" for group in GROUPS))
+    for group in groups:
+        section = parser.add_argument_group(group)
+        for name, (_, field) in settings([group]).items():
+            if name not in skip:
+                _add(section, group, name, field)
+
+
+def _add(section: Any, group: str, name: str, field: Any) -> None:
+    flag, shown = "--" + name.replace("_", "-"), field.default
+    text = field.metadata["help"].replace("%", "%%") + (f" [{shown}]" if shown is not None else "")
+    if kind_of(group, name) is bool:
+        section.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text)
+    else:
+        section.add_argument(flag, dest=name, default=None, metavar=name.upper(), choices=field.metadata["choices"] or None, help=text)
+
+
+def config_from(args: argparse.Namespace, **changes: Any) -> Config:
+    """The settings of a command: its flags over TRIREME_* variables over the TOML file."""
+    known = settings()
+    flags = {name: value for name, value in vars(args).items() if name in known}
+    return resolve({**flags, **{name: value for name, value in changes.items() if value is not None}}, file=args.config)
+
+
+# flag -> (type, help); names as in SamplingParams
+_SAMPLING: dict[str, tuple[type, str]] = {
+    "max_tokens": (int, "longest answer"),
+    "temperature": (float, "0 is greedy"),
+    "top_k": (int, "only the k likeliest tokens; 0: all"),
+    "top_p": (float, "only the likeliest tokens that together have this probability"),
+    "min_p": (float, "only tokens at least this likely, beside the likeliest"),
+    "repetition_penalty": (float, "above 1: less of what was there before"),
+    "seed": (int, "the same seed gives the same answer"),
+}
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    section = parser.add_argument_group("sampling")
+    for name, (kind, text) in _SAMPLING.items():
+        section.add_argument("--" + name.replace("_", "-"), dest=name, type=kind, default=None, help=text)
+    section.add_argument("--stop", action="append", default=None, help="end at this text; may be given several times")
+
+
+def sampling_from(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
+    chosen = {name: getattr(args, name) for name in (*_SAMPLING, "stop") if getattr(args, name) is not None}
+    return SamplingParams(**{**{f: getattr(defaults, f) for f in SamplingParams.__struct_fields__}, **chosen})

@@ -1,0 +1,49 @@
+"""`trireme generate PROMPT`: continues a prompt, streaming."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from trireme.cli.fetch import fetched
+from trireme.cli.flags import add_sampling, add_settings, config_from, sampling_from
+from trireme.cli.startup import phases
+from trireme.errors import BadRequest
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", help="the text to continue; - reads it from standard input")
+    parser.add_argument("--chat", action="store_true", help="take the prompt as a message, by the model's chat template")
+    parser.add_argument("--json", action="store_true", help="print the whole answer as JSON")
+    add_sampling(parser)
+    add_settings(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = fetched(config_from(args))
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    from trireme.llm import LLM
+    from trireme.types import SamplingParams
+
+    with phases() as report:
+        llm = LLM(config=config, report=report)
+    with llm:
+        sampling = sampling_from(args, SamplingParams(temperature=0.0))
+        messages = [{"role": "user", "content": prompt}]
+        if args.json:
+            outputs = llm.chat(messages, sampling) if args.chat else llm.generate(prompt, sampling)
+            return _print_json(outputs[0])
+        pieces = llm.stream_chat(messages, sampling) if args.chat else llm.stream(prompt, sampling)
+        for piece in pieces:
+            if piece.error:
+                raise BadRequest(f"The answer broke off: {piece.error}.")
+            print(piece.text, end="", flush=True)
+        print()
+    return 0
+
+
+def _print_json(output: object) -> int:
+    import msgspec
+
+    print(msgspec.json.encode(output).decode())
+    return 0
