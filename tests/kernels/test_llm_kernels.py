@@ -1,0 +1,218 @@
+"""The engine's kernels against the op table's plain bodies: tiny shapes in the interpreter, the same and more where there is a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+
+from trireme.backends.cuda.ops import CudaOps
+from trireme.kernels import attention, chips, decode, kv, rows, sampling, skinny
+from trireme.ops import AttentionKind, KVCache, Ops, StepLayout
+
+PLAIN = Ops()
+GPU = not chips.current().interpreted
+DEVICE = torch.device("cuda" if GPU else "cpu")
+TYPES = [torch.float32, torch.bfloat16] if GPU else [torch.float32]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def close(out: Tensor, expected: Tensor) -> None:
+    """‖out − expected‖ / ‖expected‖ within the type's tolerance; a NaN never passes."""
+    error = (out.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30)
+    assert float(error) <= TOLERANCE[out.dtype], float(error)
+
+
+def layout(starts: list[int], counts: list[int], page_size: int) -> tuple[StepLayout, int]:
+    """A step whose pages lie scattered and whose rows are not in order; and how many slots there are."""
+    random = np.random.default_rng(1)
+    s, c = np.array(starts, np.int32), np.array(counts, np.int32)
+    pages = -(-(s + c) // page_size)
+    order = random.permutation(int(pages.sum()) + 3)
+    taken = random.permutation(len(s) + 2)[: len(s)].astype(np.int32)
+    table = np.zeros((len(s) + 2, int(pages.max())), np.int32)
+    for row, end, n in zip(taken, np.cumsum(pages), pages, strict=True):
+        table[row, :n] = order[end - n : end]
+    columns = (table, taken, np.concatenate([[0], np.cumsum(c)]).astype(np.int32), s + c)
+    return StepLayout(page_size, taken, s, c, *(torch.from_numpy(x).to(DEVICE) for x in columns)), len(order) * page_size
+
+
+def attention_case(
+    starts: list[int], counts: list[int], page: int, heads: tuple[int, int, int], kind: AttentionKind, dtype: torch.dtype
+):
+    step, slots = layout(starts, counts, page)
+    q = drawn(sum(counts), heads[0], heads[2], dtype=dtype)
+    cache = KVCache(drawn(slots, heads[1], heads[2], dtype=dtype), drawn(slots, heads[1], heads[2], dtype=dtype))
+    return step, q, cache, PLAIN.attention(q, cache, PLAIN.plan_attention(step), kind)
+
+
+KINDS = {
+    "plain": ((4, 2, 64), 16, AttentionKind(0.125)),
+    "token pages, one KV head": ((3, 1, 32), 1, AttentionKind(0.2)),
+    "odd page, odd head, window": ((6, 2, 80), 7, AttentionKind(0.1, window=20)),
+    "capped and sloped": ((4, 2, 32), 16, AttentionKind(0.2, softcap=5.0, slopes=torch.tensor([0.5, 0.25, 0.1, 0.01]))),
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("name", KINDS)
+def test_decode_attention_joins_its_spans(name: str, dtype: torch.dtype) -> None:
+    heads, page, kind = KINDS[name]
+    step, q, cache, expected = attention_case([3, 149, 64, 0, 260], [1] * 5, page, heads, kind, dtype)
+    plan = decode.make_plan(5, heads[0], heads[1], heads[2], DEVICE, target=9)
+    decode.plan(plan, step.query_starts, step.context_lengths, kind.window, min_span=32)
+    out = torch.full_like(q, float("nan"))
+    for _ in range(2):  # the counters are ready for the next layer
+        decode.attend(
+            q, cache.k, cache.v, out, step.page_table, step.rows_device, step.query_starts, step.context_lengths, plan,
+            page_size=page, scale=kind.scale, window=kind.window, softcap=kind.softcap,
+            slopes=None if kind.slopes is None else kind.slopes.to(DEVICE), tile=32,
+        )  # fmt: skip
+        close(out, expected)
+    assert int(plan.counters.abs().sum()) == 0
+    assert int(plan.info[5]) > 1, "the longest sequence was not cut"
+
+
+def test_decode_spans_cover_each_sequence_once() -> None:
+    lengths = [1, 700, 33, 64, 65, 0, 5]
+    starts = torch.tensor([0, 1, 2, 3, 4, 5, 5, 8], dtype=torch.int32, device=DEVICE)  # the sixth has no token, the last has three
+    plan = decode.make_plan(7, 4, 2, 64, DEVICE, target=10)
+    decode.plan(plan, starts, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), min_span=32)
+    span = int(plan.info[0])
+    found = [(int(s), int(b)) for s, b in zip(plan.sequence, plan.begin, strict=True) if s >= 0]
+    assert found == [(i, b) for i in range(5) for b in range(0, lengths[i], span)]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_prompt_attention(name: str, dense: bool, dtype: torch.dtype) -> None:
+    heads, page, kind = KINDS[name]
+    if dense and heads[2] & (heads[2] - 1):
+        pytest.skip("bulk copies take heads of a power of two")
+    starts, counts = [0, 37, 64, 5, 20], [30, 1, 3, 60, 0]
+    step, q, cache, expected = attention_case(starts, counts, page, heads, kind, dtype)
+    shape = attention.Shape(32, 32, 4, 2)
+    plan = attention.make_plan(step.starts, step.counts, heads[0] // heads[1], heads[2], DEVICE, shape=shape)
+    k, v = cache.k, cache.v
+    if dense:
+        k, v = attention.collect(k, v, step.page_table, step.rows_device, plan, page, 67)
+    out = torch.full_like(q, float("nan"))
+    attention.attend(
+        q, k, v, out, step.page_table, step.rows_device, step.query_starts, step.context_lengths, plan, page_size=page,
+        scale=kind.scale, window=kind.window, softcap=kind.softcap, dense=dense,
+        slopes=None if kind.slopes is None else kind.slopes.to(DEVICE),
+    )  # fmt: skip
+    assert out[30].isnan().all(), "a sequence with one new token is not the prompt kernel's"
+    close(torch.cat([out[:30], out[31:]]), torch.cat([expected[:30], expected[31:]]))
+
+
+def test_backend_takes_mixed_steps_apart() -> None:
+    """Prompts behind a prefix, drafts and decodes in one step, and padding rows behind them."""
+    kind = AttentionKind(0.2)
+    step, q, cache, expected = attention_case([0, 40, 7], [9, 1, 3], 4, (4, 2, 32), kind, torch.float32)
+    ops = CudaOps()
+    out = ops.attention(torch.cat([q, q[:2]]), cache, ops.plan_attention(step), kind)
+    close(out[:13], expected)
+    assert not out[13:].any()
+
+
+@pytest.mark.parametrize("heads, turned, normed", [((4, 2, 32), 16, False), ((20, 3, 80), 20, True), ((3, 3, 64), 32, True)])
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_rope_and_store(heads: tuple[int, int, int], turned: int, normed: bool, dtype: torch.dtype) -> None:
+    num, num_kv, dim = heads
+    projected = drawn(5, (num + 2 * num_kv) * dim, dtype=dtype)
+    q, k, v = (x.unflatten(-1, (-1, dim)) for x in projected.split([num * dim, num_kv * dim, num_kv * dim], -1))
+    table = drawn(40, 2 * turned)
+    index = torch.tensor([3, 0, 7, 39, 12], dtype=torch.int32, device=DEVICE)
+    slots = torch.tensor([9, 2, -1, 0, 30], dtype=torch.int32, device=DEVICE)
+    a, b = (KVCache(*(torch.zeros(31, num_kv, dim, dtype=dtype, device=DEVICE) for _ in "kv")) for _ in "ab")
+    norms = (drawn(dim, dtype=dtype), drawn(dim, dtype=dtype)) if normed else None
+    nq, nk = (PLAIN.qk_norm(q, norms[0], 1e-5), PLAIN.qk_norm(k, norms[1], 1e-5)) if norms else (q, k)
+    expected = PLAIN.qkv_rope_store(nq, nk, v, table, index, a, slots)
+    close(kv.rope_store(q, k, v, b.k, b.v, table, index, slots, norms=norms, eps=1e-5), expected)
+    close(b.k, a.k)
+    assert torch.equal(b.v, a.v)
+    kv.store(k, v, b.k, b.v, slots)
+    PLAIN.store_kv(k, v, a, slots)
+    assert torch.equal(b.k, a.k)
+
+
+SKINNY = [  # rows, in, out, bias, residual, norm, gate, cut
+    (1, 96, 40, True, True, True, "", None),
+    (1, 100, 30, True, False, True, "gelu_tanh", skinny.Config(8, 64, 4)),
+    (5, 96, 40, True, True, True, "", skinny.Config(32, 32, 4)),
+    (17, 160, 70, True, True, False, "", skinny.Config(32, 32, 4, 1, 3)),
+    (3, 128, 64, True, False, False, "silu", skinny.Config(32, 32, 4, 1, 2)),
+    (3, 128, 64, False, False, True, "gelu", skinny.Config(32, 64, 4)),
+    (2, 72, 64, False, False, False, "relu", None),
+]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("case", SKINNY, ids=str)
+def test_skinny_products(case: tuple, dtype: torch.dtype) -> None:
+    count, inner, outputs, biased, added, normed, gate, config = case
+    x, weight = drawn(count, inner, dtype=dtype), drawn(outputs * (2 if gate else 1), inner, dtype=dtype)
+    bias = drawn(len(weight), dtype=dtype) if biased else None
+    residual = drawn(count, outputs, dtype=dtype) if added else None
+    norm = drawn(inner, dtype=dtype) if normed else None
+    wide = x.double() if norm is None else PLAIN.rms_norm(x.float(), norm.float(), 1e-5).double()
+    expected = PLAIN.linear(wide, weight.double(), None if bias is None else bias.double())
+    expected = PLAIN.gated(expected, gate) if gate else expected
+    expected = expected if residual is None else expected + residual.double()
+    close(skinny.linear(x, weight, bias, residual=residual, norm=norm, eps=1e-5, gated=gate, config=config), expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_rows(dtype: torch.dtype) -> None:
+    x, weight, residual = drawn(5, 100, dtype=dtype), drawn(100, dtype=dtype), drawn(5, 100, dtype=dtype)
+    close(rows.rms_norm(x, weight, 1e-5), PLAIN.rms_norm(x, weight, 1e-5))
+    expected, total = PLAIN.add_rms_norm(x, residual, weight, 1e-5)
+    close(rows.rms_norm(x, weight, 1e-5, residual), expected)
+    assert torch.equal(residual, total)
+    heads = drawn(6, 300, dtype=dtype)[:, 50 : 50 + 4 * 32].unflatten(-1, (4, 32))
+    close(rows.rms_norm(heads, weight[:32], 1e-5), PLAIN.rms_norm(heads, weight[:32], 1e-5))
+    for kind in ("silu", "gelu", "gelu_tanh", "relu"):
+        close(rows.gated(x, kind), PLAIN.gated(x.float(), kind))
+    ids = torch.tensor([3, 4, 0], dtype=torch.int32, device=DEVICE)
+    assert torch.equal(rows.embedding(ids, x), x[ids.long()])
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_sampling_is_the_plain_bodys(ties: bool) -> None:
+    torch.manual_seed(int(ties))
+    logits = drawn(8, 300) * 3
+    if ties:  # many equal logits, and tokens that must never be chosen
+        logits = (logits * 2).round() / 2
+        logits[:, ::3] = float("-inf")
+
+    def column(*values: float) -> Tensor:
+        return torch.tensor(values, device=DEVICE)
+
+    heat = column(0, 1, 0.7, 1.3, 1, 1, 0.5, 2)
+    top_k = column(0, 0, 5, 20, 1, 50, 0, 300).int()
+    top_p, min_p = column(1, 1, 0.9, 1, 0.5, 0.8, 0.3, 0.95), column(0, 0, 0, 0.1, 0, 0.05, 0, 0.01)
+    uniform = torch.rand(8, device=DEVICE)
+    chosen = sampling.sample(logits, heat, top_k, top_p, min_p, uniform)
+    assert chosen.tolist() == PLAIN.sample(logits, heat, top_k, top_p, min_p, uniform).tolist()
+    logprob, rank = sampling.logprobs(logits, chosen)
+    expected = PLAIN.logprobs(logits, chosen)
+    close(logprob, expected[0])
+    assert torch.equal(rank, expected[1])
+
+
+def test_greedy_shows_broken_rows() -> None:
+    logits = drawn(3, 5000)
+    logits[1, 4500], logits[2] = float("nan"), float("-inf")
+    assert sampling.greedy(logits).tolist() == [int(logits[0].argmax()), 4500, 0]
