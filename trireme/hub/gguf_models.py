@@ -51,6 +51,7 @@ _BLOOM_NAMES = {
     "blk.#.ffn_up": "transformer.h.#.mlp.dense_h_to_4h",
     "blk.#.ffn_down": "transformer.h.#.mlp.dense_4h_to_h",
 }
+_SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _LLAMA_KEYS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -63,6 +64,7 @@ _LLAMA_KEYS = {
     "attention.sliding_window": "sliding_window",
     "rope.freq_base": "rope_theta",
 }
+_REAL = {"rms_norm_eps", "layer_norm_epsilon", "rope_theta", "rope_local_base_freq", *_SOFTCAPS}
 _BLOOM_KEYS = {
     "block_count": "n_layer",
     "context_length": "seq_length",
@@ -149,7 +151,7 @@ FAMILIES: dict[str, Family] = {
         "Gemma2ForCausalLM",
         "gemma2",
         _GEMMA_NAMES,
-        _LLAMA_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"},
+        _LLAMA_KEYS | {name: name for name in _SOFTCAPS},
         _GEMMA_FIXED | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096},
         -1.0,
         finish=_finish_gemma2,
@@ -185,13 +187,13 @@ def config_of(file: GgufFile) -> Config:
     for key, name in family.keys.items():
         if key in found:
             config[name] = _number(file, prefix + key, found[key])
-    _check_counts(file, config, family)
+    _check_numbers(file, config, family)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise BadCheckpoint(f"{file.path} has no matrix token_embd.weight.", "use a whole model, not a vocabulary or an adapter")
     config["vocab_size"] = embedding.shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
-    if "rms_norm_eps" in config:
+    if "rms_norm_eps" in family.keys.values():
         config.setdefault("num_key_value_heads", config["num_attention_heads"])
         config.setdefault("head_dim", _divide("values of the hidden size", config["hidden_size"], config["num_attention_heads"]))
         config.setdefault("rope_theta", 10000.0)
@@ -259,12 +261,19 @@ def _number(file: GgufFile, key: str, value: Any) -> int | float:
     return value if isinstance(value, int) else float(str(np.float32(value)))
 
 
-def _check_counts(file: GgufFile, config: Config, family: Family) -> None:
-    needed = {name for key, name in family.keys.items() if key in ("block_count", "embedding_length", "attention.head_count")}
-    for name in needed | {name for name in family.keys.values() if isinstance(config.get(name), int)}:
+_NEEDED = ("block_count", "embedding_length", "attention.head_count", "attention.layer_norm_rms_epsilon")
+
+
+def _check_numbers(file: GgufFile, config: Config, family: Family) -> None:
+    """Every count and every real setting is positive, and those no model can do without are there."""
+    for key, name in family.keys.items():
         value = config.get(name)
-        if type(value) is not int or not 0 < value < 2**31:
+        if value is None and key in _NEEDED:
+            raise BadCheckpoint(f"{file.path} does not give {name}.", "fetch the file again")
+        if value is not None and not 0 < value < 2**31:
             raise BadCheckpoint(f"{file.path} says {name} is {value}.", "fetch the file again")
+        if isinstance(value, float) and name not in _REAL:
+            raise BadCheckpoint(f"{file.path} says {name} is {value}, which is no count.", "fetch the file again")
 
 
 def _rope_scaling(file: GgufFile, found: Config, config: Config) -> Config | None:

@@ -1,0 +1,244 @@
+"""GGUF files: bytes against the format's own library, names and row orders against the converters' formulas, broken files."""
+
+import pathlib
+import random
+import struct
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tests.hub.gguf_writer import gguf_bytes, llama_metadata, llama_tensors, random_tensor, write
+from trireme.errors import BadCheckpoint, TriremeError, UnsupportedModel
+from trireme.hub.checkpoint import Checkpoint
+from trireme.hub.gguf import KINDS, read_gguf
+from trireme.hub.tokenizer import Tokenizer
+from trireme.hub.weights import BLOCKS
+
+
+def test_real_file_reads_as_the_library_reads_it(smollm2_path: pathlib.Path) -> None:
+    reference = gguf.GGUFReader(smollm2_path)
+    file = read_gguf(smollm2_path)
+    assert len(file.tensors) == len(reference.tensors) == 272
+    for tensor in reference.tensors:
+        ours = file.tensors[tensor.name]
+        assert ours.kind == tensor.tensor_type.name
+        assert ours.shape == tuple(int(n) for n in reversed(tensor.shape))
+        np.testing.assert_array_equal(ours.raw().view(np.uint8).reshape(-1), tensor.data.view(np.uint8).reshape(-1))
+    for key, value in file.metadata.items():
+        theirs = reference.fields[key].contents()
+        assert (value.tolist() if isinstance(value, np.ndarray) else value) == theirs, key
+
+
+def test_block_sizes_are_the_librarys() -> None:
+    for number, kind in KINDS.items():
+        values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)]
+        assert gguf.GGMLQuantizationType(number).name == kind
+        if kind in BLOCKS:
+            assert BLOCKS[kind] == (values, size)
+
+
+def test_settings_of_the_default_model(smollm2_path: pathlib.Path) -> None:
+    config = Checkpoint.open(smollm2_path).config
+    expected = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+        "max_position_embeddings": 8192,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    }
+    assert {name: config[name] for name in expected} == expected
+    assert Checkpoint.open(smollm2_path.parent).eos_token_ids()[0] == 2
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_llama_rows_come_in_the_checkpoints_order(tmp_path: pathlib.Path, version: int, kind: str) -> None:
+    checkpoint = Checkpoint.open(write(tmp_path / "m.gguf", llama_metadata(), llama_tensors(kind), version=version))
+    for name, heads in (("q", 4), ("k", 2)):
+        stored = read_gguf(tmp_path / "m.gguf").tensors[f"blk.0.attn_{name}.weight"].raw()
+        ours = checkpoint.weight(f"model.layers.0.self_attn.{name}_proj.weight").raw()
+        # The converter's permutation, applied to what we give back, must give what is stored.
+        rows = ours.shape[0]
+        again = ours.reshape(heads, 2, rows // heads // 2, -1).swapaxes(1, 2).reshape(ours.shape)
+        np.testing.assert_array_equal(again, stored)
+    assert checkpoint.config["tie_word_embeddings"] is True
+    assert checkpoint.config["rope_theta"] == 500000.0
+    assert checkpoint.eos_token_ids() == [4, 3]
+    assert "lm_head.weight" not in checkpoint
+
+
+def test_gemma3_norms_are_given_an_offset(tmp_path: pathlib.Path) -> None:
+    metadata = {key.replace("llama.", "gemma3."): value for key, value in llama_metadata().items()}
+    metadata |= {"general.architecture": "gemma3", "gemma3.block_count": 12, "gemma3.attention.key_length": 16}
+    metadata |= {"gemma3.attention.sliding_window": 512}
+    tensors = llama_tensors() | {
+        "blk.0.post_ffw_norm.weight": random_tensor("F32", 32),
+        "blk.0.attn_q_norm.weight": random_tensor("F32", 16),
+    }
+    checkpoint = Checkpoint.open(write(tmp_path / "m.gguf", metadata, tensors))
+    assert checkpoint.weight("model.layers.0.pre_feedforward_layernorm.weight").offset == -1.0
+    assert checkpoint.weight("model.layers.0.self_attn.q_norm.weight").rows(slice(0, 8)).offset == -1.0
+    assert checkpoint.weight("model.layers.0.self_attn.q_proj.weight").offset == 0.0
+    assert checkpoint.config["head_dim"] == 16 and checkpoint.config["sliding_window"] == 512
+    assert checkpoint.config["layer_types"] == (["sliding_attention"] * 5 + ["full_attention"]) * 2
+    q = checkpoint.weight("model.layers.0.self_attn.q_proj.weight").raw()
+    np.testing.assert_array_equal(q.reshape(-1), np.frombuffer(tensors["blk.0.attn_q.weight"][2], np.uint8))
+
+
+def test_bloom_rows_come_in_the_checkpoints_order(tmp_path: pathlib.Path) -> None:
+    heads, width = 4, 32
+    original = np.random.default_rng(0).normal(size=(3 * width, width)).astype("<f4")
+    # The converter takes [head, (q, k, v), row] apart and stacks all q, all k, all v.
+    split = original.reshape(heads, 3, width // heads, width)
+    stacked = np.concatenate([split[:, i].reshape(width, width) for i in range(3)])
+    metadata: dict[str, Any] = {
+        "general.architecture": "bloom",
+        "bloom.block_count": 1,
+        "bloom.embedding_length": width,
+        "bloom.attention.head_count": heads,
+        "bloom.attention.layer_norm_epsilon": 1e-5,
+        "bloom.context_length": 64,
+    }
+    tensors = {
+        "token_embd.weight": random_tensor("F32", 6, width),
+        "blk.0.attn_qkv.weight": ("F32", original.shape, stacked.tobytes()),
+    }
+    checkpoint = Checkpoint.open(write(tmp_path / "m.gguf", metadata, tensors))
+    ours = checkpoint.weight("transformer.h.0.self_attention.query_key_value.weight").raw()
+    np.testing.assert_array_equal(ours, original)
+    assert checkpoint.config["n_head"] == heads and checkpoint.config["n_layer"] == 1
+
+
+def test_llama3_scaling_is_recovered_from_its_factors(tmp_path: pathlib.Path) -> None:
+    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 8192
+    theirs = LlamaConfig(
+        hidden_size=32 * 128,
+        num_attention_heads=32,
+        head_dim=128,
+        max_position_embeddings=131072,
+        rope_parameters=scaling | {"rope_theta": 500000.0},
+    )
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs, "cpu")
+    plain = 500000.0 ** (-np.arange(0, 128, 2) / 128)
+    factors = (plain / scaled.numpy()).astype("<f4")
+    metadata = llama_metadata(**{"llama.attention.key_length": 128})
+    path = write(tmp_path / "m.gguf", metadata, llama_tensors() | {"rope_freqs.weight": ("F32", (64,), factors.tobytes())})
+    assert Checkpoint.open(path).config["rope_scaling"] == pytest.approx(scaling)
+    other = llama_tensors() | {"rope_freqs.weight": ("F32", (64,), (factors * 1.1).tobytes())}
+    with pytest.raises(UnsupportedModel, match="rope factors"):
+        Checkpoint.open(write(path, metadata, other))
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_rope_scaling_settings(tmp_path: pathlib.Path, kind: str) -> None:
+    scaling = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0, "llama.rope.scaling.original_context_length": 32}
+    config = Checkpoint.open(write(tmp_path / "m.gguf", llama_metadata(**scaling), llama_tensors())).config
+    assert config["rope_scaling"] == {"rope_type": kind, "type": kind, "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def test_split_files_are_one_model(tmp_path: pathlib.Path) -> None:
+    tensors = llama_tensors()
+    names = list(tensors)
+    first = tmp_path / "m-00001-of-00002.gguf"
+    write(first, llama_metadata(**{"split.count": 2}), {name: tensors[name] for name in names[:4]})
+    with pytest.raises(BadCheckpoint, match="missing"):
+        Checkpoint.open(first)
+    write(tmp_path / "m-00002-of-00002.gguf", {"split.count": 2}, {name: tensors[name] for name in names[4:]})
+    assert len(Checkpoint.open(tmp_path).names()) == len(tensors)
+    with pytest.raises(BadCheckpoint, match="not the first"):
+        Checkpoint.open(tmp_path / "m-00002-of-00002.gguf")
+
+
+def test_nested_arrays_are_bounded(tmp_path: pathlib.Path) -> None:
+    file = read_gguf(write(tmp_path / "m.gguf", {"a": [[1, 2], [3]]}, {}))
+    assert [part.tolist() for part in file.metadata["a"]] == [[1, 2], [3]]
+    head = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)
+    (tmp_path / "deep.gguf").write_bytes(head + struct.pack("<IQ", 9, 1) * 100_000)
+    with pytest.raises(BadCheckpoint, match="depth"):
+        read_gguf(tmp_path / "deep.gguf")
+
+
+def broken_files() -> dict[str, bytes]:
+    good = gguf_bytes(llama_metadata(), llama_tensors())
+    start = struct.pack("<4sI", b"GGUF", 3)
+    tensor = struct.pack("<Q", 1) + b"w"
+    return {
+        "empty": b"",
+        "magic": b"GGML" + good[4:],
+        "version 1": good[:4] + struct.pack("<I", 1) + good[8:],
+        "big endian": good[:4] + struct.pack(">I", 3) + good[8:],
+        "too many keys": start + struct.pack("<QQ", 0, 1 << 60) + good[24:],
+        "too many tensors": start + struct.pack("<QQ", 1 << 60, 0),
+        "key too long": start + struct.pack("<QQQ", 0, 1, 1 << 50) + bytes(64),
+        "array too long": start + struct.pack("<QQQ", 0, 1, 1) + b"a" + struct.pack("<IIQ", 9, 4, 1 << 61) + bytes(64),
+        "unknown kind": start + struct.pack("<QQQ", 0, 1, 1) + b"a" + struct.pack("<I", 77) + bytes(64),
+        "five axes": start + struct.pack("<QQ", 1, 0) + tensor + struct.pack("<I5QIQ", 5, 1, 1, 1, 1, 1, 0, 0) + bytes(64),
+        "no axes": start + struct.pack("<QQ", 1, 0) + tensor + struct.pack("<IIQ", 0, 0, 0) + bytes(64),
+        "huge axes": start + struct.pack("<QQ", 1, 0) + tensor + struct.pack("<I2QIQ", 2, 1 << 62, 1 << 62, 0, 0) + bytes(64),
+        "misaligned": start + struct.pack("<QQ", 1, 0) + tensor + struct.pack("<I1QIQ", 1, 1, 0, 5) + bytes(128),
+        "half a block": start + struct.pack("<QQ", 1, 0) + tensor + struct.pack("<I1QIQ", 1, 33, 2, 0) + bytes(128),
+        "truncated": good[:-100],
+        "cut in the metadata": good[:200],
+        "alignment": gguf_bytes(llama_metadata(**{"general.alignment": 12}), llama_tensors()),
+    }
+
+
+@pytest.mark.parametrize("name", broken_files())
+def test_broken_files_are_refused(tmp_path: pathlib.Path, name: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(broken_files()[name])
+    with pytest.raises(TriremeError) as caught:
+        Checkpoint.open(path)
+    assert "\n" not in str(caught.value)
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"general.architecture": "mamba9"},
+    {"llama.attention.head_count": 0},
+    {"llama.attention.head_count": "four"},
+    {"llama.embedding_length": 33},
+    {"llama.attention.head_count_kv": 5},
+    {"llama.rope.scaling.type": "mystery"},
+    {"llama.feed_forward_length": [64, 32]},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_impossible_settings_are_refused(tmp_path: pathlib.Path, change: dict[str, Any]) -> None:
+    with pytest.raises(TriremeError):
+        Checkpoint.open(write(tmp_path / "m.gguf", llama_metadata(**change), llama_tensors()))
+
+
+def test_mutations_never_escape(tmp_path: pathlib.Path) -> None:
+    whole = gguf_bytes(llama_metadata(), llama_tensors())
+    header = len(whole) - sum(len(data) for _, _, data in llama_tensors().values())
+    path = tmp_path / "m.gguf"
+    rng = random.Random(2)
+    refused = 0
+    for round_number in range(4000):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 4)):
+            place = rng.randrange(header)
+            data[place] = rng.choice([rng.randrange(256), 0, 1, 0x7F, 0xFF])
+        path.write_bytes(data[: rng.randrange(len(data))] if rng.random() < 0.1 else data)
+        try:
+            checkpoint = Checkpoint.open(path)
+            for name in checkpoint.names():
+                checkpoint.weight(name).raw()
+            if round_number % 4 == 0:
+                Tokenizer.open(path).encode("ab <|end|>")
+        except TriremeError:
+            refused += 1
+    assert refused > 1000
