@@ -1,0 +1,301 @@
+"""The simulator: the real scheduler against a cost model and a trace, in virtual time. Knows no model and no tokens' meaning.
+
+A step takes  base + per_token * tokens + per_context * context  seconds, where context is the cached tokens its rows attend to.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.resources
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trireme.config import ScheduleOptions
+from trireme.errors import BadConfig
+from trireme.ipc.messages import Plan, Sampled
+from trireme.sched.scheduler import Scheduler
+from trireme.types import Progress, Request, SamplingParams
+
+END = 1  # the token that ends an answer; every other sampled token is 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a step costs. The defaults are the arithmetic of a 7B model in fp16 on one 80 GB card:
+
+    weights 13.5 GB read once at 1.6 TB/s and 1.5 ms of launches; 13.5 GFLOP a token at 170 TFLOP/s; 0.5 MB of KV per
+    token read at 1.6 TB/s. Memory for KV: 0.9 * 80 GB less the weights, at 0.5 MB a token.
+    """
+
+    base: float = 0.010
+    per_token: float = 80e-6
+    per_context: float = 0.33e-6
+    kv_tokens: int = 112_000
+
+    def seconds(self, tokens: int, context: int) -> float:
+        return self.base + self.per_token * tokens + self.per_context * context
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A latency promise: seconds to the first token, and between any two tokens after it."""
+
+    first: float = 10.0
+    between: float = 1.5
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request of a trace."""
+
+    prompt: int
+    output: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """How requests come: at a rate (per second), from clients that each wait for their answer, or, if neither, all at once."""
+
+    rate: float = 0.0
+    clients: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.rate:g}/s" if self.rate else f"{self.clients} clients" if self.clients else "all at once"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything but the policy and the load."""
+
+    machine: Machine = Machine()
+    bound: Bound = Bound()
+    page_size: int = 16
+    max_running: int = 1000
+    max_step_tokens: int = 2048
+    max_tokens: int = 2048  # what every request says it may generate
+    prefix_cache: bool = True
+    warm_up: float = 0.4  # share of the requests that come before anything is measured
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one policy made of one load, by the requests that ended in the measured time. Rates are per second of virtual time.
+
+    Measured is from the coming of the first request after the warm-up to the coming of the last, so that neither an empty house
+    nor an emptying one counts; where all come at once, everything is.
+    """
+
+    policy: str
+    load: str
+    requests: int
+    seconds: float  # measured
+    throughput: float  # output tokens
+    goodput: float  # output tokens of the requests that met the bound
+    within_bound: float  # share of requests that met it
+    first_token_p50: float
+    first_token_p99: float
+    gap_p99: float  # of each request's longest wait between two tokens
+    evictions: int
+    memory_use: float  # mean share of the KV memory held by running requests, over the steps
+    running: float  # mean
+    scheduler_ms: float  # real time of schedule + update per step, mean
+    scheduler_ms_p99: float
+
+
+@dataclass
+class Life:
+    """What is measured of one request."""
+
+    arrival: Arrival
+    came: float
+    first: float = -1.0
+    last: float = 0.0  # when the latest token came
+    longest_gap: float = 0.0
+    tokens: int = 0
+
+    def advance(self, now: float) -> None:
+        if self.tokens:
+            self.longest_gap = max(self.longest_gap, now - self.last)
+        else:
+            self.first = now - self.came
+        self.last = now
+        self.tokens += 1
+
+    def meets(self, bound: Bound) -> bool:
+        return self.first <= bound.first and self.longest_gap <= bound.between
+
+
+class PretendWorker:
+    """Answers plans with nothing but the ends that the trace foretells."""
+
+    def __init__(self, machine: Machine, trace: list[Arrival]):
+        self._machine, self._trace = machine, trace
+        self._last: dict[int, int] = {}  # row: position whose computation brings the end
+
+    def run(self, plan: Plan) -> tuple[Sampled, float]:
+        """The answer, and the seconds it took."""
+        for admit in plan.admit:
+            self._last[admit.row] = admit.num_prompt + self._trace[admit.seed].output - 1
+        tokens, context = [], 0
+        for row, start, count, samples in zip(plan.rows, plan.starts, plan.counts, plan.samples, strict=True):
+            context += start + count
+            if samples:
+                tokens.append(END if start + count == self._last[row] else 0)
+        return Sampled(plan.step, tokens), self._machine.seconds(sum(plan.counts), context)
+
+
+@dataclass
+class Measures:
+    """What is noted at every step."""
+
+    running: list[int] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+    cost: list[float] = field(default_factory=list)
+
+    def note(self, scheduler: Scheduler, cost: float) -> None:
+        self.running.append(len(scheduler.rows))
+        self.memory.append(1.0 - scheduler.memory.available / scheduler.memory.num_pages)
+        self.cost.append(cost)
+
+
+class Simulation:
+    """One policy, one load, one trace."""
+
+    def __init__(self, policy: str, load: Load, trace: list[Arrival], setup: Setup):
+        self.policy, self.load, self.trace, self.setup = policy, load, trace, setup
+        page = setup.page_size
+        longest = max(arrival.prompt for arrival in trace) + setup.max_tokens
+        options = ScheduleOptions(policy, setup.max_running, setup.max_step_tokens, max_waiting=len(trace) + 1)
+        self.scheduler = Scheduler(
+            options,
+            num_pages=setup.machine.kv_tokens // (page or longest),
+            page_size=page,
+            max_model_len=longest,
+            prefix_cache=setup.prefix_cache,
+            clock=lambda: self.now,
+            seed=setup.seed,
+        )
+        self.worker = PretendWorker(setup.machine, trace)
+        self.now = 0.0
+        self.lives: dict[str, Life] = {}
+        self.measures = Measures()
+        self._to_come = deque(self._times())
+
+    def run(self) -> Report:
+        """Plays the whole trace."""
+        while self._to_come or self.scheduler.has_work():
+            self._arrive()
+            if not self._step():
+                self.now = max(self.now, self._to_come[0][0])
+        return self._report()
+
+    def _times(self) -> list[tuple[float, int]]:
+        """When each request of the trace comes; those of waiting clients come later, as answers end."""
+        count = len(self.trace)
+        if self.load.rate:
+            gaps = np.random.default_rng(self.setup.seed).exponential(1.0 / self.load.rate, count)
+            return list(zip(np.cumsum(gaps).tolist(), range(count), strict=True))
+        return [(0.0, number) for number in range(min(count, self.load.clients or count))]
+
+    def _arrive(self) -> None:
+        while self._to_come and self._to_come[0][0] <= self.now:
+            came, number = self._to_come.popleft()
+            arrival = self.trace[number]
+            sampling = SamplingParams(max_tokens=self.setup.max_tokens, seed=number)
+            # Prompts that share nothing: a token of its own for each request.
+            prompt = [number + 2] * arrival.prompt
+            self.lives[str(number)] = Life(arrival, came)
+            self.scheduler.add(Request(id=str(number), tokens=prompt, sampling=sampling, eos_token_ids=[END], arrival=came))
+
+    def _step(self) -> bool:
+        began = time.perf_counter()
+        plan = self.scheduler.schedule()
+        cost = time.perf_counter() - began
+        if plan is None:
+            return False
+        sampled, seconds = self.worker.run(plan)
+        self.now += seconds
+        began = time.perf_counter()
+        progress = self.scheduler.update(sampled)
+        self.measures.note(self.scheduler, cost + time.perf_counter() - began)
+        self._record(progress)
+        return True
+
+    def _record(self, progress: list[Progress]) -> None:
+        for item in progress:
+            self.lives[item.id].advance(self.now)
+            if item.finish is not None and self.load.clients and not self.load.rate:
+                following = len(self.lives) + len(self._to_come)
+                if following < len(self.trace):
+                    self._to_come.append((self.now, following))
+
+    def _span(self) -> tuple[float, float]:
+        """The measured time."""
+        if not self.load.rate and not self.load.clients:
+            return 0.0, self.now
+        came = [life.came for life in self.lives.values()]
+        return came[int(self.setup.warm_up * len(came))], came[-1]
+
+    def _report(self) -> Report:
+        begin, end = self._span()
+        lives = [life for life in self.lives.values() if begin <= life.last <= end]
+        if not lives:
+            raise BadConfig("No request ended in the measured time.", "simulate more requests, or fewer clients")
+        good = [life for life in lives if life.meets(self.setup.bound)]
+        first = np.percentile([life.first for life in lives], [50, 99])
+        seen, seconds = self.measures, end - begin
+        return Report(
+            policy=self.policy,
+            load=self.load.name,
+            requests=len(lives),
+            seconds=seconds,
+            throughput=sum(life.tokens for life in lives) / seconds,
+            goodput=sum(life.tokens for life in good) / seconds,
+            within_bound=len(good) / len(lives),
+            first_token_p50=float(first[0]),
+            first_token_p99=float(first[1]),
+            gap_p99=float(np.percentile([life.longest_gap for life in lives], 99)),
+            evictions=self.scheduler.stats().preemptions,
+            memory_use=float(np.mean(seen.memory)),
+            running=float(np.mean(seen.running)),
+            scheduler_ms=float(np.mean(seen.cost)) * 1e3,
+            scheduler_ms_p99=float(np.percentile(seen.cost, 99)) * 1e3,
+        )
+
+
+def simulate(policies: list[str], loads: list[Load], trace: list[Arrival], setup: Setup) -> list[Report]:
+    """Every policy under every load."""
+    return [Simulation(policy, load, trace, setup).run() for policy in policies for load in loads]
+
+
+def sharegpt_lengths() -> list[Arrival]:
+    """The lengths of 4,000 real conversations' first turns."""
+    text = importlib.resources.files("trireme.sched").joinpath("data/sharegpt_lengths.csv").read_text()
+    return [Arrival(int(line["prompt_tokens"]), int(line["output_tokens"])) for line in csv.DictReader(text.splitlines())]
+
+
+# Synthetic traces: the least and the most of prompt and output, drawn evenly.
+SHAPES = {
+    "uniform": (32, 1024, 32, 1024),
+    "decode_heavy": (32, 512, 512, 2048),
+    "prompt_heavy": (1024, 4096, 32, 512),
+}
+
+
+def trace_by_name(name: str, count: int, seed: int) -> list[Arrival]:
+    """`count` requests of the named trace."""
+    rng = np.random.default_rng(seed)
+    if name == "sharegpt":
+        lengths = sharegpt_lengths()
+        return [lengths[index] for index in rng.permutation(max(count, len(lengths)))[:count] % len(lengths)]
+    if name not in SHAPES:
+        raise BadConfig(f"No trace is called {name!r}.", f"use one of: sharegpt, {', '.join(SHAPES)}")
+    low_prompt, high_prompt, low_output, high_output = SHAPES[name]
+    prompts = rng.integers(low_prompt, high_prompt, count, endpoint=True).tolist()
+    outputs = rng.integers(low_output, high_output, count, endpoint=True).tolist()
+    return [Arrival(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
