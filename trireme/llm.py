@@ -37,9 +37,7 @@ Messages = list[dict[str, Any]]
 class LLM:
     """A model, loaded and ready. Every setting of `trireme.config` may be given by name: `LLM("model", page_size=1, tp=2)`."""
 
-    def __init__(
-        self, model: str | None = None, *, config: Config | None = None, report: Callable | None = None, **settings: Any
-    ):
+    def __init__(self, model: str | None = None, *, config: Config | None = None, report: Callable | None = None, **settings: Any):
         self.config = config or resolve({"model": model, **settings})
         report = report or (lambda name, share: None)
         self.path = resolve_model(self.config.model.model)
@@ -72,7 +70,7 @@ class LLM:
         progress: bool = False,
     ) -> list[Output]:
         """Continues each prompt (text or token ids), all of them together. One answer per prompt, in their order."""
-        listed = [prompts] if _is_prompt(prompts) else list(prompts)  # type: ignore[arg-type]
+        listed: list[Any] = [prompts] if _is_prompt(prompts) else list(prompts)
         return self._answer_all([self._tokens(prompt) for prompt in listed], sampling, progress)
 
     def chat(
@@ -125,13 +123,11 @@ class LLM:
         try:
             yield values[0]
         finally:
-            self._loop.call(lambda: held.__exit__(None, None, None) and None)
+            self._loop.call(lambda: held.__exit__(None, None, None))
 
     def default_sampling(self, **changes: Any) -> SamplingParams:
         """What the model's makers advise, with your changes."""
-        advised = {
-            name: self.generation[name] for name in ("temperature", "top_p", "top_k", "min_p") if self.generation.get(name)
-        }
+        advised = {name: self.generation[name] for name in ("temperature", "top_p", "top_k", "min_p") if self.generation.get(name)}
         return SamplingParams(**{**advised, **changes})
 
     def close(self) -> None:
@@ -165,7 +161,7 @@ class LLM:
         sampling.check(self.worker.ready.vocab_size)
         return Answer(f"offline-{next(self._ids)}", prompt, tokens, sampling, self.tokenizer)
 
-    def _submit(self, answer: Answer, deliver: Callable[[Progress | TriremeError], None]) -> None:
+    def _submit(self, answer: Answer, deliver: Callable[[Progress | TriremeError], Any]) -> None:
         self._loop.submit(answer.requests(self.eos_token_ids), deliver)
 
     def _take(self, answer: Answer, item: Progress | TriremeError) -> Piece | None:
@@ -187,7 +183,7 @@ class LLM:
         if len(wanted) != len(prompts):
             raise BadRequest(f"{len(prompts)} prompts, but {len(wanted)} sampling parameters.", "give one, or one per prompt")
         inbox: queue.SimpleQueue[tuple[Answer, Progress | TriremeError]] = queue.SimpleQueue()
-        answers = [self._open(*prompt, params) for prompt, params in zip(prompts, wanted, strict=True)]
+        answers = [self._open(text, ids, params) for (text, ids), params in zip(prompts, wanted, strict=True)]
         try:
             for answer in answers:
                 self._submit(answer, lambda item, answer=answer: inbox.put((answer, item)))  # type: ignore[misc]
@@ -219,7 +215,7 @@ class LLM:
 
     async def _pieces(self, answer: Answer) -> AsyncIterator[Piece]:
         loop, inbox = asyncio.get_running_loop(), asyncio.Queue()  # type: ignore[var-annotated]
-        self._submit(answer, lambda item: loop.call_soon_threadsafe(inbox.put_nowait, item) and None)
+        self._submit(answer, lambda item: loop.call_soon_threadsafe(inbox.put_nowait, item))
         try:
             while not answer.done:
                 piece = self._take(answer, await inbox.get())

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from trireme.layers.env import Read
 
 
 class Module:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} computes nothing by itself")
+
     def children(self) -> Iterator[tuple[str, Module]]:
         """The parts directly below, by their paths: `norm`, `layers.0`, `layers.1` ..."""
         for name, child in vars(self).items():

@@ -62,9 +62,10 @@ class Decoder(Module):
     def __call__(self, batch: Batch) -> Tensor:
         """The hidden states of the tokens that need logits."""
         x, _ = self.word_embeddings_layernorm(self.word_embeddings(batch.tokens))
-        residual = None
+        residual: Tensor | None = None
         for layer in self.h:
             x, residual = layer(x, residual, batch)
+        assert residual is not None, "a model has at least one layer"
         select = self.env.ops.select
         return self.ln_f(select(x, batch.logits_at), select(residual, batch.logits_at))[0]
 

@@ -58,9 +58,11 @@ class Decoder(Module):
 
     def __call__(self, batch: Batch) -> Tensor:
         """The hidden states of the tokens that need logits."""
-        x, residual = self.embed_tokens(batch.tokens) * self.scale, None
+        residual: Tensor | None = None
+        x = self.embed_tokens(batch.tokens) * self.scale
         for layer in self.layers:
             x, residual = layer(x, residual, batch)
+        assert residual is not None, "a model has at least one layer"
         select = self.env.ops.select
         return self.norm(select(x, batch.logits_at), select(residual, batch.logits_at))[0]
 

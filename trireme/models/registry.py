@@ -1,35 +1,17 @@
-"""Which class computes which architecture. Others come by the entry point `trireme.models`, named by architecture."""
+"""Which class computes which architecture. Others come by the entry point `trireme.models`, named by architecture.
+
+A model class has `config(raw) -> ModelConfig`, takes (env, config), and called with a batch gives the logits that were asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import Any
 
 from trireme.errors import UnsupportedModel
-from trireme.layers import Batch, Env, Module
-from trireme.models.config import ModelConfig
+from trireme.layers import Module
 from trireme.ops import CacheSpec
-
-
-class Model(Protocol):
-    """What the runner needs of a model."""
-
-    def load(self, read: Any, path: str = "") -> None: ...
-
-    def walk(self, path: str = "") -> Any: ...
-
-    def __call__(self, batch: Batch) -> Tensor: ...
-
-
-class ModelClass(Protocol):
-    @staticmethod
-    def config(raw: dict[str, Any]) -> ModelConfig: ...
-
-    def __call__(self, env: Env, cfg: ModelConfig) -> Module: ...
-
 
 MODELS: dict[str, Any] = {}
 
@@ -61,5 +43,5 @@ def model_class(raw: dict[str, Any]) -> Any:
 
 def cache_specs(model: Module) -> list[CacheSpec]:
     """What each attention layer keeps, in the order of their layer numbers."""
-    layers = [module for _, module in model.walk() if hasattr(module, "cache_spec")]
+    layers: list[Any] = [module for _, module in model.walk() if hasattr(module, "cache_spec")]
     return [layer.cache_spec() for layer in sorted(layers, key=lambda layer: layer.layer)]

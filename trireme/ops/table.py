@@ -117,9 +117,11 @@ class Ops:
 
     def activation(self, x: Tensor, kind: str) -> Tensor:
         """silu, gelu, gelu_tanh or relu."""
-        if kind == "gelu_tanh":
-            return F.gelu(x, approximate="tanh")
-        return {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}[kind](x)
+        if kind == "silu":
+            return F.silu(x)
+        if kind == "relu":
+            return F.relu(x)
+        return F.gelu(x, approximate={"gelu": "none", "gelu_tanh": "tanh"}[kind])
 
     def gated(self, gate_up: Tensor, kind: str) -> Tensor:
         """activation(gate) * up.  gate_up: [tokens, 2 * width], the gate first"""

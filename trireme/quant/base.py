@@ -19,10 +19,17 @@ from trireme.quant.gguf import BLOCKS, decode_blocks
 class Stored(Protocol):
     """One tensor of a checkpoint, still on disk. Selecting is lazy; `raw` reads only what is selected."""
 
-    name: str
-    shape: tuple[int, ...]
-    kind: str
-    offset: float
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def offset(self) -> float: ...
 
     def rows(self, index: slice | np.ndarray) -> Stored: ...
 

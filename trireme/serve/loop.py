@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from trireme.errors import TriremeError, WorkerDied
 from trireme.sched.engine import Engine
 from trireme.types import FinishReason, Progress, Request
 
-Deliver = Callable[[Progress | TriremeError], None]
+Deliver = Callable[[Progress | TriremeError], Any]
 
 
 class EngineLoop:
@@ -35,7 +36,7 @@ class EngineLoop:
         """Ends a request. Nothing more is delivered for it."""
         self._command(lambda: self._drop(id, reason))
 
-    def call(self, action: Callable[[], None]) -> None:
+    def call(self, action: Callable[[], Any]) -> None:
         """Runs an action between two steps and waits for it."""
         done = threading.Event()
         failure: list[BaseException] = []

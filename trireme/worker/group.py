@@ -40,7 +40,8 @@ class _Rank:
                 stdin=subprocess.DEVNULL,
                 env=environ,
             )
-        self.rank, self.channel = rank, Channel(ours, FromWorker)
+        self.rank = rank
+        self.channel: Channel = Channel(ours, FromWorker)
         self.ready: Ready | None = None
         self.beaten, self.busy = time.monotonic(), 0.0
         self.channel.send(Start(rank, size, store, dataclasses.asdict(config), str(path)))

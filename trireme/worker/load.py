@@ -80,9 +80,7 @@ def model_length(cfg: ModelConfig, wanted: int | None) -> int:
     factor = float(cfg.rope.get("factor") or 1.0) if cfg.rope else 1.0
     limit = int(cfg.max_positions * max(factor, 1.0)) if cfg.rope else wanted
     if wanted > limit:
-        raise BadConfig(
-            f"max_model_len is {wanted}; the model's positions end at {limit}.", f"use --max-model-len {limit} or less"
-        )
+        raise BadConfig(f"max_model_len is {wanted}; the model's positions end at {limit}.", f"use --max-model-len {limit} or less")
     return wanted
 
 
@@ -107,7 +105,7 @@ class KVSize:
 
 
 def size_cache(config: Config, loaded: Loaded, backend: Backend) -> KVSize:
-    """How many pages there are, in the memory that is left. What was not set shrinks to fit; what was set and does not is refused."""
+    """How many pages fit in the memory that is left. What was not set shrinks to fit; what was set and does not is refused."""
     per_token = sum(spec.bytes_per_token(loaded.dtype) for spec in cache_specs(loaded.model))
     budget = backend.kv_budget(config.cache.memory_fraction)
     max_len, wanted = loaded.max_model_len, config.cache.kv_tokens

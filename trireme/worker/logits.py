@@ -1,4 +1,4 @@
-"""Rules that edit logits before a token is chosen. Each owns one noun, knows which rows it touches, and works on all of them at once.
+"""Rules that edit logits before a token is chosen. Each owns one noun, knows the rows it touches, and works on all of them at once.
 
 A rule sees logits, rows and the token table; nothing of requests or text.
 """
@@ -102,9 +102,7 @@ class Bias(_ByRow):
         _, values = self.pairs(choice, at)
         where = [i for i, (ids, _) in zip(at, values, strict=True) for _ in ids]
         ids = [token for ids, _ in values for token in ids]
-        amounts = torch.tensor(
-            [b for _, biases in values for b in biases], dtype=choice.logits.dtype, device=choice.logits.device
-        )
+        amounts = torch.tensor([b for _, biases in values for b in biases], dtype=choice.logits.dtype, device=choice.logits.device)
         choice.logits.index_put_(_index(where, ids, choice), amounts, accumulate=True)
 
 

@@ -69,8 +69,7 @@ class Runner:
         notes = launched.notes
         if launched.logprobs or (tokens and min(tokens) < 0):
             said = (
-                self.sampler.note(row, t, launched.logprobs.get(i))
-                for i, (row, t) in enumerate(zip(sampling, tokens, strict=True))
+                self.sampler.note(row, t, launched.logprobs.get(i)) for i, (row, t) in enumerate(zip(sampling, tokens, strict=True))
             )
             notes = notes + [note for note in said if note]
         return Sampled(plan.step, tokens, notes)
@@ -93,7 +92,7 @@ class Runner:
         tokens, slots = self.tables.inputs(step)
         plan = self.backend.ops.plan_attention(step.layout)
         batch = Batch(tokens, step.positions, slots, step.logits_at.long(), step.reach, step.layout, plan, self.caches)
-        return self.model(batch)  # type: ignore[operator]
+        return self.model(batch)
 
     # --- captured decode steps ------------------------------------------------------------------------------------------------
 

@@ -162,7 +162,7 @@ class _Packed:
 
 
 def _column(values: list | np.ndarray, count: int, fill: float, dtype: type = np.int32) -> np.ndarray:
-    column = np.full(count, fill, dtype=dtype)
+    column: np.ndarray = np.full(count, fill, dtype=dtype)
     column[: len(values)] = values
     return column
 
