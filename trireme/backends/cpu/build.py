@@ -74,9 +74,7 @@ def find() -> pathlib.Path | None:
     return next((path for place in places if (path := place / library_name()).exists()), None)
 
 
-def _compile(
-    command: list[str], objects: list[pathlib.Path], folder: pathlib.Path, source: str, name: str, *flags: str
-) -> bool:
+def _compile(command: list[str], objects: list[pathlib.Path], folder: pathlib.Path, source: str, name: str, *flags: str) -> bool:
     target = folder / f"{name}.o"
     done = subprocess.run(
         [*command, *COMMON, *flags, "-c", str(SOURCES / source), "-o", str(target)], capture_output=True, text=True

@@ -136,9 +136,7 @@ def library() -> ctypes.CDLL:
 def set_isa(name: str) -> None:
     """Uses `name` from now on (amx, avx512vnni, avx2, dotprod, portable), or the best for "auto"."""
     if not library().trireme_set_isa(name.encode()):
-        raise BackendUnavailable(
-            f"this CPU cannot run the instruction set {name}.", f"use one of {', '.join(available_isas())}"
-        )
+        raise BackendUnavailable(f"this CPU cannot run the instruction set {name}.", f"use one of {', '.join(available_isas())}")
 
 
 def isa() -> str:

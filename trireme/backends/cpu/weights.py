@@ -24,9 +24,7 @@ def aligned_zeros(count: int) -> torch.Tensor:
 class PackedWeight:
     """A [rows, columns] matrix of one kind. Rows may be filled in several pieces, so that fused projections need no copy."""
 
-    def __init__(
-        self, kind: str, rows: int, columns: int, data: torch.Tensor | None = None, scales: torch.Tensor | None = None
-    ):
+    def __init__(self, kind: str, rows: int, columns: int, data: torch.Tensor | None = None, scales: torch.Tensor | None = None):
         code, tiles = KINDS[kind], -(-rows // TILE)
         tile_bytes = library().trireme_tile_bytes(code, columns)
         self.kind, self.rows, self.columns = kind, rows, columns
@@ -68,7 +66,7 @@ class PackedWeight:
         self._put(first, blocks, kind.lower(), blocks.stride(0))
 
     def _put(self, first: int, source: torch.Tensor, name: str, stride: int) -> None:
-        assert 0 <= first and first + source.shape[0] <= self.rows, (first, source.shape, self.rows)
+        assert first >= 0 and first + source.shape[0] <= self.rows, (first, source.shape, self.rows)
         if library().trireme_pack(self.pointer, first, source.shape[0], SOURCES[name], source.data_ptr(), stride):
             raise UnsupportedModel(
                 f"{name} weights of width {self.columns} cannot be packed as {self.kind}.", "dequantise them first"

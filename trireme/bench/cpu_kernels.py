@@ -1,0 +1,108 @@
+"""Micro-benchmark of the CPU kernels: GB/s for one row, GOP/s for many, beside torch and the memory's read speed.
+
+Knows shapes only; no model is loaded. Figures of a busy machine mean little: read the ratios of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+
+from trireme.backends.cpu.library import available_isas, isa, set_isa, set_threads
+from trireme.backends.cpu.program import Batch, Program
+from trireme.backends.cpu.weights import PackedWeight
+
+SHAPES = ((960, 576), (3072, 576), (576, 1536), (8192, 2048))  # out × in: SmolLM2-135M's layers, and a larger one
+KINDS = ("f32", "bf16", "int8", "q8", "q4", "q4_min")
+COLD_BYTES = 400 << 20  # copies of one weight are visited in turn over this much memory, so that caches do not help
+
+
+def best_seconds(call: Callable[[], object], budget: float = 0.25) -> float:
+    """The fastest of the calls that fit in `budget` seconds, three at least."""
+    best, end, count = float("inf"), time.perf_counter() + budget, 0
+    while count < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        best, count = min(best, time.perf_counter() - start), count + 1
+    return best
+
+
+def read_speed() -> float:
+    """GB/s of reading memory once, by torch's own sum."""
+    data = torch.ones(COLD_BYTES // 4)
+    return data.nbytes / best_seconds(data.sum, 1.0) / 1e9
+
+
+def rows_batch(rows: int) -> Batch:
+    return Batch(positions=torch.zeros(rows, dtype=torch.int32))
+
+
+def one_row(kind: str, rows: int, columns: int) -> float:
+    """GB/s of weights read for one activation row, cold."""
+    weight = PackedWeight.from_floats(kind, torch.randn(rows, columns))
+    copies = max(2, COLD_BYTES // weight.nbytes)
+    program, source, output = Program(), torch.randn(1, columns), torch.empty(1, rows)
+    for _ in range(copies):
+        program.linear(PackedWeight(kind, rows, columns, weight.data.clone(), weight.scales), source, output)
+    batch = rows_batch(1)
+    return copies * weight.nbytes / best_seconds(lambda: program.run(batch), 0.5) / 1e9
+
+
+def many_rows(kind: str, rows: int, columns: int, tokens: int) -> float:
+    """GOP/s for `tokens` activation rows, quantising them included."""
+    weight = PackedWeight.from_floats(kind, torch.randn(rows, columns))
+    program = Program()
+    program.linear(weight, torch.randn(tokens, columns), torch.empty(tokens, rows))
+    batch = rows_batch(tokens)
+    return 2 * rows * columns * tokens / best_seconds(lambda: program.run(batch)) / 1e9
+
+
+def torch_many_rows(dtype: torch.dtype, rows: int, columns: int, tokens: int) -> float:
+    weight, source = torch.randn(rows, columns, dtype=dtype), torch.randn(tokens, columns, dtype=dtype)
+    return 2 * rows * columns * tokens / best_seconds(lambda: torch.nn.functional.linear(source, weight)) / 1e9
+
+
+def attention_speed(tokens: int, context: int) -> tuple[float, float]:
+    """Milliseconds and GFLOP/s of one sequence's last `tokens` queries; 9 heads on 3, as in SmolLM2."""
+    heads, kv_heads, width = 9, 3, 64
+    keys, values = torch.randn(context, kv_heads, width), torch.randn(context, kv_heads, width)
+    query, output = torch.randn(tokens, heads, width), torch.empty(tokens, heads, width)
+    program = Program()
+    program.attention(query, output.view(tokens, -1), keys, values, 0.125)
+    numbers = lambda *values: torch.tensor(values, dtype=torch.int32)  # noqa: E731
+    batch = rows_batch(tokens)
+    batch.set(query_starts=numbers(0, tokens), context_lengths=numbers(context))
+    batch.set(slot_ids=torch.arange(context, dtype=torch.int32), slot_starts=numbers(0, context))
+    seconds = best_seconds(lambda: program.run(batch))
+    pairs = tokens * (context - tokens) + tokens * (tokens + 1) // 2
+    return seconds * 1e3, 4 * pairs * heads * width / seconds / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--isa", default="auto", choices=["auto", *available_isas()])
+    parser.add_argument("--tokens", type=int, nargs="*", default=[8, 32, 512])
+    options = parser.parse_args()
+    set_isa(options.isa)
+    threads = set_threads(options.threads)
+    torch.set_num_threads(threads)
+    print(f"{isa()}, {threads} threads; memory read {read_speed():.1f} GB/s")
+    print(f"{'kind':8}{'out × in':>12}{'1 row GB/s':>12}" + "".join(f"{f'{n} rows GOP/s':>16}" for n in options.tokens))
+    for rows, columns in SHAPES:
+        for kind in KINDS:
+            figures = "".join(f"{many_rows(kind, rows, columns, n):16.0f}" for n in options.tokens)
+            print(f"{kind:8}{f'{rows}×{columns}':>12}{one_row(kind, rows, columns):12.1f}{figures}", flush=True)
+        for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
+            figures = "".join(f"{torch_many_rows(dtype, rows, columns, n):16.0f}" for n in options.tokens)
+            print(f"torch {name}{f'{rows}×{columns}':>11}{'':12}{figures}", flush=True)
+    for tokens, context in ((1, 512), (1, 4096), (512, 512), (2048, 2048)):
+        milliseconds, speed = attention_speed(tokens, context)
+        print(f"attention {tokens} of {context}: {milliseconds:.3f} ms, {speed:.0f} GFLOP/s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
