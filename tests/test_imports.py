@@ -1,0 +1,89 @@
+"""The import rule: a folder may import only the folders named beside it. No exemptions but the lazy ones named here."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import trireme
+
+ROOT = pathlib.Path(trireme.__file__).parent
+
+_BASE = {"types", "errors"}
+_ENGINE = {"hub", "ipc", "sched", "ops", "quant", "parallel", "layers", "models", "backends", "kernels", "worker", "serve", "config"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "types": {"errors"},
+    "errors": set(),
+    "config": {"errors"},
+    "kernels": set(),
+    "ipc": _BASE | {"config"},
+    "hub": _BASE | {"config"},
+    "sched": _BASE | {"config", "ipc"},
+    "ops": _BASE,
+    "quant": _BASE | {"ops"},
+    "parallel": _BASE,
+    "layers": _BASE | {"ops", "quant", "parallel"},
+    "models": _BASE | {"ops", "layers"},
+    "backends": _BASE | {"config", "ops", "layers", "kernels", "quant", "parallel"},
+    "worker": _BASE | {"config", "ipc", "hub", "ops", "quant", "parallel", "layers", "models", "backends"},
+    "serve": _BASE | {"config", "ipc", "sched", "hub"},
+    "api": _BASE | {"config", "ipc", "hub", "serve"},
+    "llm": _BASE | {"config", "hub", "sched", "serve", "worker"},
+    "bench": _BASE | _ENGINE | {"llm", "cli", "api"},
+    "cli": _BASE | _ENGINE | {"llm", "bench", "api"},
+}
+# The processes that start workers know them: the offline API, and the one file of the server that owns the ranks.
+EXTRA = {"serve/router.py": {"worker"}, "serve/launch.py": {"api"}, "serve/http.py": {"api"}}
+NO_TORCH = ("sched", "hub", "ipc", "serve", "api", "types", "errors", "config", "worker/group.py")
+
+
+def imports(path: pathlib.Path) -> list[tuple[int, str]]:
+    """Every module a file imports, wherever in the file."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.append((node.lineno, node.module or ""))
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names if node.module == "trireme"]
+        elif isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+    return found
+
+
+def files() -> list[pathlib.Path]:
+    return [path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py"]
+
+
+def home_of(path: pathlib.Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def test_folders_import_downwards() -> None:
+    wrong = []
+    for path in files():
+        home, name = home_of(path), path.relative_to(ROOT).as_posix()
+        allowed = MAY_IMPORT[home] | EXTRA.get(name, set()) | {home}
+        for line, module in imports(path):
+            parts = module.split(".")
+            if parts[0] == "trireme" and len(parts) > 1 and parts[1] not in allowed and (ROOT / parts[1]).exists() | (ROOT / f"{parts[1]}.py").exists():
+                wrong.append(f"{name}:{line} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_compute_imports_torch() -> None:
+    wrong = []
+    for path in files():
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith(tuple(f"{place}/" for place in NO_TORCH)) or name in NO_TORCH or home_of(path) in NO_TORCH:
+            wrong += [f"{name}:{line}" for line, module in imports(path) if module.split(".")[0] in ("torch", "triton", "transformers")]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_engine_never_imports_transformers() -> None:
+    wrong = [f"{path}:{line}" for path in files() if home_of(path) != "bench" for line, module in imports(path) if module.split(".")[0] == "transformers"]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_importing_trireme_loads_no_torch() -> None:
+    code = "import sys, trireme, trireme.cli.main, trireme.hub.resolve, trireme.sched.scheduler; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
