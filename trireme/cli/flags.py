@@ -28,7 +28,9 @@ def _add(section: Any, group: str, name: str, field: Any) -> None:
     if kind_of(group, name) is bool:
         section.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text)
     else:
-        section.add_argument(flag, dest=name, default=None, metavar=name.upper(), choices=field.metadata["choices"] or None, help=text)
+        section.add_argument(
+            flag, dest=name, default=None, metavar=name.upper(), choices=field.metadata["choices"] or None, help=text
+        )
 
 
 def config_from(args: argparse.Namespace, **changes: Any) -> Config:

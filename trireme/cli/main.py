@@ -57,7 +57,9 @@ def _overview(argv: list[str]) -> int:
         prog="trireme",
         description="LLM inference and serving.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="commands:\n" + "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items()) + "\n\n`trireme COMMAND --help` says more.",
+        epilog="commands:\n"
+        + "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
+        + "\n\n`trireme COMMAND --help` says more.",
     )
     parser.add_argument("--version", action="version", version=f"trireme {trireme.__version__}")
     parser.add_argument("command", nargs="?", choices=COMMANDS, metavar="COMMAND", help="what to do")
