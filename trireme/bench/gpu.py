@@ -1,0 +1,148 @@
+"""The engine on one GPU, on the shapes and the trace of the baseline: ours, the peer's, the ratio. Random weights, greedy.
+
+Knows the offline API; nothing of kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+
+from trireme.bench.engine import Prompts, measure
+from trireme.bench.shapes import trace, write_model
+from trireme.llm import LLM
+from trireme.types import SamplingParams
+
+# vLLM 0.26.0 (CUDA graphs, FlashAttention 3, torch.compile) on one H200, bf16, prefix cache off, 2026-11-15.
+BASELINE: dict[str, dict[str, float]] = {
+    "llama8b": {
+        "step x1, ms": 4.95, "step x8, ms": 5.05, "step x32, ms": 5.45, "step x128, ms": 7.21, "step x256, ms": 10.81,
+        "prefill 8x2048, tok/s": 42435, "prefill 1x8192, tok/s": 37479, "prefill 1x1024, tok/s": 38363,
+        "first token 1x128, ms": 14.7, "trace, output tok/s": 8545, "start, s": 104,
+    },
+    "qwen05b": {
+        "step x1, ms": 2.06, "step x8, ms": 2.95, "step x32, ms": 3.27, "step x128, ms": 4.46, "step x256, ms": 7.45,
+        "prefill 8x2048, tok/s": 297204, "prefill 1x8192, tok/s": 325282, "prefill 1x1024, tok/s": 46849,
+        "first token 1x128, ms": 7.8, "trace, output tok/s": 21487, "start, s": 83,
+    },
+    "smol135m": {
+        "step x1, ms": 2.17, "step x8, ms": 2.72, "step x32, ms": 2.84, "step x128, ms": 4.78, "step x256, ms": 7.23,
+        "prefill 8x2048, tok/s": 292986, "prefill 1x8192, tok/s": 270981, "prefill 1x1024, tok/s": 41269,
+        "first token 1x128, ms": 8.6, "trace, output tok/s": 19456, "start, s": 65,
+    },
+}  # fmt: skip
+BATCHES = (1, 8, 32, 128, 256)
+PROMPTS = ((8, 2048), (1, 8192), (1, 1024))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shapes", default=",".join(BASELINE), help="which models, by comma")
+    parser.add_argument("--only", default="step,prefill,first,trace", help="which figures, by comma")
+    parser.add_argument("--backend", default="cuda")
+    parser.add_argument("--max-step-tokens", type=int, default=8192)
+    parser.add_argument("--requests", type=int, default=512, help="of the trace")
+    parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
+    parser.add_argument("--plot", type=pathlib.Path, help="draw the ratios into this file")
+
+
+def run(args: argparse.Namespace) -> int:
+    figures: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for shape in args.shapes.split(","):
+            figures[shape] = measure_shape(write_model(shape, pathlib.Path(folder)), args)
+            print_table(shape, figures[shape])
+            if args.json:
+                args.json.write_text(json.dumps({"ours": figures, "vllm": BASELINE}, indent=1))
+    if args.plot:
+        plot(figures, args.plot)
+    return 0
+
+
+def measure_shape(path: pathlib.Path, args: argparse.Namespace) -> dict[str, float]:
+    """Every figure of one model."""
+    begun = time.perf_counter()
+    settings = {"backend": args.backend, "dtype": "bfloat16", "random_weights": True, "prefix_cache": False}
+    llm = LLM(str(path), **settings, max_model_len=16384, max_step_tokens=args.max_step_tokens)
+    with llm:
+        draw = Prompts(llm.worker.ready.vocab_size)
+        measure(llm, [draw(128)], 2)
+        figures = {"start, s": time.perf_counter() - begun}
+        if "step" in args.only:
+            for batch in BATCHES:
+                figures[f"step x{batch}, ms"] = step_time(llm, draw, batch, 256 if batch == 1 else 128)
+        if "prefill" in args.only:
+            for count, length in PROMPTS:
+                figures[f"prefill {count}x{length}, tok/s"] = count * length / first_time(llm, draw, count, length)
+        if "first" in args.only:
+            figures["first token 1x128, ms"] = first_time(llm, draw, 1, 128) * 1e3
+        if "trace" in args.only:
+            figures["trace, output tok/s"] = trace_rate(llm, draw, args.requests)
+    return figures
+
+
+def step_time(llm: LLM, draw: Prompts, batch: int, outputs: int) -> float:
+    """Milliseconds of a decode step: what the tokens after the first take, by the step."""
+    measure(llm, [draw(128) for _ in range(batch)], 8)
+    times = []
+    for _ in range(3):
+        first, _ = measure(llm, [draw(128) for _ in range(batch)], 1)
+        whole, _ = measure(llm, [draw(128) for _ in range(batch)], outputs)
+        times.append((whole - first) / (outputs - 1) * 1e3)
+    return statistics.median(times)
+
+
+def first_time(llm: LLM, draw: Prompts, count: int, length: int) -> float:
+    """Seconds until every prompt has its first token."""
+    return statistics.median(measure(llm, [draw(length) for _ in range(count)], 1)[0] for _ in range(6))
+
+
+def trace_rate(llm: LLM, draw: Prompts, requests: int) -> float:
+    """Output tokens a second over a trace whose requests all come at once; the second of two runs, with all graphs there."""
+    lengths = trace(requests)
+    rate = 0.0
+    for _ in range(2):
+        prompts = [draw(prompt) for prompt, _ in lengths]
+        sampling = [SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True) for _, output in lengths]
+        begun = time.perf_counter()
+        outputs = llm.generate(prompts, sampling)
+        rate = sum(len(o.token_ids) for o in outputs) / (time.perf_counter() - begun)
+    return rate
+
+
+def print_table(shape: str, figures: dict[str, float]) -> None:
+    print(f"{shape:<26} {'trireme':>10} {'vllm':>10} {'ratio':>7}")
+    for name, value in figures.items():
+        peer = BASELINE.get(shape, {}).get(name)
+        print(f"  {name:<24} {value:>10,.2f}" + (f" {peer:>10,.2f} {gain(name, value, peer):>6.2f}x" if peer else ""), flush=True)
+
+
+def gain(name: str, ours: float, peer: float) -> float:
+    """How many times better than the peer."""
+    return ours / peer if name.endswith("tok/s") else peer / ours
+
+
+def plot(figures: dict[str, dict[str, float]], path: pathlib.Path) -> None:
+    """Bars: how many times better than the baseline, by figure and shape."""
+    from matplotlib import pyplot
+
+    chart, axes = pyplot.subplots(figsize=(11, 5))
+    names = [name for name in BASELINE["llama8b"] if any(name in f for f in figures.values())]
+    for i, (shape, found) in enumerate(figures.items()):
+        gains = [gain(n, found[n], BASELINE[shape][n]) if n in found and shape in BASELINE else 0.0 for n in names]
+        axes.bar([j + (i - 1) * 0.27 for j in range(len(names))], gains, 0.27, label=shape)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axes.set_ylabel("times better than vLLM 0.26")
+    axes.legend()
+    chart.tight_layout()
+    chart.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    _parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(_parser)
+    raise SystemExit(run(_parser.parse_args()))
