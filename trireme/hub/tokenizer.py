@@ -127,8 +127,8 @@ class Tokenizer:
             with self._lock:
                 self._inner.encode_special_tokens = not allow_special
                 ids = self._inner.encode(text, add_special_tokens=add_special and self._add_bos is None).ids
-        except UnicodeEncodeError:
-            raise BadRequest("The text holds a lone surrogate, which is no character.", "send valid Unicode") from None
+        except (UnicodeEncodeError, TypeError):
+            raise BadRequest("The text is not valid Unicode: it holds half of a surrogate pair.", "send whole characters") from None
         if add_special and self._add_bos and self.bos_token_id is not None:
             ids = [self.bos_token_id, *ids]
         if add_special and self._add_eos and self.eos_token_id is not None:
