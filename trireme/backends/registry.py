@@ -40,7 +40,7 @@ def reason_against(name: str) -> str | None:
     try:
         return backend_class(name).unavailable()
     except BackendUnavailable as error:
-        return error.cause
+        return error.cause.rstrip(".")
 
 
 def open_backend(options: DeviceOptions, rank: int = 0) -> Backend:
