@@ -125,7 +125,7 @@ class Request(msgspec.Struct, kw_only=True):
     leader: str | None = None  # the group's first request: wait until its prompt is cached, then share it
 
 
-class TokenLogprobs(msgspec.Struct, array_like=True):
+class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     """The chosen token's log-probability and rank, and the likeliest alternatives, best first."""
 
     token: int
@@ -134,7 +134,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     top: list[tuple[int, float]] = []
 
 
-class Progress(msgspec.Struct, kw_only=True):
+class Progress(msgspec.Struct, kw_only=True, gc=False):  # made by the thousand, never in a cycle: the collector need not look
     """What one request gained in one step; the last one carries the finish reason."""
 
     id: str

@@ -17,6 +17,7 @@ class Draft:
     """What the next step will hold so far."""
 
     budget: int  # tokens that may still be given out
+    ones: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # rows of one token each; they come first
     rows: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     admit: list[Admit] = field(default_factory=list)
@@ -29,11 +30,13 @@ class Draft:
         self.counts.append(count)
         self.budget -= count
 
-    def put_ones(self, rows: list[int]) -> None:
-        """One token for each of `rows`."""
-        self.rows += rows
-        self.counts += [1] * len(rows)
+    def put_ones(self, rows: np.ndarray) -> None:
+        """One token for each of `rows`, all at a time."""
+        self.ones = rows
         self.budget -= len(rows)
+
+    def __len__(self) -> int:
+        return len(self.ones) + len(self.rows)
 
     def put_pages(self, rows: list[int], pages: Iterable[int]) -> None:
         self.page_rows += rows
@@ -56,28 +59,34 @@ class Flight:
 
 def launch(draft: Draft, table: Rows, step: int, release: list[int]) -> tuple[Plan, Flight]:
     """Seals the draft: the plan for the workers and its record. Moves `scheduled` and `total` of its rows."""
-    rows = np.array(draft.rows, np.int64)
-    starts, counts = table.scheduled[rows], np.array(draft.counts, np.int64)
+    rows = np.concatenate((draft.ones, np.array(draft.rows, np.int64)))
+    counts = np.ones(len(rows), np.int64)
+    counts[len(draft.ones) :] = draft.counts
+    starts = table.scheduled[rows]
     ends, total = starts + counts, table.total[rows]
     samples = (ends == total) & (total < table.max_total[rows])
     scoring = np.flatnonzero(table.scoring[rows] & (starts < table.num_prompt[rows]))
-    logits = samples.astype(np.int64)
-    logits[scoring] = counts[scoring]
     table.scheduled[rows] = ends
     table.total[rows] = total + samples
-    seated, chosen = table.tasks, samples.tolist()
-    tasks: list[Task] = [seated[row] for row in draft.rows]  # type: ignore[misc]
-    sampling = [task for task, sample in zip(tasks, chosen, strict=True) if sample]
+    seated, numbers = table.tasks, rows.tolist()
+    tasks: list[Task] = [seated[row] for row in numbers]
+    if samples.all() and not len(scoring):
+        sampling, logits, chosen = tasks, [1] * len(tasks), [True] * len(tasks)
+    else:
+        sampling = [tasks[index] for index in np.flatnonzero(samples)]
+        wanted = samples.astype(np.int64)
+        wanted[scoring] = counts[scoring]
+        logits, chosen = wanted.tolist(), samples.tolist()
     plan = Plan(
         step=step,
         release=release,
         admit=draft.admit,
         page_rows=draft.page_rows,
         page_ids=draft.page_ids,
-        rows=draft.rows,
+        rows=numbers,
         starts=starts.tolist(),
-        counts=draft.counts,
-        logits=logits.tolist(),
+        counts=[1] * len(draft.ones) + draft.counts,
+        logits=logits,
         samples=chosen,
     )
     return plan, Flight(step, rows, starts, ends, table.epoch[rows], tasks, sampling, scoring.tolist())

@@ -26,6 +26,7 @@ class Task:
         "id",
         "key",
         "leader",
+        "mark",
         "max_total",
         "min_total",
         "need",
@@ -53,6 +54,7 @@ class Task:
         self.max_total = self.num_prompt + (room if sampling.max_tokens is None else min(room, sampling.max_tokens))
         # The last token sampled is never computed: nothing follows it.
         self.need = max(self.num_prompt, self.max_total - 1)
+        self.mark = self.num_prompt + 1  # the length at which a token is more than the next one: the first, then the last
         self.min_total = self.num_prompt + sampling.min_tokens
         stops = set(sampling.stop_token_ids)
         self.stops = frozenset(stops if sampling.ignore_eos else stops.union(request.eos_token_ids))

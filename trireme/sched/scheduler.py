@@ -123,7 +123,7 @@ class Scheduler:
         self._plan_running(draft)
         if not draft.paused:
             self._plan_waiting(draft)
-        if not draft.rows:
+        if not len(draft):
             return None
         self._step += 1
         plan, flight = launch(draft, self.rows, self._step, self._release)
@@ -148,7 +148,8 @@ class Scheduler:
         growing = ones[full]
         if len(growing) <= memory.available:
             self._grow(growing.tolist(), draft)
-            draft.put_ones(ones.tolist())
+            rows.num_pages[growing] += 1
+            draft.put_ones(ones)
             return
         for row, grows in zip(ones.tolist(), full.tolist(), strict=True):
             if rows.tasks[row] is None:
@@ -157,27 +158,29 @@ class Scheduler:
                 continue
             if grows:
                 self._grow([row], draft)
+                rows.num_pages[row] += 1
             draft.put(row, 1)
 
     def _plan_prompt(self, row: int, draft: Draft) -> None:
         """As much of the row's prompt as the budget and the memory allow."""
         rows, memory = self.rows, self.memory
         # Only where nothing else moves is a prompt worth pausing others for: whoever moves will end and make room.
-        stuck = not draft.rows and not self._flights
+        stuck = not len(draft) and not self._flights
         start, held = int(rows.scheduled[row]), int(rows.num_pages[row])
         if stuck and start >= held * memory.page_size and not self._make_room(row, draft):
             return
         room = (held + memory.available) * memory.page_size - start
         count = min(int(min(rows.total[row], rows.need[row])) - start, draft.budget, room)
         if count > 0:
-            self._grow([row] * (memory.pages_for(start + count) - held), draft)
+            lacking = memory.pages_for(start + count) - held
+            self._grow([row] * lacking, draft)
+            rows.num_pages[row] += lacking
             draft.put(row, count)
 
     def _grow(self, growing: list[int], draft: Draft) -> None:
         """One more page for each row, as often as it is named."""
         if growing:
             draft.put_pages(growing, self.memory.grow(growing))
-            np.add.at(self.rows.num_pages, growing, 1)
 
     def _make_room(self, row: int, draft: Draft) -> bool:
         """Pauses rows from the end of the order until a page is to be had; False if that reached the row itself."""
@@ -301,24 +304,26 @@ class Scheduler:
 
     def _extend(self, flight: Flight, tokens: list[int]) -> list[Progress]:
         """Appends the sampled tokens and ends the requests they complete."""
-        progress = []
+        progress: list[Progress] = []
         for task, token in zip(flight.sampling, tokens, strict=True):
             if task.finish is not None:
                 self._masked_rows += 1
                 continue
-            known = task.tokens
-            known.append(token)
-            if token in task.stops or len(known) >= task.max_total:
-                reason = task.ends(token)
-                if reason is not None:
-                    self._finish(task, reason)
-                progress.append(Progress(id=task.id, tokens=[token], finish=reason))
-            else:
-                progress.append(Progress(id=task.id, tokens=[token]))
-            if len(known) == task.num_prompt + 1:
-                progress[-1].cached_tokens = task.cached
+            task.tokens.append(token)
+            progress.append(Progress(id=task.id, tokens=[token]))
+            if token in task.stops or len(task.tokens) >= task.mark:
+                self._mark(task, token, progress[-1])
         self._tokens_generated += len(progress)
         return progress
+
+    def _mark(self, task: Task, token: int, progress: Progress) -> None:
+        """What only a first or a last token brings."""
+        if task.num_generated == 1:
+            progress.cached_tokens = task.cached
+        task.mark = task.max_total
+        progress.finish = task.ends(token)
+        if progress.finish is not None:
+            self._finish(task, progress.finish)
 
     def _end_unsampled(self, flight: Flight) -> list[Progress]:
         """Ends the requests that wanted their prompt computed and nothing more."""
