@@ -42,6 +42,12 @@ def reference(smollm2: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=smollm2.chat_template, eos_token="<|im_end|>")
 
 
+@pytest.fixture(scope="module")
+def spelled(smollm2: Tokenizer) -> set[int]:
+    """The bytes that have a token of their own: this vocabulary lacks a few that hardly occur, and drops them."""
+    return {data[0] for i in range(smollm2.vocab_size) if len(data := smollm2.token_bytes(i)) == 1}
+
+
 def test_ids_of_the_default_model(smollm2: Tokenizer) -> None:
     assert smollm2.encode("The capital of France is") == [504, 3575, 282, 4649, 314]
     assert smollm2.decode([504, 3575, 282, 4649, 314]) == "The capital of France is"
@@ -57,12 +63,12 @@ def test_encodes_as_transformers_does(smollm2: Tokenizer, reference: PreTrainedT
     assert b"".join(map(smollm2.token_bytes, ids)).decode() == text
 
 
-@given(st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=("Cs", "Cn", "Co")), max_size=60))
+@given(st.text(max_size=60))
 @settings(max_examples=150, deadline=None)
-def test_random_text_survives(smollm2: Tokenizer, reference: PreTrainedTokenizerFast, text: str) -> None:
+def test_random_text_survives(smollm2: Tokenizer, reference: PreTrainedTokenizerFast, spelled: set[int], text: str) -> None:
     ids = smollm2.encode(text)
     assert ids == reference.encode(text, add_special_tokens=False)
-    assert b"".join(map(smollm2.token_bytes, ids)).decode() == text
+    assert b"".join(map(smollm2.token_bytes, ids)) == bytes(byte for byte in text.encode() if byte in spelled)
 
 
 def test_user_text_yields_no_special_tokens(smollm2: Tokenizer) -> None:

@@ -23,6 +23,7 @@ from trireme.errors import DiskFull, FetchFailed
 Progress = Callable[[str, int, int], None]
 CHUNK = 1 << 20
 TIMEOUT = 60.0
+MAX_ATTEMPTS = 20  # as long as each brings the file further
 MAX_PAGE = 32 * 2**20
 
 
@@ -47,13 +48,19 @@ def fetch_page(url: str, accept: str) -> tuple[bytes, str]:
 def fetch_file(url: str, target: pathlib.Path, sha256: str, size: int, progress: Progress | None) -> None:
     """Brings `url` to `target`, going on from `target`.part where an earlier try stopped. Verified before it takes its name."""
     part = target.with_name(target.name + ".part")
-    done = part.stat().st_size if part.exists() else 0
-    resumed = 0 < done <= size
-    if not resumed:
+    if not 0 < _size(part) <= size:
         part.unlink(missing_ok=True)
-    if done != size:
-        _append(url, part, done if resumed else 0, size, progress)
-    if part.stat().st_size == size and file_sha256(part) == sha256:
+    resumed = part.exists()
+    for attempt in range(MAX_ATTEMPTS):
+        before = _size(part)
+        if before >= size:
+            break
+        try:
+            _append(url, part, before, size, progress)
+        except FetchFailed:
+            if _size(part) <= before or attempt + 1 == MAX_ATTEMPTS:
+                raise
+    if _size(part) == size and file_sha256(part) == sha256:
         part.replace(target)
         return
     part.unlink()
@@ -61,6 +68,10 @@ def fetch_file(url: str, target: pathlib.Path, sha256: str, size: int, progress:
         fetch_file(url, target, sha256, size, progress)
         return
     raise FetchFailed(f"What {_shown(url)} sent is not the pinned file.", "try again, or from another index")
+
+
+def _size(path: pathlib.Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def file_sha256(path: pathlib.Path) -> str:
@@ -73,6 +84,10 @@ def _append(url: str, part: pathlib.Path, done: int, size: int, progress: Progre
     with _open(url, headers) as answer:
         if done and answer.status != 206:
             done = 0
+        promised = answer.headers.get("Content-Length", "")
+        if promised.isdecimal() and done + int(promised) != size:
+            part.unlink(missing_ok=True)
+            raise FetchFailed(f"{_shown(url)} has another length than pinned.", "try again, or from another index")
         try:
             with open(part, "ab" if done else "wb") as file:
                 while chunk := _read(answer, CHUNK, url):
@@ -84,13 +99,19 @@ def _append(url: str, part: pathlib.Path, done: int, size: int, progress: Progre
                         progress(part.name.removesuffix(".part"), done, size)
         except OSError as error:
             raise disk_full(error, part) or error from None
+    if done < size:
+        raise _broken_off(url, "it ended early")
+
+
+def _broken_off(url: str, why: object) -> FetchFailed:
+    return FetchFailed(f"The connection to {_shown(url)} broke ({why}).", "run it again: it goes on from here")
 
 
 def _read(answer: http.client.HTTPResponse, count: int, url: str) -> bytes:
     try:
         return answer.read(count)
     except (OSError, http.client.HTTPException) as error:
-        raise FetchFailed(f"The connection to {_shown(url)} broke ({error}).", "run it again: it goes on from here") from None
+        raise _broken_off(url, error) from None
 
 
 def _open(url: str, headers: dict[str, str]) -> http.client.HTTPResponse:

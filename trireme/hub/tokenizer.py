@@ -126,7 +126,8 @@ class Tokenizer:
         try:
             with self._lock:
                 self._inner.encode_special_tokens = not allow_special
-                ids = self._inner.encode(text, add_special_tokens=add_special and self._add_bos is None).ids
+                # The batch call lets other threads run meanwhile, and computes no offsets.
+                ids = self._inner.encode_batch_fast([text], add_special_tokens=add_special and self._add_bos is None)[0].ids
         except (UnicodeEncodeError, TypeError):
             raise BadRequest("The text is not valid Unicode: it holds half of a surrogate pair.", "send whole characters") from None
         if add_special and self._add_bos and self.bos_token_id is not None:
