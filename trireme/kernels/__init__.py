@@ -1,0 +1,26 @@
+"""Torch's operators in Triton, on any chip that has Triton. Stands alone: knows torch and triton, nothing of the engine.
+
+    from trireme import kernels
+    with kernels.use(exclude=["mm"]):
+        ...  # torch's operators inside are ours
+"""
+
+from trireme.kernels.fused import gelu_and_mul, rotary_embedding, silu_and_mul, skip_layer_norm, skip_rms_norm
+from trireme.kernels.pointwise import pointwise
+from trireme.kernels.registry import OPERATORS, describe, disable, enable, enabled, only_enable, use
+
+__all__ = [
+    "OPERATORS",
+    "describe",
+    "disable",
+    "enable",
+    "enabled",
+    "gelu_and_mul",
+    "only_enable",
+    "pointwise",
+    "rotary_embedding",
+    "silu_and_mul",
+    "skip_layer_norm",
+    "skip_rms_norm",
+    "use",
+]

@@ -31,9 +31,12 @@ def _place(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _finish(total, bias, row, column, m, n, bias_m, bias_n, alpha, beta):
-    """α total + β bias"""
-    if bias is not None:
+def _finish(total, bias, row, column, m, n, bias_m, bias_n, alpha, beta, BIAS: tl.constexpr):
+    """α total + β bias, where the bias is absent (0), one row (1) or a matrix (2)"""
+    if BIAS == 1:
+        line = tl.load(bias + column.to(tl.int64) * bias_n, mask=column < n, other=0.0).to(tl.float32)
+        total = total * alpha + beta * line[None, :]
+    elif BIAS == 2:
         mask = (row < m)[:, None] & (column < n)[None, :]
         at = row[:, None].to(tl.int64) * bias_m + column[None, :].to(tl.int64) * bias_n
         total = total * alpha + beta * tl.load(bias + at, mask=mask, other=0.0).to(tl.float32)
@@ -44,7 +47,7 @@ def _finish(total, bias, row, column, m, n, bias_m, bias_n, alpha, beta):
 def _descriptor_tiles(
     a, b, c, bias, batch, m, n, k, bias_m, bias_n, alpha, beta,
     A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, SPECIALISE: tl.constexpr,
+    BIAS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
     """c = a b (+ bias): each program walks tiles; a turned operand is stored with its rows and columns exchanged"""
     tiles_m, tiles_n = tl.cdiv(m, M), tl.cdiv(n, N)
@@ -52,7 +55,7 @@ def _descriptor_tiles(
     steps = tl.cdiv(k, K)
     # The store's own counter keeps the tile's place from living through the pipelined inner loop.
     done = tl.program_id(0) - tl.num_programs(0)
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=not SPECIALISE, warp_specialize=SPECIALISE):
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
         item = tile // (tiles_m * tiles_n)
         tile_m, tile_n = _place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
         total = tl.zeros((M, N), tl.float32)
@@ -69,15 +72,26 @@ def _descriptor_tiles(
         done += tl.num_programs(0)
         item = done // (tiles_m * tiles_n)
         tile_m, tile_n = _place(done % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
-        row, column = tile_m * M + tl.arange(0, M), tile_n * N + tl.arange(0, N)
-        total = _finish(total, bias, row, column, m, n, bias_m, bias_n, alpha, beta)
-        c.store([item * m + tile_m * M, tile_n * N], total.to(c.dtype))
+        row = tile_m * M + tl.arange(0, M)
+        if HALVES:
+            # Two stores of half the width need half the shared memory, which buys one more stage of loads.
+            width: tl.constexpr = N // 2
+            left, right = tl.split(total.reshape(M, 2, width).permute(0, 2, 1))
+            column = tile_n * N + tl.arange(0, width)
+            left = _finish(left, bias, row, column, m, n, bias_m, bias_n, alpha, beta, BIAS)
+            c.store([item * m + tile_m * M, tile_n * N], left.to(c.dtype))
+            right = _finish(right, bias, row, column + width, m, n, bias_m, bias_n, alpha, beta, BIAS)
+            c.store([item * m + tile_m * M, tile_n * N + width], right.to(c.dtype))
+        else:
+            column = tile_n * N + tl.arange(0, N)
+            total = _finish(total, bias, row, column, m, n, bias_m, bias_n, alpha, beta, BIAS)
+            c.store([item * m + tile_m * M, tile_n * N], total.to(c.dtype))
 
 
 @kernel
 def _pointer_tiles(
     a, b, c, bias, m, n, k, a_item, a_m, a_k, b_item, b_k, b_n, c_item, c_m, bias_m, bias_n, alpha, beta,
-    PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
+    PRECISION: tl.constexpr, BIAS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """c[item] = a[item] b[item] (+ bias), any strides"""
     tile_m, tile_n = _place(tl.program_id(0), tl.cdiv(m, M), tl.cdiv(n, N), GROUP)
@@ -95,7 +109,7 @@ def _pointer_tiles(
         total = tl.dot(x, y, total, input_precision=PRECISION)
         left += K * a_k
         right += K * b_k
-    total = _finish(total, bias, row, column, m, n, bias_m, bias_n, alpha, beta)
+    total = _finish(total, bias, row, column, m, n, bias_m, bias_n, alpha, beta, BIAS)
     at = item * c_item + row[:, None].to(tl.int64) * c_m + column[None, :]
     tl.store(c + at, total.to(c.dtype.element_ty), mask=(row < m)[:, None] & (column < n)[None, :])
 
@@ -119,6 +133,11 @@ class _Problem:
     def bias_walk(self) -> tuple[int, int]:
         return (0, 0) if self.bias is None else (self.bias.stride(0), self.bias.stride(1))
 
+    @property
+    def bias_kind(self) -> int:
+        """0 none, 1 the same for every row, 2 a matrix."""
+        return 0 if self.bias is None else 1 if self.bias.stride(0) == 0 else 2
+
 
 def precision(dtype: torch.dtype) -> str:
     """How float32 operands enter the tensor cores: three roundings keep float32's accuracy, one is what `allow_tf32` allows."""
@@ -127,35 +146,37 @@ def precision(dtype: torch.dtype) -> str:
     return "tf32" if chips.allows_tf32() else "tf32x3" if chips.current().descriptors else "ieee"
 
 
-def _config(m: int, n: int, k: int, warps: int, stages: int, specialise: bool = False) -> dict[str, Any]:
-    return {"M": m, "N": n, "K": k, "GROUP": 8, "SPECIALISE": specialise, "warps": warps, "stages": stages}
+def _config(m: int, n: int, k: int, warps: int, stages: int, halves: bool = False, group: int = 8) -> dict[str, Any]:
+    return {"M": m, "N": n, "K": k, "GROUP": group, "HALVES": halves, "warps": warps, "stages": stages}
 
 
 # Candidates for half types on Hopper, from the largest tile to the smallest; warps of 4 make one warpgroup.
 _TILES = [
+    _config(128, 256, 64, 8, 4, True),
     _config(128, 256, 64, 8, 3),
-    _config(128, 256, 64, 8, 4),
+    _config(128, 256, 64, 8, 3, True),
+    _config(256, 128, 64, 8, 4, True),
     _config(256, 128, 64, 8, 3),
-    _config(256, 128, 64, 8, 4),
+    _config(128, 256, 64, 8, 4, True, 16),
+    _config(128, 256, 64, 8, 4, True, 4),
     _config(128, 128, 64, 8, 4),
     _config(128, 128, 64, 4, 4),
     _config(128, 128, 128, 8, 3),
     _config(128, 64, 64, 4, 5),
     _config(64, 128, 64, 4, 5),
     _config(64, 64, 128, 4, 4),
-    _config(128, 256, 64, 8, 3, True),
-    _config(128, 128, 64, 4, 4, True),
 ]
+_LARGE, _MIDDLE, _SMALL, _LEAST = _TILES[0], _TILES[7], _TILES[11], _TILES[12]
 
 
 def _default(m: int, n: int, batch: int, itemsize: int) -> dict[str, Any]:
     """The largest tile that still gives nearly every multiprocessor one."""
     if itemsize == 4:
         return _config(128, 128, 32, 8, 3)
-    for config in (_TILES[0], _TILES[4], _TILES[8]):
+    for config in (_LARGE, _MIDDLE, _SMALL):
         if blocks(m, config["M"]) * blocks(n, config["N"]) * batch >= 0.7 * chips.current().multiprocessors:
             return config
-    return _TILES[9]
+    return _LEAST
 
 
 def _flat(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
@@ -188,22 +209,18 @@ def _by_descriptors(p: _Problem) -> bool:
         descriptors = (
             TensorDescriptor(a, list(a.shape), list(a.stride()), [tile_k, tile_m] if a_turned else [tile_m, tile_k]),
             TensorDescriptor(b, list(b.shape), list(b.stride()), [tile_n, tile_k] if b_turned else [tile_k, tile_n]),
-            TensorDescriptor(c, list(c.shape), list(c.stride()), [tile_m, tile_n]),
+            TensorDescriptor(c, list(c.shape), list(c.stride()), [tile_m, tile_n // 2 if config["HALVES"] else tile_n]),
         )
         tiles = blocks(m, tile_m) * blocks(n, tile_n) * batch
         _descriptor_tiles((min(tiles, chips.current().multiprocessors),), *descriptors, p.bias, batch, m, n, k, *p.bias_walk,
                           p.alpha, p.beta, A_TURNED=a_turned, B_TURNED=b_turned, PRECISION=precision(a.dtype),
-                          **_constants(config))  # fmt: skip
+                          BIAS=p.bias_kind, **config)  # fmt: skip
 
-    default = _default(m, n, batch, size)
-    name = f"mm.{'half' if size == 2 else 'float'}.{int(a_turned)}{int(b_turned)}"
-    run(tune.choose(name, tune.shape_class(m * batch, n, k), default, _TILES if size == 2 else [default], run))
+    default = _default(m, n, batch, size) if p.bias_kind < 2 else _config(128, 128, 64 if size == 2 else 32, 8, 3)
+    name = f"mm.{'half' if size == 2 else 'float'}.{int(a_turned)}{int(b_turned)}{p.bias_kind}"
+    candidates = _TILES if size == 2 and p.bias_kind < 2 else [default]
+    run(tune.choose(name, tune.shape_class(m * batch, n, k), default, candidates, run))
     return True
-
-
-def _constants(config: dict[str, Any]) -> dict[str, Any]:
-    names = ("M", "N", "K", "GROUP", "SPECIALISE")
-    return {**{name: config[name] for name in names}, "warps": config["warps"], "stages": config["stages"]}
 
 
 def _by_pointers(p: _Problem) -> None:
@@ -214,7 +231,7 @@ def _by_pointers(p: _Problem) -> None:
     grid = (blocks(m, tile_m) * blocks(n, tile_n), batch)
     strides = (*p.a.stride(), *p.b.stride(), p.c.stride(0), p.c.stride(1))
     _pointer_tiles(grid, p.a, p.b, p.c, p.bias, m, n, k, *strides, *p.bias_walk, p.alpha, p.beta,
-                   PRECISION=precision(p.a.dtype), M=tile_m, N=tile_n, K=tile_k, GROUP=8, warps=8 if half else 4)  # fmt: skip
+                   PRECISION=precision(p.a.dtype), BIAS=p.bias_kind, M=tile_m, N=tile_n, K=tile_k, GROUP=8, warps=8 if half else 4)  # fmt: skip
 
 
 def _run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, alpha: float, beta: float) -> torch.Tensor:

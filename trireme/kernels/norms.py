@@ -18,14 +18,20 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 @kernel
 def _layer_norm(
-    x, weight, bias, y, means, scales, length, groups, channel, eps,
+    x, residual, weight, bias, y, means, scales, length, groups, channel, eps,
     DOUBLE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """y = (x − mean) / √(var + eps) · w + b; element i of row r takes w[(r % groups) · (length // channel) + i // channel]"""
+    """y = (x − mean) / √(var + eps) · w + b; element i of row r takes w[(r % groups) · (length // channel) + i // channel];
+    with a residual, x becomes x + residual, which is stored back into it"""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, N)
     mask = column < length
     value = tl.load(x + row * length + column, mask=mask, other=0.0).to(tl.float64 if DOUBLE else tl.float32)
+    if residual is not None:
+        value += tl.load(residual + row * length + column, mask=mask, other=0.0)
+        rounded = value.to(residual.dtype.element_ty)
+        tl.store(residual + row * length + column, rounded, mask=mask)
+        value = rounded.to(value.dtype)
     mean = tl.sum(value, 0) / length
     centred = tl.where(mask, value - mean, 0.0)
     scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / length + eps)
@@ -42,7 +48,7 @@ def _layer_norm(
 
 @kernel
 def _layer_norm_long(
-    x, weight, bias, y, means, scales, length, groups, channel, eps,
+    x, residual, weight, bias, y, means, scales, length, groups, channel, eps,
     DOUBLE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """the same for rows longer than a tile, in three passes that the cache serves"""
@@ -51,7 +57,16 @@ def _layer_norm_long(
     total = tl.zeros((N,), work)
     for at in range(0, length, N):
         column = at + tl.arange(0, N)
-        total += tl.load(x + row * length + column, mask=column < length, other=0.0).to(work)
+        value = tl.load(x + row * length + column, mask=column < length, other=0.0).to(work)
+        if residual is not None:
+            value += tl.load(residual + row * length + column, mask=column < length, other=0.0)
+            rounded = value.to(residual.dtype.element_ty)
+            tl.store(residual + row * length + column, rounded, mask=column < length)
+            value = rounded.to(work)
+        total += value
+    if residual is not None:
+        x = residual
+        tl.debug_barrier()
     mean = tl.sum(total, 0) / length
     square = tl.zeros((N,), work)
     for at in range(0, length, N):
@@ -111,14 +126,15 @@ def _rms_norm_long(x, residual, weight, y, scales, rows, length, x_stride, eps, 
             tl.store(residual + row * length + column, rounded, mask=column < length)
             value = rounded.to(work)
         square += value * value
+    if residual is not None:
+        x = residual
+        x_stride = length
+        tl.debug_barrier()
     scale = 1.0 / tl.sqrt(tl.sum(square, 0) / length + eps)
     for at in range(0, length, N):
         column = at + tl.arange(0, N)
         mask = column < length
-        if residual is not None:
-            value = tl.load(residual + row * length + column, mask=mask, other=0.0).to(work)
-        else:
-            value = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(work)
+        value = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(work)
         result = value * scale
         if weight is not None:
             result = result * tl.load(weight + column, mask=mask, other=0.0)
@@ -158,9 +174,17 @@ def _statistics_type(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype is torch.float64 or chips.current().interpreted else torch.float32
 
 
-def _normalise_rows(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, rows: int, groups: int, channel: int, eps: float
+def layer_rows(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    rows: int,
+    groups: int,
+    channel: int,
+    eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Normalises `rows` equal parts of x; weights repeat every `groups` parts and span `channel` elements each."""
     if x.dtype not in _FLOATS:
         raise Unsupported(f"no normalisation of {x.dtype}")
     x = x.contiguous()
@@ -174,7 +198,7 @@ def _normalise_rows(
     limit = chips.current().row_elements
     n = min(next_power(length), limit if length <= limit else limit // 2)
     body = _layer_norm if length <= n else _layer_norm_long
-    body((rows,), x, weight, bias, y, means, scales, length, groups, channel, float(eps),
+    body((rows,), x, residual, weight, bias, y, means, scales, length, groups, channel, float(eps),
          DOUBLE=x.dtype is torch.float64, N=n, warps=row_warps(n))  # fmt: skip
     return y, means, scales
 
@@ -187,7 +211,7 @@ def native_layer_norm(
     rows = math.prod(input.shape[:axis])
     if input.numel() == 0:
         raise Unsupported("an empty layer norm")
-    y, means, scales = _normalise_rows(input, weight, bias, rows, 1, 1, eps)
+    y, means, scales = layer_rows(input, None, weight, bias, rows, 1, 1, eps)
     shape = [*input.shape[:axis], *[1] * len(normalized_shape)]
     return y, means.view(shape), scales.view(shape)
 
@@ -209,7 +233,7 @@ def native_group_norm(
     """layer_norm of each group of channels, with one weight and bias a channel"""
     if input.numel() == 0 or C % group:
         raise Unsupported("an empty or uneven group norm")
-    y, means, scales = _normalise_rows(input, weight, bias, N * group, group, HxW, eps)
+    y, means, scales = layer_rows(input, None, weight, bias, N * group, group, HxW, eps)
     # torch keeps these in the input's type.
     return y, means.view(N, group).to(input.dtype), scales.view(N, group).to(input.dtype)
 

@@ -1,0 +1,245 @@
+"""Which operators are torch's and which are ours: enable, only_enable, disable, use. Knows every operator by its aten name;
+arguments that a kernel does not cover go on to torch's own kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trireme.kernels import (
+    binary,
+    bitwise,
+    chips,
+    compare,
+    loss,
+    matmul,
+    norms,
+    random,
+    reduce,
+    scan,
+    select,
+    shape,
+    softmax,
+    unary,
+)
+from trireme.kernels.launch import Unsupported
+
+MEASURED = Path(__file__).with_name("measured.json")
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One aten registration. `differentiable` replaces torch's composite formula, which overriding would lose."""
+
+    name: str
+    function: Function
+    gradient: str = "torch"  # "torch": its derivative formula; "own": ours; "none": not differentiable
+    differentiable: Function | None = None
+
+    @property
+    def overload(self) -> Any:
+        base, _, overload = self.name.partition(".")
+        return getattr(getattr(torch.ops.aten, base), overload or "default")
+
+    @property
+    def composite(self) -> bool:
+        """Whether torch defines it by other operators, so that an override must bring its own gradient."""
+        return torch._C._dispatch_has_kernel_for_dispatch_key(self.overload.name(), "CompositeImplicitAutograd")
+
+
+def _table() -> dict[str, Operator]:
+    plain: dict[str, Function] = {
+        "abs": unary.absolute, "cos": unary.cos, "exp": unary.exp, "gelu": unary.gelu, "neg": unary.neg,
+        "reciprocal": unary.reciprocal, "relu": unary.relu, "rsqrt": unary.rsqrt, "sigmoid": unary.sigmoid,
+        "silu": unary.silu, "sin": unary.sin, "tanh": unary.tanh,
+        "add.Tensor": binary.add, "sub.Tensor": binary.sub, "mul.Tensor": binary.mul, "div.Tensor": binary.div,
+        "pow.Scalar": binary.pow_scalar, "pow.Tensor_Scalar": binary.pow_tensor_scalar,
+        "pow.Tensor_Tensor": binary.pow_tensor_tensor,
+        "clamp": select.clamp, "clamp.Tensor": select.clamp,
+        "where.self": select.where, "where.ScalarSelf": select.where, "where.ScalarOther": select.where,
+        "mm": matmul.mm, "bmm": matmul.bmm, "addmm": matmul.addmm, "mv": matmul.mv,
+        "cumsum": scan.cumsum, "embedding": shape.embedding, "triu": shape.triu, "flip": shape.flip,
+        "native_dropout": random.native_dropout, "native_layer_norm": norms.native_layer_norm,
+        "native_group_norm": norms.native_group_norm,
+        "sum": reduce.sum_all, "sum.dim_IntList": reduce.sum_dim, "mean": reduce.mean_all, "mean.dim": reduce.mean_dim,
+        "prod": reduce.prod_all, "prod.dim_int": reduce.prod_dim, "max": reduce.max_all, "min": reduce.min_all,
+        "max.dim": reduce.max_dim, "min.dim": reduce.min_dim, "amax": reduce.amax,
+        "var_mean.correction": reduce.var_mean, "linalg_vector_norm": reduce.vector_norm,
+    }  # fmt: skip
+    constant: dict[str, Function] = {
+        "isfinite": unary.isfinite, "isinf": unary.isinf, "isnan": unary.isnan, "isclose": compare.isclose,
+        "allclose": compare.allclose, "bitwise_not": unary.bitwise_not, "argmax": reduce.argmax,
+        "all": reduce.all_all, "all.dim": reduce.all_dims, "all.dims": reduce.all_dims,
+        "any": reduce.any_all, "any.dim": reduce.any_dims, "any.dims": reduce.any_dims,
+        "rand": random.rand, "randn": random.randn, "rand_like": random.rand_like,
+    }  # fmt: skip
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        for overload in ("Tensor", "Scalar"):
+            constant[f"{name}.{overload}"] = getattr(compare, name)
+    for overload in ("Tensor", "Scalar", "Scalar_Tensor"):
+        constant[f"bitwise_and.{overload}"] = bitwise.bitwise_and
+        constant[f"bitwise_or.{overload}"] = bitwise.bitwise_or
+    own = {
+        "softmax.int": (softmax.softmax_forward, softmax.softmax),
+        "log_softmax.int": (softmax.log_softmax_forward, softmax.log_softmax),
+        "rms_norm": (norms.rms_norm_forward, norms.rms_norm),
+        "outer": (binary.outer_forward, binary.outer),
+        "cross_entropy_loss": (loss.cross_entropy_loss_forward, loss.cross_entropy_loss),
+    }
+    table = {name: Operator(name, function) for name, function in plain.items()}
+    table |= {name: Operator(name, function, "none") for name, function in constant.items()}
+    table |= {name: Operator(name, forward, "own", both) for name, (forward, both) in own.items()}
+    return dict(sorted(table.items()))
+
+
+OPERATORS = _table()
+_active: frozenset[str] = frozenset()
+_library: torch.library.Library | None = None
+
+
+def _select(names: Iterable[str]) -> set[str]:
+    """Full names of the operators meant; a name without an overload means all of its overloads."""
+    chosen: set[str] = set()
+    for name in names:
+        name = name.removeprefix("aten::")
+        found = {known for known in OPERATORS if known == name or known.partition(".")[0] == name}
+        if not found:
+            raise ValueError(f"no operator named {name!r} in the library; `registry.describe()` lists them")
+        chosen |= found
+    return chosen
+
+
+@functools.cache
+def _original(name: str) -> Function:
+    """torch's own kernel of an operator on this chip, taken before ours replaces it."""
+    key = chips.current().dispatch_key
+    kernel = torch.library.get_kernel(OPERATORS[name].overload, key)
+    return functools.partial(kernel.call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
+
+
+def _guarded(operator: Operator) -> Function:
+    """Ours, or torch's for what ours does not cover."""
+    function, original = operator.function, _original(operator.name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Unsupported:
+            return original(*_boxed(operator, args), **kwargs)
+
+    return call
+
+
+def _boxed(operator: Operator, args: tuple[Any, ...]) -> list[Any]:
+    """Arguments as torch's kernel takes them: the dispatcher hands us numbers where its schema says tensor."""
+    example = next((x for x in args if isinstance(x, torch.Tensor)), None)
+    result = list(args)
+    for index, argument in enumerate(operator.overload._schema.arguments[: len(args)]):
+        value = result[index]
+        if example is not None and str(argument.type) == "Tensor" and not isinstance(value, torch.Tensor):
+            result[index] = torch.scalar_tensor(value, dtype=torch.result_type(example, value))
+    return result
+
+
+def _with_gradient(operator: Operator) -> Function:
+    """The autograd side of a composite operator: ours where gradients are ours, else torch's definition by other operators.
+
+    Tracing (fake, functional and proxy tensors) always takes torch's definition, which compilers know how to lower.
+    """
+    forward, both, overload = operator.function, operator.differentiable, operator.overload
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = [x for x in args if isinstance(x, torch.Tensor)]
+        if torch._C._len_torch_dispatch_stack() or any(type(x) not in _PLAIN for x in tensors):
+            return overload.decompose(*args, **kwargs)
+        wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        if wanted and both is None and operator.gradient != "none":
+            return overload.decompose(*args, **kwargs)
+        try:
+            if wanted and both is not None:
+                return both(*args, **kwargs)
+            with torch._C._AutoDispatchBelowAutograd():
+                return forward(*args, **kwargs)
+        except Unsupported:
+            return overload.decompose(*args, **kwargs)
+
+    return call
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _activate(names: frozenset[str]) -> None:
+    """Makes exactly these operators ours."""
+    global _active, _library
+    if names == _active:
+        return
+    if _library is not None:
+        _library._destroy()
+        _library = None
+    _active = frozenset()
+    chip = chips.current()
+    if names:
+        implementations = [(name, _guarded(OPERATORS[name])) for name in sorted(names)]
+        _library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # replacing torch's kernels is the purpose
+            for name, implementation in implementations:
+                _library.impl(name, implementation, chip.dispatch_key, allow_override=True)
+                if OPERATORS[name].composite:
+                    _library.impl(name, _with_gradient(OPERATORS[name]), chip.autograd_key, allow_override=True)
+    _active = names
+
+
+def enable() -> None:
+    """Every operator of the library replaces torch's on this chip."""
+    _activate(frozenset(OPERATORS))
+
+
+def only_enable(names: Iterable[str]) -> None:
+    """These operators replace torch's; all others are torch's."""
+    _activate(frozenset(_select(names)))
+
+
+def disable() -> None:
+    """Every operator is torch's again."""
+    _activate(frozenset())
+
+
+@contextlib.contextmanager
+def use(include: Iterable[str] | None = None, exclude: Iterable[str] = ()) -> Iterator[None]:
+    """Within the block, `include` (default all) without `exclude` are ours; afterwards whatever was before."""
+    before = _active
+    wanted = set(OPERATORS) if include is None else _select(include)
+    _activate(frozenset(wanted - _select(exclude)))
+    try:
+        yield
+    finally:
+        _activate(before)
+
+
+def enabled() -> list[str]:
+    """Names of the operators that are ours now."""
+    return sorted(_active)
+
+
+def describe() -> list[dict[str, Any]]:
+    """One row per registration: name, overload, gradient, whether enabled, and torch's time over ours as last measured."""
+    measured = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
+    rows = []
+    for name, operator in OPERATORS.items():
+        base, _, overload = name.partition(".")
+        ratio = measured.get(name)
+        rows.append(
+            {"name": base, "overload": overload or "default", "gradient": operator.gradient, "enabled": name in _active, "ratio": ratio}
+        )
+    return rows
