@@ -95,6 +95,12 @@ class Config:
     serve: ServeOptions = ServeOptions()
 
 
+def from_groups(groups: Mapping[str, Mapping[str, Any]]) -> Config:
+    """A config as it comes out of a message: `dataclasses.asdict` of one, or of some of its groups."""
+    plain = {group: {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()} for group, values in groups.items()}
+    return Config(**{group: GROUPS[group](**values) for group, values in plain.items()})
+
+
 def settings(groups: Iterable[str] = GROUPS) -> dict[str, tuple[str, dataclasses.Field]]:
     """Every setting by its flat name: (group, field)."""
     return {f.name: (group, f) for group in groups for f in dataclasses.fields(GROUPS[group])}

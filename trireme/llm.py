@@ -24,10 +24,10 @@ from trireme.hub.resolve import resolve_model
 from trireme.hub.tokenizer import Tokenizer
 from trireme.sched.engine import Engine
 from trireme.sched.scheduler import Scheduler
-from trireme.serve.answers import Answer, Piece
+from trireme.serve.answers import LocalAnswer, Piece
 from trireme.serve.loop import EngineLoop
 from trireme.types import Output, Progress, SamplingParams
-from trireme.worker.group import RankGroup
+from trireme.worker.group import RankGroup, open_ranks
 from trireme.worker.worker import LocalWorker
 
 Prompt = str | list[int]
@@ -47,7 +47,7 @@ class LLM:
         self.eos_token_ids = checkpoint.eos_token_ids()
         in_process = self.config.device.tp == 1
         self.worker: LocalWorker | RankGroup = (
-            LocalWorker(self.config, self.path, report=report) if in_process else RankGroup(self.config, self.path, report)
+            LocalWorker(self.config, self.path, report=report) if in_process else open_ranks(self.config, self.path, report)
         )
         ready = self.worker.ready
         self.scheduler = Scheduler(
@@ -156,15 +156,15 @@ class LLM:
         if any(not isinstance(i, int) or not 0 <= i < vocab for i in ids):
             raise BadRequest(f"A prompt of token ids takes whole numbers from 0 to {vocab - 1}.", "check the ids", "prompt")
 
-    def _open(self, prompt: str | None, tokens: list[int], sampling: SamplingParams | None) -> Answer:
+    def _open(self, prompt: str | None, tokens: list[int], sampling: SamplingParams | None) -> LocalAnswer:
         sampling = sampling or SamplingParams()
         sampling.check(self.worker.ready.vocab_size)
-        return Answer(f"offline-{next(self._ids)}", prompt, tokens, sampling, self.tokenizer)
+        return LocalAnswer(f"offline-{next(self._ids)}", prompt, tokens, sampling, self.tokenizer)
 
-    def _submit(self, answer: Answer, deliver: Callable[[Progress | TriremeError], Any]) -> None:
+    def _submit(self, answer: LocalAnswer, deliver: Callable[[Progress | TriremeError], Any]) -> None:
         self._loop.submit(answer.requests(self.eos_token_ids), deliver)
 
-    def _take(self, answer: Answer, item: Progress | TriremeError) -> Piece | None:
+    def _take(self, answer: LocalAnswer, item: Progress | TriremeError) -> Piece | None:
         """Progress into the answer. A stop string ends the sequence here before the scheduler knows: it is told."""
         if isinstance(item, TriremeError):
             raise item
@@ -173,16 +173,15 @@ class LLM:
             self._loop.abort(item.id, piece.finish_reason)
         return piece
 
-    def _abandon(self, answer: Answer) -> None:
-        for completion in answer.completions:
-            if completion.finish_reason is None:
-                self._loop.abort(answer.request_id(completion.index))
+    def _abandon(self, answer: LocalAnswer) -> None:
+        for id in answer.unfinished():
+            self._loop.abort(id)
 
     def _answer_all(self, prompts: list, sampling: Any, progress: bool) -> list[Output]:
         wanted = list(sampling) if isinstance(sampling, list | tuple) else [sampling] * len(prompts)
         if len(wanted) != len(prompts):
             raise BadRequest(f"{len(prompts)} prompts, but {len(wanted)} sampling parameters.", "give one, or one per prompt")
-        inbox: queue.SimpleQueue[tuple[Answer, Progress | TriremeError]] = queue.SimpleQueue()
+        inbox: queue.SimpleQueue[tuple[LocalAnswer, Progress | TriremeError]] = queue.SimpleQueue()
         answers = [self._open(text, ids, params) for (text, ids), params in zip(prompts, wanted, strict=True)]
         try:
             for answer in answers:
@@ -213,7 +212,7 @@ class LLM:
         finally:
             self._abandon(answer)
 
-    async def _pieces(self, answer: Answer) -> AsyncIterator[Piece]:
+    async def _pieces(self, answer: LocalAnswer) -> AsyncIterator[Piece]:
         loop, inbox = asyncio.get_running_loop(), asyncio.Queue()  # type: ignore[var-annotated]
         self._submit(answer, lambda item: loop.call_soon_threadsafe(inbox.put_nowait, item))
         try:

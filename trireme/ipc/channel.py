@@ -1,4 +1,4 @@
-"""Typed messages over a local socket: length, then msgpack. Knows framing and deadlines; never pickles."""
+"""Typed messages over a local socket: length, then msgpack. Knows framing, deadlines and backlogs; never pickles."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import select
 import socket
 import struct
 import time
+from collections import deque
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 MAX_FRAME = 1 << 28  # bytes; a longer frame is a broken peer
 _LENGTH = struct.Struct("<I")
+_PIECE = 1 << 18  # bytes read at once
 
 Message = TypeVar("Message")
 
@@ -20,58 +22,116 @@ class ChannelClosed(Exception):
     """The other side is gone."""
 
 
+class Frames(Generic[Message]):
+    """Messages out of a stream of bytes, however the stream was cut."""
+
+    def __init__(self, receives: Any):
+        self._decode = msgspec.msgpack.Decoder(receives).decode
+        self._buffer = bytearray()
+        self._whole: deque[Message] = deque()
+
+    def feed(self, piece: bytes) -> None:
+        """Takes the next bytes of the stream."""
+        buffer, start, size = self._buffer, 0, _LENGTH.size
+        buffer += piece
+        with memoryview(buffer) as view:
+            while len(view) - start >= size:
+                (length,) = _LENGTH.unpack_from(view, start)
+                if length > MAX_FRAME:
+                    raise ChannelClosed(f"a frame of {length} bytes; at most {MAX_FRAME} are taken")
+                end = start + size + length
+                if len(view) < end:
+                    break
+                try:
+                    with view[start + size : end] as body:
+                        self._whole.append(self._decode(body))
+                except msgspec.DecodeError as error:
+                    raise ChannelClosed(f"a message that is none: {error}") from None
+                start = end
+        del buffer[:start]
+
+    def take(self) -> Message | None:
+        """The next whole message, if there is one."""
+        return self._whole.popleft() if self._whole else None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    body = _encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
 class Channel(Generic[Message]):
-    """One end of a stream socket that carries messages of one family."""
+    """One end of a stream socket that carries messages of one family. Sending never waits unless `send` is asked to."""
 
     def __init__(self, sock: socket.socket, receives: Any):
         self.socket = sock
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(receives).decode
-        self._buffer = bytearray()
+        sock.setblocking(False)
+        self._frames: Frames[Message] = Frames(receives)
+        self._unsent = bytearray()
 
     def fileno(self) -> int:
         return self.socket.fileno()
 
+    @property
+    def backlog(self) -> int:
+        """Bytes that the other side has had no room for yet."""
+        return len(self._unsent)
+
+    def post(self, message: msgspec.Struct) -> None:
+        """Sends what the other side has room for and keeps the rest; `flush` goes on with it."""
+        self._unsent += frame(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends as much of the backlog as the other side has room for."""
+        sent = 0
+        try:
+            while sent < len(self._unsent):
+                with memoryview(self._unsent) as view:
+                    sent += self.socket.send(view[sent : sent + _PIECE])
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise ChannelClosed(str(error)) from None
+        del self._unsent[:sent]
+
     def send(self, message: msgspec.Struct) -> None:
         """Sends a whole message; waits while the other side's buffer is full."""
-        body = self._encode(message)
-        try:
-            self.socket.sendall(_LENGTH.pack(len(body)) + body)
-        except (BrokenPipeError, ConnectionResetError, OSError) as error:
-            raise ChannelClosed(str(error)) from None
+        self.post(message)
+        while self._unsent:
+            _wait(self.socket, select.POLLOUT, None)
+            self.flush()
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None when the time is up first."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (message := self._take()) is None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self.socket], [], [], left)[0]:
-                return None
+        while (message := self._frames.take()) is None:
             try:
-                piece = self.socket.recv(1 << 18)
-            except (ConnectionResetError, OSError) as error:
+                piece = self.socket.recv(_PIECE)
+            except BlockingIOError:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                _wait(self.socket, select.POLLIN, left)
+                continue
+            except OSError as error:
                 raise ChannelClosed(str(error)) from None
             if not piece:
                 raise ChannelClosed("end of stream")
-            self._buffer += piece
-        return message
-
-    def _take(self) -> Message | None:
-        """A whole message out of what has arrived, if there is one."""
-        if len(self._buffer) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > MAX_FRAME:
-            raise ChannelClosed(f"a frame of {length} bytes; at most {MAX_FRAME} are taken")
-        end = _LENGTH.size + length
-        if len(self._buffer) < end:
-            return None
-        message = self._decode(memoryview(self._buffer)[_LENGTH.size : end])
-        del self._buffer[:end]
+            self._frames.feed(piece)
         return message
 
     def close(self) -> None:
         self.socket.close()
+
+
+def _wait(sock: socket.socket, event: int, seconds: float | None) -> None:
+    poll = select.poll()
+    poll.register(sock, event)
+    poll.poll(None if seconds is None else seconds * 1000.0)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

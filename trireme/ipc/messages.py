@@ -34,9 +34,7 @@ class Plan(msgspec.Struct, array_like=True, tag="plan"):
     rows: list[int]  # with starts, counts, logits: one entry per row that computes
     starts: list[int]  # position of the first token to compute
     counts: list[int]  # how many tokens to compute
-    logits: list[
-        int
-    ]  # how many of the last of them need logits: 0 for an unfinished prompt, 1 to sample, all for prompt logprobs
+    logits: list[int]  # how many of the last of them need logits: 0 for an unfinished prompt, 1 to sample, all for prompt logprobs
     samples: list[bool]  # whether a token is sampled after the last one
 
 

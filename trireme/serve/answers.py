@@ -11,6 +11,7 @@ import msgspec
 
 from trireme.hub.detokenizer import Detokenizer
 from trireme.hub.tokenizer import Tokenizer
+from trireme.ipc.serving import Gain
 from trireme.types import Completion, FinishReason, Output, Progress, Request, SamplingParams, TokenLogprobs
 
 
@@ -25,13 +26,49 @@ class Piece(msgspec.Struct, kw_only=True):
     error: str | None = None
 
 
-class Answer:
-    """The answer to one prompt, as it grows. One request per sequence; the first leads, the others share its prompt's KV."""
+class SequenceText:
+    """One sequence's tokens as they become text. A stop string ends it before the scheduler knows."""
 
-    def __init__(self, id: str, prompt: str | None, tokens: list[int], sampling: SamplingParams, tokenizer: Tokenizer | None):
-        self.id, self.prompt, self.tokens, self.sampling = id, prompt, tokens, sampling
+    def __init__(self, sampling: SamplingParams, tokenizer: Tokenizer | None):
+        self.sampling = sampling
+        self._text = _detokenizer(tokenizer, sampling)
+
+    def take(self, progress: Progress) -> Gain:
+        """The text that has become certain by this progress."""
+        finish, fresh = progress.finish, ""
+        if self._text is not None:
+            fresh = self._text.push(self._visible(progress))
+            if self._text.stopped:
+                finish = FinishReason.STOP
+            elif finish is not None:
+                fresh += self._text.flush()
+        return Gain(
+            id=progress.id,
+            text=fresh,
+            tokens=progress.tokens,
+            finish=finish,
+            logprobs=progress.logprobs,
+            error=progress.error,
+            cached_tokens=progress.cached_tokens,
+            prompt_logprobs=progress.prompt_logprobs,
+        )
+
+    def _visible(self, progress: Progress) -> list[int]:
+        """The tokens that belong to the text: a stop token that ended the sequence does not."""
+        ended = progress.finish is FinishReason.STOP and progress.tokens
+        hidden = ended and not self.sampling.include_stop and progress.tokens[-1] in self.sampling.stop_token_ids
+        return progress.tokens[:-1] if hidden else progress.tokens
+
+
+class Answer:
+    """The answer to one prompt, as it grows. One request per sequence; the first leads, the others share its prompt's KV.
+
+    `key` names its requests in the scheduler, where ids of clients' own making could clash.
+    """
+
+    def __init__(self, id: str, prompt: str | None, tokens: list[int], sampling: SamplingParams, key: str | None = None):
+        self.id, self.prompt, self.tokens, self.sampling, self.key = id, prompt, tokens, sampling, key or id
         self.completions = [Completion(index=i, token_ids=[]) for i in range(sampling.num_sequences)]
-        self._texts = [_detokenizer(tokenizer, sampling) for _ in self.completions]
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.cached_tokens = 0
 
@@ -59,52 +96,44 @@ class Answer:
         return requests
 
     def request_id(self, index: int) -> str:
-        return f"{self.id}/{index}"
+        return f"{self.key}/{index}"
 
     @property
     def _ranks(self) -> bool:
         """Whether the sequences are to be compared by likelihood."""
         return self.sampling.num_sequences > self.sampling.n
 
-    def take(self, progress: Progress) -> Piece | None:
-        """Adds progress to its sequence. None if the sequence has ended already: steps in flight may still answer."""
-        index = int(progress.id.rpartition("/")[2])
-        completion, text = self.completions[index], self._texts[index]
+    def add(self, gain: Gain) -> Piece | None:
+        """Adds a gain to its sequence. None if the sequence has ended already: steps in flight may still answer."""
+        index = int(gain.id.rpartition("/")[2])
+        completion = self.completions[index]
         if completion.finish_reason is not None:
             return None
-        if progress.prompt_logprobs is not None:
-            self.prompt_logprobs = progress.prompt_logprobs
-        self.cached_tokens = max(self.cached_tokens, progress.cached_tokens)
-        finish, fresh = progress.finish, ""
-        if text is not None:
-            fresh = text.push(self._visible(progress))
-            if text.stopped:
-                finish = FinishReason.STOP
-            elif finish is not None:
-                fresh += text.flush()
-        self._extend(completion, progress, fresh, finish)
+        if gain.prompt_logprobs is not None:
+            self.prompt_logprobs = gain.prompt_logprobs
+        self.cached_tokens = max(self.cached_tokens, gain.cached_tokens)
+        self._extend(completion, gain)
         return Piece(
             index=index,
-            text=fresh,
-            token_ids=progress.tokens,
-            logprobs=progress.logprobs if self.sampling.logprobs is not None else None,
-            finish_reason=finish,
-            error=progress.error,
+            text=gain.text,
+            token_ids=gain.tokens,
+            logprobs=gain.logprobs if self.sampling.logprobs is not None else None,
+            finish_reason=gain.finish,
+            error=gain.error,
         )
 
-    def _visible(self, progress: Progress) -> list[int]:
-        """The tokens that belong to the text: a stop token that ended the sequence does not."""
-        ended = progress.finish is FinishReason.STOP and progress.tokens
-        hidden = ended and not self.sampling.include_stop and progress.tokens[-1] in self.sampling.stop_token_ids
-        return progress.tokens[:-1] if hidden else progress.tokens
+    def _extend(self, completion: Completion, gain: Gain) -> None:
+        completion.text += gain.text
+        completion.token_ids += gain.tokens
+        completion.finish_reason, completion.error = gain.finish, gain.error
+        if gain.logprobs:
+            completion.logprobs = completion.logprobs or []
+            completion.logprobs += gain.logprobs
+            completion.cumulative_logprob = sum((p.logprob for p in gain.logprobs), completion.cumulative_logprob or 0.0)
 
-    def _extend(self, completion: Completion, progress: Progress, fresh: str, finish: FinishReason | None) -> None:
-        completion.text += fresh
-        completion.token_ids += progress.tokens
-        completion.finish_reason, completion.error = finish, progress.error
-        if progress.logprobs:
-            completion.logprobs = (completion.logprobs or []) + progress.logprobs
-            completion.cumulative_logprob = sum((p.logprob for p in progress.logprobs), completion.cumulative_logprob or 0.0)
+    def unfinished(self) -> list[str]:
+        """The requests that still run."""
+        return [self.request_id(c.index) for c in self.completions if c.finish_reason is None]
 
     @property
     def done(self) -> bool:
@@ -128,6 +157,20 @@ class Answer:
             prompt_logprobs=self.prompt_logprobs,
             cached_tokens=self.cached_tokens,
         )
+
+
+class LocalAnswer(Answer):
+    """An answer whose text is made in this process."""
+
+    def __init__(self, id: str, prompt: str | None, tokens: list[int], sampling: SamplingParams, tokenizer: Tokenizer | None):
+        super().__init__(id, prompt, tokens, sampling)
+        self._texts = [SequenceText(sampling, tokenizer) for _ in self.completions]
+
+    def take(self, progress: Progress) -> Piece | None:
+        """Progress, as tokens, into the answer, as text."""
+        index = int(progress.id.rpartition("/")[2])
+        ended = self.completions[index].finish_reason is not None
+        return None if ended else self.add(self._texts[index].take(progress))
 
 
 def _detokenizer(tokenizer: Tokenizer | None, sampling: SamplingParams) -> Detokenizer | None:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from trireme.config import Config
 from trireme.errors import TriremeError, WorkerDied
 from trireme.ipc.channel import Channel, ChannelClosed, pair
+from trireme.ipc.lifeline import show_stacks
 from trireme.ipc.messages import Beat, Failed, FromWorker, Phase, Plan, Ready, Sampled, Start, Stop
 
 SILENCE_SECONDS = 5.0  # a rank that has not beaten for so long is hung
@@ -33,9 +35,11 @@ class _Rank:
     def __init__(self, rank: int, size: int, config: Config, path: pathlib.Path, store: str):
         ours, theirs = pair()
         environ = dict(os.environ, GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", "lo"), OMP_WAIT_POLICY="PASSIVE")
+        # A main thread lasts as long as its process; ranks that another thread starts learn of its end by their channel alone.
+        tied = [str(os.getpid())] if threading.current_thread() is threading.main_thread() else []
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "trireme.worker.rank", str(theirs.fileno())],
+                [sys.executable, "-m", "trireme.worker.rank", str(theirs.fileno()), *tied],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environ,
@@ -44,7 +48,8 @@ class _Rank:
         self.channel: Channel = Channel(ours, FromWorker)
         self.ready: Ready | None = None
         self.beaten, self.busy = time.monotonic(), 0.0
-        self.channel.send(Start(rank, size, store, dataclasses.asdict(config), str(path)))
+        groups = {name: values for name, values in dataclasses.asdict(config).items() if name != "serve"}
+        self.channel.send(Start(rank, size, store, groups, str(path)))
 
     def ending(self) -> str:
         """How the process ended, in words."""
@@ -55,12 +60,13 @@ class _Rank:
 
 
 class RankGroup:
-    """The same face as a worker in this process: launch, collect."""
+    """The same face as a worker in this process: launch, collect. For loops that wait for other things too: channels, attend."""
 
     depth = 2  # a plan travels while the one before it runs
 
-    def __init__(self, config: Config, path: pathlib.Path, report: Report = lambda name, share: None):
-        self.config, self.size = config, config.device.tp
+    def __init__(self, config: Config, path: pathlib.Path, report: Report, silence: float = SILENCE_SECONDS):
+        """Starts the ranks and does not wait for them; `attend` until `is_ready`, or use `open_ranks`."""
+        self.config, self.size, self._report, self._silence = config, config.device.tp, report, silence
         self._folder = tempfile.TemporaryDirectory(prefix="trireme-")
         store = os.path.join(self._folder.name, "store")
         self._sampled: deque[Sampled] = deque()
@@ -69,42 +75,62 @@ class RankGroup:
         try:
             for rank in range(self.size):
                 self.ranks.append(_Rank(rank, self.size, config, path, store))
-            while any(rank.ready is None for rank in self.ranks):
-                self._listen(0.5, report)
         except BaseException:
             self.kill()
             raise
-        ready = [rank.ready for rank in self.ranks if rank.ready]
-        self.ready = min(ready, key=lambda r: r.num_pages)  # ranks may differ by a page where memory does
+
+    @property
+    def is_ready(self) -> bool:
+        return all(rank.ready is not None for rank in self.ranks)
+
+    @property
+    def ready(self) -> Ready:
+        """The numbers of the loaded model; ranks may differ by a page where memory does."""
+        return min((rank.ready for rank in self.ranks if rank.ready), key=lambda r: r.num_pages)
+
+    @property
+    def channels(self) -> list[Channel]:
+        return [rank.channel for rank in self.ranks]
 
     def launch(self, plan: Plan) -> None:
         for rank in self.ranks:
             try:
-                rank.channel.send(plan)
+                rank.channel.post(plan)
             except ChannelClosed:
                 self._end(rank, rank.ending())
 
     def collect(self) -> Sampled:
         while not self._sampled:
-            self._listen(0.5, lambda name, share: None)
+            self.wait(0.5)
         return self._sampled.popleft()
 
-    def _listen(self, timeout: float, report: Report) -> None:
-        """Takes what the ranks have said, and looks after those who say nothing."""
-        readable, _, _ = select.select([rank.channel for rank in self.ranks], [], [], timeout)
+    def collected(self) -> Sampled | None:
+        """The answer to the oldest launched plan, if it has come."""
+        return self._sampled.popleft() if self._sampled else None
+
+    def wait(self, timeout: float) -> None:
+        """Attends when a rank has something to say, or when the time is up."""
+        poll = select.poll()
+        for channel in self.channels:
+            poll.register(channel, select.POLLIN | (select.POLLOUT if channel.backlog else 0))
+        poll.poll(timeout * 1000)
+        self.attend()
+
+    def attend(self) -> None:
+        """Takes what the ranks have said, and looks after those who say nothing. Does not wait."""
         for rank in self.ranks:
-            if rank.channel in readable:
-                self._hear(rank, report)
+            self._hear(rank)
         now = time.monotonic()
         for rank in self.ranks:
-            limit = SILENCE_SECONDS if rank.ready else START_SILENCE_SECONDS
+            limit = self._silence if rank.ready else START_SILENCE_SECONDS
             if now - rank.beaten > limit:
                 self._end(rank, f"has given no sign of life for {limit:.0f} s")
             if rank.busy > self.config.device.collective_timeout:
                 self._end(rank, f"has been in one step for {rank.busy:.0f} s")
 
-    def _hear(self, rank: _Rank, report: Report) -> None:
+    def _hear(self, rank: _Rank) -> None:
         try:
+            rank.channel.flush()
             while (message := rank.channel.receive(timeout=0)) is not None:
                 rank.beaten = time.monotonic()
                 if isinstance(message, Beat):
@@ -114,7 +140,7 @@ class RankGroup:
                 elif isinstance(message, Ready):
                     rank.ready = message
                 elif isinstance(message, Phase) and rank.rank == 0:
-                    report(message.name, message.share)
+                    self._report(message.name, message.share)
                 elif isinstance(message, Failed):
                     self._fail(rank, message)
         except ChannelClosed:
@@ -137,7 +163,7 @@ class RankGroup:
 
     def _end(self, rank: _Rank, what: str) -> None:
         if rank.process.poll() is None:
-            rank.process.send_signal(signal.SIGUSR1)  # its stacks, for the log
+            show_stacks(rank.process.pid)
             time.sleep(0.1)
         try:
             rank.process.wait(timeout=0.5)
@@ -172,3 +198,15 @@ class RankGroup:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rank.process.wait(timeout=max(0.1, deadline - time.monotonic()))
         self.kill()
+
+
+def open_ranks(config: Config, path: pathlib.Path, report: Report = lambda name, share: None) -> RankGroup:
+    """A group that is ready."""
+    group = RankGroup(config, path, report)
+    try:
+        while not group.is_ready:
+            group.wait(0.5)
+    except BaseException:
+        group.kill()
+        raise
+    return group

@@ -5,11 +5,9 @@ Speaks over one inherited socket. A thread beside the steps says that this proce
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import pathlib
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -17,9 +15,10 @@ import time
 import traceback
 from typing import Any
 
-from trireme.config import GROUPS, Config
+from trireme.config import from_groups
 from trireme.errors import TriremeError, WorkerDied
 from trireme.ipc.channel import Channel, ChannelClosed
+from trireme.ipc.lifeline import prepare_child, tie_to_parent
 from trireme.ipc.messages import Beat, Failed, Phase, Plan, Start, Stop, ToWorker
 from trireme.worker.worker import LocalWorker
 
@@ -44,8 +43,9 @@ class Pulse:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's ^C is for the parent, which says Stop
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the parent asks for the stacks of a hung rank
+    prepare_child()
+    if len(sys.argv) > 2:
+        tie_to_parent(int(sys.argv[2]))
     channel: Channel = Channel(socket.socket(fileno=int(sys.argv[1])), ToWorker)
     lock = threading.Lock()
 
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _serve(start: Start, channel: Channel, send: Any) -> None:
-    config = Config(**{group: GROUPS[group](**values) for group, values in start.config.items()})
+    config = from_groups(start.config)
     pulse = Pulse(send)
     said: dict[str, float] = {}
 

@@ -1,0 +1,111 @@
+"""Many channels in one loop: wakes for what comes first, sends backlogs on, cuts off whoever lags too far. Knows no message."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from trireme.ipc.channel import Channel, ChannelClosed
+
+Readable = Callable[[], None]
+
+
+class Switchboard:
+    def __init__(self, max_backlog: int = 64 << 20):
+        self._selector = selectors.DefaultSelector()
+        self._channels: dict[Channel, tuple[Readable, Callable[[str], None]]] = {}
+        self._max_backlog = max_backlog
+
+    def watch(self, source: Any, readable: Readable) -> None:
+        """Calls `readable` whenever there is something to read at the source: a socket, a file descriptor."""
+        self._selector.register(source, selectors.EVENT_READ, readable)
+
+    def unwatch(self, source: Any) -> None:
+        self._selector.unregister(source)
+
+    def join(self, channel: Channel, heard: Callable[[Any], None], gone: Callable[[str], None]) -> None:
+        """Takes a channel in: `heard` gets every message, `gone` is called once, with the reason, when the other side is lost."""
+
+        def readable() -> None:
+            while channel in self._channels and (message := channel.receive(timeout=0)) is not None:
+                heard(message)
+
+        self._channels[channel] = (readable, gone)
+        self._selector.register(channel, selectors.EVENT_READ, readable)
+
+    def leave(self, channel: Channel) -> None:
+        """Lets a channel go, and closes it. Nobody is told."""
+        if self._channels.pop(channel, None) is not None:
+            self._selector.unregister(channel)
+        channel.close()
+
+    def post(self, channel: Channel, message: Any) -> None:
+        """Sends without waiting. A loss shows in the next turn, so that no caller finds its own tables changed under it."""
+        with contextlib.suppress(ChannelClosed):
+            channel.post(message)
+
+    def turn(self, timeout: float) -> None:
+        """Waits until something comes or the time is up, and hands out everything that has come."""
+        self._see_to_backlogs()
+        for key, events in self._selector.select(timeout):
+            channel = key.fileobj if isinstance(key.fileobj, Channel) else None
+            if channel is None:
+                key.data()
+            elif channel in self._channels:
+                self._serve(channel, events)
+
+    def _serve(self, channel: Channel, events: int) -> None:
+        readable, _ = self._channels[channel]
+        try:
+            if events & selectors.EVENT_WRITE:
+                channel.flush()
+            if events & selectors.EVENT_READ:
+                readable()
+        except ChannelClosed as error:
+            self._lose(channel, str(error))
+
+    def _see_to_backlogs(self) -> None:
+        for channel in list(self._channels):
+            if channel.backlog > self._max_backlog:
+                self._lose(channel, f"more than {self._max_backlog} bytes behind")
+                continue
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.backlog else 0)
+            key = self._selector.get_key(channel)
+            if key.events != wanted:
+                self._selector.modify(channel, wanted, key.data)
+
+    def _lose(self, channel: Channel, reason: str) -> None:
+        if channel in self._channels:
+            _, gone = self._channels[channel]
+            self.leave(channel)
+            gone(reason)
+
+
+def listen_at(path: str) -> socket.socket:
+    """A listening unix socket that only this user may reach."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if os.path.exists(path):
+        os.unlink(path)  # left by a process that was killed
+    before = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(before)
+    listener.listen(64)
+    listener.setblocking(False)
+    return listener
+
+
+def connect_to(path: str) -> socket.socket:
+    """A connection to a listening unix socket; OSError if nobody listens."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
