@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trireme.backends.cpu import library
-from trireme.backends.cpu.program import Batch, Program, Transform
+from trireme.backends.cpu.program import Program, Sequences, Transform
 from trireme.backends.cpu.weights import PackedWeight
 from trireme.errors import BackendUnavailable, UnsupportedModel
 
@@ -40,15 +40,11 @@ def ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def rows_of(count: int) -> Batch:
-    return Batch(positions=torch.zeros(count, dtype=torch.int32))
-
-
 def multiply(weight: PackedWeight, x: torch.Tensor, **options: object) -> torch.Tensor:
     output = torch.full((len(x), weight.rows + 3), 7.0)
     program = Program()
     program.linear(weight, x, output[:, : weight.rows], **options)  # type: ignore[arg-type]
-    program.run(rows_of(len(x)))
+    program.run()
     assert (output[:, weight.rows :] == 7).all(), "wrote past the row"
     return output[:, : weight.rows]
 
@@ -200,14 +196,14 @@ def test_bias_and_accumulation(kind: str, rows: int) -> None:
     before, plain = output.clone(), multiply(weight, x)
     program = Program()
     program.linear(weight, x, output, bias=bias, accumulate=True)
-    program.run(rows_of(rows))
+    program.run()
     assert torch.allclose(output, before + plain + bias, atol=1e-4)
 
 
 def test_no_rows_is_no_work() -> None:
     program = Program()
     program.linear(PackedWeight.from_floats("q4", torch.randn(16, 64)), torch.empty(0, 64), torch.empty(0, 16))
-    program.run(rows_of(0))
+    program.run()
 
 
 def test_zero_input_gives_zero() -> None:
@@ -263,10 +259,16 @@ def test_row_maps(kind: str, width: int) -> None:
     program, transform = Program(), Transform(kind, weight, bias, 1e-5, 1.0)
     program.row_map(transform, x, output)
     program.row_map(transform, x, summed, accumulate=True)
-    program.run(rows_of(5))
+    residual, after = torch.randn(x.shape), torch.empty(5, width)
+    added = (residual + x).double()
+    program.row_map(transform, x, after, residual=residual) if not kind.endswith("_mul") else None
+    program.run()
     expected = transform_reference(kind, x, weight, bias)
     assert torch.allclose(output.double(), expected, rtol=2e-5, atol=2e-5)
     assert torch.allclose(summed.double(), expected + 1, rtol=2e-5, atol=2e-5)
+    if not kind.endswith("_mul"):
+        assert torch.equal(residual.double(), added)
+        assert torch.allclose(after.double(), transform_reference(kind, added, weight, bias), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", ["rms_norm", "silu_mul", "gelu_tanh_mul"])
@@ -284,8 +286,8 @@ def test_transform_before_a_product(kind: str, rows: int) -> None:
 def test_embedding_gathers_packed_rows(kind: str) -> None:
     table, tokens = PackedWeight.from_floats(kind, torch.randn(70, 48)), ints(3, 69, 0, 3)
     output, program = torch.empty(4, 48), Program()
-    program.embedding(table, output, scale=2.0)
-    program.run(Batch(tokens=tokens))
+    program.embedding(table, tokens, output, scale=2.0)
+    program.run()
     assert torch.equal(output, table.floats()[tokens.long()] * 2)
 
 
@@ -295,10 +297,11 @@ def test_gather_and_top_k() -> None:
     best, best_id = torch.empty(3, 1), torch.empty(3, 1, dtype=torch.int32)
     five, five_ids = torch.empty(3, 5), torch.empty(3, 5, dtype=torch.int32)
     program = Program()
-    program.gather(source, picked)
+    index = torch.tensor([4, 0, 5])
+    program.gather(source, index, picked)
     program.top_k(picked, best, best_id)
     program.top_k(picked, five, five_ids)
-    program.run(Batch(positions=torch.zeros(6, dtype=torch.int32), output_rows=ints(4, 0, 5)))
+    program.run()
     expected = source[[4, 0, 5]]
     assert torch.equal(picked, expected)
     values, ids = expected.sort(dim=-1, descending=True, stable=True)
@@ -321,8 +324,9 @@ def test_rope_writes_rotated_keys_into_slots(interleaved: bool, rotary: int) -> 
     work = torch.cat([query, key, value], -1)
     q, k, v = (part.unflatten(-1, (-1, width)) for part in work.split([heads * width, kv_heads * width, kv_heads * width], -1))
     program = Program()
-    program.rope_store(q, k, v, angles.cos(), angles.sin(), keys, values, interleaved=interleaved)
-    program.run(Batch(positions=positions, slots=slots))
+    table = torch.cat([angles.cos(), angles.sin()], -1)
+    program.rope_store(q, k, v, positions, slots, table, (keys, values), interleaved=interleaved)
+    program.run()
 
     def rotated(x: torch.Tensor) -> torch.Tensor:
         x = x.double().unflatten(-1, (-1, width)).clone()
@@ -348,8 +352,10 @@ def test_rope_with_norms_and_int8_cache() -> None:
     scales, norms = (torch.zeros(4, kv_heads), torch.zeros(4, kv_heads)), (torch.randn(width), torch.randn(width))
     plain_q, plain_k, plain_v = q.double(), k.double(), v.double()
     program = Program()
-    program.rope_store(q, k, v, None, None, keys, values, scales=scales, norms=norms, epsilon=1e-6)
-    program.run(Batch(positions=ints(0, 1, 2), slots=ints(3, 1, 0)))
+    both = Transform(weight=norms[0], bias=norms[1], epsilon=1e-6)
+    positions, slots = ints(0, 1, 2), ints(3, 1, 0)
+    program.rope_store(q, k, v, positions, slots, None, (keys, values), scales, both)
+    program.run()
     zero = torch.zeros(width)
     expected_k = transform_reference("rms_norm", plain_k, norms[1] - 1, zero)
     assert torch.allclose(q.double(), transform_reference("rms_norm", plain_q, norms[0] - 1, zero), rtol=1e-4, atol=1e-4)
@@ -378,6 +384,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **o: object) -> to
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :context], v)
 
 
+PAGE = 4
 LENGTHS = ((1, 1), (1, 5), (3, 70), (1, 700), (130, 130), (40, 200))  # (new tokens, context) of each sequence
 VARIANTS: dict[str, dict[str, object]] = {
     "plain": {},
@@ -391,11 +398,13 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 
 def run_attention(lengths: tuple[tuple[int, int], ...], kv_heads: int, width: int, int8: bool, **options: object) -> float:
-    """The largest error over all sequences, with slots scattered and in runs."""
+    """The largest error over all sequences, with pages scattered and in order."""
     generator = torch.Generator().manual_seed(1)
-    heads, total = 6, sum(context for _, context in lengths)
-    slots = torch.cat([torch.arange(total)[: total // 2] + total, torch.randperm(total, generator=generator)[: total - total // 2]])
-    keys, values = (torch.randn(2 * total, kv_heads, width, generator=generator) for _ in range(2))
+    heads = 6
+    pages = [-(-context // PAGE) for _, context in lengths]
+    order = torch.randperm(2 * sum(pages), generator=generator)[: sum(pages)].int()
+    order[: sum(pages) // 2] = order[: sum(pages) // 2].sort().values  # scattered pages and rising ones
+    keys, values = (torch.randn(2 * sum(pages) * PAGE, kv_heads, width, generator=generator) for _ in range(2))
     scales, plain = None, (keys, values)
     if int8:
         scales = tuple((t.abs().amax(-1) / 127).contiguous() for t in (keys, values))
@@ -405,17 +414,20 @@ def run_attention(lengths: tuple[tuple[int, int], ...], kv_heads: int, width: in
     wide = torch.randn(sum(news), heads * width + 5, generator=generator)
     query = wide[:, : heads * width].unflatten(-1, (heads, width))
     output, program = torch.empty(sum(news), heads * width), Program()
-    program.attention(query, output, keys, values, width**-0.5, scales=scales, **options)  # type: ignore[arg-type]
-    starts = lambda counts: torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)  # noqa: E731
-    batch = rows_of(sum(news))
-    batch.set(query_starts=starts(news), context_lengths=ints(*contexts), slot_ids=slots.int(), slot_starts=starts(contexts))
-    program.run(batch)
-    worst, token, slot = 0.0, 0, 0
-    for new, context in lengths:
-        mine = slots[slot : slot + context]
-        expected = attend(query[token : token + new], plain[0][mine], plain[1][mine], scale=width**-0.5, **options)
-        worst = max(worst, float((output[token : token + new].unflatten(-1, (heads, width)) - expected).abs().max()))
-        token, slot = token + new, slot + context
+    table = torch.zeros(len(lengths) + 1, max(pages), dtype=torch.int32)
+    for row, part in enumerate(order.split(pages)):
+        table[row + 1, : len(part)] = part
+    starts = torch.tensor([0, *np.cumsum(news)], dtype=torch.int32)
+    page_rows = torch.arange(1, len(lengths) + 1, dtype=torch.int32)
+    sequences = Sequences(starts, ints(*contexts), table, page_rows, PAGE)
+    program.attention(query, output, (keys, values), sequences, width**-0.5, scales=scales, **options)  # type: ignore[arg-type]
+    program.run()
+    worst = 0.0
+    for row, (new, context) in enumerate(lengths):
+        slots = (table[row + 1, :, None] * PAGE + torch.arange(PAGE)).flatten()[:context]
+        mine = slice(int(starts[row]), int(starts[row]) + new)
+        expected = attend(query[mine], plain[0][slots], plain[1][slots], scale=width**-0.5, **options)
+        worst = max(worst, float((output[mine].unflatten(-1, (heads, width)) - expected).abs().max()))
     return worst
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from trireme.backends.cpu.library import available_isas, isa, set_isa, set_threads
-from trireme.backends.cpu.program import Batch, Program
+from trireme.backends.cpu.program import Program, Sequences
 from trireme.backends.cpu.weights import PackedWeight
 
 SHAPES = ((960, 576), (3072, 576), (576, 1536), (8192, 2048))  # out × in: SmolLM2-135M's layers, and a larger one
@@ -36,10 +36,6 @@ def read_speed() -> float:
     return data.nbytes / best_seconds(data.sum, 1.0) / 1e9
 
 
-def rows_batch(rows: int) -> Batch:
-    return Batch(positions=torch.zeros(rows, dtype=torch.int32))
-
-
 def one_row(kind: str, rows: int, columns: int) -> float:
     """GB/s of weights read for one activation row, cold."""
     weight = PackedWeight.from_floats(kind, torch.randn(rows, columns))
@@ -47,17 +43,15 @@ def one_row(kind: str, rows: int, columns: int) -> float:
     program, source, output = Program(), torch.randn(1, columns), torch.empty(1, rows)
     for _ in range(copies):
         program.linear(PackedWeight(kind, rows, columns, weight.data.clone(), weight.scales), source, output)
-    batch = rows_batch(1)
-    return copies * weight.nbytes / best_seconds(lambda: program.run(batch), 0.5) / 1e9
+    return copies * weight.nbytes / best_seconds(program.run, 0.5) / 1e9
 
 
 def many_rows(kind: str, rows: int, columns: int, tokens: int) -> float:
     """GOP/s for `tokens` activation rows, quantising them included."""
     weight = PackedWeight.from_floats(kind, torch.randn(rows, columns))
-    program = Program()
-    program.linear(weight, torch.randn(tokens, columns), torch.empty(tokens, rows))
-    batch = rows_batch(tokens)
-    return 2 * rows * columns * tokens / best_seconds(lambda: program.run(batch)) / 1e9
+    program, source, output = Program(), torch.randn(tokens, columns), torch.empty(tokens, rows)
+    program.linear(weight, source, output)
+    return 2 * rows * columns * tokens / best_seconds(program.run) / 1e9
 
 
 def torch_many_rows(dtype: torch.dtype, rows: int, columns: int, tokens: int) -> float:
@@ -71,12 +65,11 @@ def attention_speed(tokens: int, context: int) -> tuple[float, float]:
     keys, values = torch.randn(context, kv_heads, width), torch.randn(context, kv_heads, width)
     query, output = torch.randn(tokens, heads, width), torch.empty(tokens, heads, width)
     program = Program()
-    program.attention(query, output.view(tokens, -1), keys, values, 0.125)
     numbers = lambda *values: torch.tensor(values, dtype=torch.int32)  # noqa: E731
-    batch = rows_batch(tokens)
-    batch.set(query_starts=numbers(0, tokens), context_lengths=numbers(context))
-    batch.set(slot_ids=torch.arange(context, dtype=torch.int32), slot_starts=numbers(0, context))
-    seconds = best_seconds(lambda: program.run(batch))
+    pages = torch.arange(context, dtype=torch.int32)[None]
+    sequences = Sequences(numbers(0, tokens), numbers(context), pages, numbers(0), 1)
+    program.attention(query, output.view(tokens, -1), (keys, values), sequences, 0.125)
+    seconds = best_seconds(program.run)
     pairs = tokens * (context - tokens) + tokens * (tokens + 1) // 2
     return seconds * 1e3, 4 * pairs * heads * width / seconds / 1e9
 

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from typing import Any
 
 from trireme.backends.cpu import build
 from trireme.errors import BackendUnavailable
@@ -34,7 +35,7 @@ class TransformStruct(Structure):
     _fields_ = [("kind", c_int32), ("epsilon", c_float), ("offset", c_float), ("weight", c_void_p), ("bias", c_void_p)]
 
 
-_IN_OUT = [("input", c_void_p), ("input_stride", c_int64), ("output", c_void_p), ("output_stride", c_int64)]
+_IN_OUT: list[tuple[str, Any]] = [("input", c_void_p), ("input_stride", c_int64), ("output", c_void_p), ("output_stride", c_int64)]
 
 
 class LinearStruct(Structure):
@@ -48,7 +49,14 @@ class LinearStruct(Structure):
 
 
 class RowMapStruct(Structure):
-    _fields_ = [("transform", TransformStruct), *_IN_OUT, ("width", c_int32), ("accumulate", c_int32)]
+    _fields_ = [
+        ("transform", TransformStruct),
+        *_IN_OUT,
+        ("residual", c_void_p),
+        ("residual_stride", c_int64),
+        ("width", c_int32),
+        ("accumulate", c_int32),
+    ]
 
 
 class RopeStoreStruct(Structure):
@@ -56,15 +64,27 @@ class RopeStoreStruct(Structure):
         *((name, c_void_p) for name in ("query", "key", "value")),
         *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
         *((name, c_int32) for name in ("heads", "kv_heads", "head_dim", "rotary_dim", "interleaved")),
-        *((name, c_void_p) for name in ("cosine", "sine", "query_norm", "key_norm")),
+        *((name, c_void_p) for name in ("positions", "slots", "cosine", "sine")),
+        ("table_stride", c_int64),
+        *((name, c_void_p) for name in ("query_norm", "key_norm")),
         ("epsilon", c_float),
         ("offset", c_float),
         *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
     ]
 
 
+class SequencesStruct(Structure):
+    _fields_ = [
+        ("count", c_int32),
+        ("page_size", c_int32),
+        ("page_stride", c_int64),
+        *((name, c_void_p) for name in ("query_starts", "context_lengths", "page_table", "page_rows")),
+    ]
+
+
 class AttentionStruct(Structure):
     _fields_ = [
+        ("sequences", POINTER(SequencesStruct)),
         ("query", c_void_p),
         ("query_stride", c_int64),
         ("output", c_void_p),
@@ -78,27 +98,25 @@ class AttentionStruct(Structure):
 
 
 class EmbeddingStruct(Structure):
-    _fields_ = [("table", POINTER(WeightStruct)), ("output", c_void_p), ("output_stride", c_int64), ("scale", c_float)]
+    _fields_ = [
+        ("table", POINTER(WeightStruct)),
+        ("tokens", c_void_p),
+        ("output", c_void_p),
+        ("output_stride", c_int64),
+        ("scale", c_float),
+    ]
 
 
 class GatherStruct(Structure):
-    _fields_ = [*_IN_OUT, ("width", c_int32)]
+    _fields_ = [*_IN_OUT, ("index", c_void_p), ("width", c_int32)]
 
 
 class TopKStruct(Structure):
     _fields_ = [*_IN_OUT[:2], ("width", c_int32), ("count", c_int32), ("values", c_void_p), ("ids", c_void_p)]
 
 
-class BatchStruct(Structure):
-    _fields_ = [
-        *((name, c_int32) for name in ("num_tokens", "num_sequences", "num_outputs")),
-        *((name, c_void_p) for name in ("tokens", "positions", "slots", "query_starts", "context_lengths")),
-        *((name, c_void_p) for name in ("slot_ids", "slot_starts", "output_rows")),
-    ]
-
-
 class StepStruct(Structure):
-    _fields_ = [("op", c_int32), ("over_outputs", c_int32), ("args", c_void_p)]
+    _fields_ = [("op", c_int32), ("rows", c_int32), ("args", c_void_p)]
 
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
@@ -110,7 +128,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "trireme_padded_columns": (c_int64, [c_int32, c_int32]),
     "trireme_pack": (c_int32, [POINTER(WeightStruct), c_int32, c_int32, c_int32, c_void_p, c_int64]),
     "trireme_unpack": (None, [POINTER(WeightStruct), c_int32, c_int32, c_void_p, c_int64]),
-    "trireme_run": (None, [c_void_p, c_int32, c_void_p]),
+    "trireme_run": (None, [c_void_p, c_int32]),
 }
 
 

@@ -1,4 +1,8 @@
-"""Programs: steps of the C library over tensors, built once and run by one call. Knows ops and buffers, not models."""
+"""Programs: steps of the C library over tensors, run by one call. Knows ops and buffers, not models.
+
+Tensors are taken by address. A program keeps weights and constants alive; buffers are kept by whoever made them, so that one
+recorded program can reuse them as eagerly run code would.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,18 @@ import ctypes
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from trireme.backends.cpu.library import (
     OPS,
     TRANSFORMS,
     AttentionStruct,
-    BatchStruct,
     EmbeddingStruct,
     GatherStruct,
     LinearStruct,
     RopeStoreStruct,
     RowMapStruct,
+    SequencesStruct,
     StepStruct,
     TopKStruct,
     TransformStruct,
@@ -30,163 +35,140 @@ class Transform:
     """What is done to a row before it is multiplied: a norm, a gate activation, or nothing."""
 
     kind: str = "none"
-    weight: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
     epsilon: float = 1e-5
     offset: float = 0.0
 
 
 PLAIN = Transform()
-_BATCH_FIELDS = {name for name, kind in BatchStruct._fields_ if kind is ctypes.c_void_p}
 
 
-def pointer(tensor: torch.Tensor | None) -> int | None:
+def pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-class Batch:
-    """Which tokens are computed and where their keys and values live. All arrays are int32 tensors; see trireme_cpu.h."""
+class Sequences:
+    """Where the sequences of a step lie: [count] int32 tensors, and the pages their tokens are in."""
 
-    def __init__(self, **arrays: torch.Tensor) -> None:
-        self.struct = BatchStruct()
-        self.address = ctypes.addressof(self.struct)
-        self.arrays: dict[str, torch.Tensor] = {}
-        self.set(**arrays)
-
-    def set(self, **arrays: torch.Tensor) -> None:
-        """Replaces arrays; counts follow from their lengths."""
-        for name, array in arrays.items():
-            assert name in _BATCH_FIELDS and array.dtype == torch.int32 and array.is_contiguous(), (name, array.dtype)
-            setattr(self.struct, name, array.data_ptr())
-            self.arrays[name] = array
-            if name in ("tokens", "positions"):
-                self.struct.num_tokens = len(array)
-            elif name == "context_lengths":
-                self.struct.num_sequences = len(array)
-            elif name == "output_rows":
-                self.struct.num_outputs = len(array)
+    def __init__(self, query_starts: Tensor, context_lengths: Tensor, page_table: Tensor, page_rows: Tensor, page_size: int):
+        self.kept = (query_starts, context_lengths, page_table, page_rows)
+        assert all(t.dtype == torch.int32 and t.stride(-1) == 1 for t in self.kept), [t.dtype for t in self.kept]
+        count = len(context_lengths)
+        self.struct = SequencesStruct(count, page_size, page_table.stride(0), *(t.data_ptr() for t in self.kept))
+        self.pointer = ctypes.pointer(self.struct)
 
 
 class Program:
-    """A list of steps. Tensors are taken by address and kept; rows follow the batch of each run."""
+    """A list of steps in the order they were added."""
 
     def __init__(self) -> None:
         self.steps: list[StepStruct] = []
         self.kept: list[object] = []
-        self.compiled: ctypes.Array[StepStruct] | None = None
 
-    def run(self, batch: Batch) -> None:
-        """Runs all steps over the batch's tokens (or outputs)."""
-        if self.compiled is None:
-            self.compiled = (StepStruct * len(self.steps))(*self.steps)
-            self.address = ctypes.addressof(self.compiled)
-            self.call = library().trireme_run
-        self.call(self.address, len(self.steps), batch.address)
+    def run(self) -> None:
+        """Runs all steps, in C from the first to the last."""
+        compiled = (StepStruct * len(self.steps))(*self.steps)
+        library().trireme_run(ctypes.addressof(compiled), len(compiled))
 
-    def _add(self, op: str, args: ctypes.Structure, kept: tuple[object, ...], over_outputs: bool = False) -> None:
-        for thing in kept:
-            if isinstance(thing, torch.Tensor):
-                assert thing.stride(-1) == 1, (op, thing.shape, thing.stride())
-        self.steps.append(StepStruct(OPS[op], over_outputs, ctypes.addressof(args)))
+    def _add(self, op: str, rows: int, args: ctypes.Structure, *kept: object) -> None:
+        self.steps.append(StepStruct(OPS[op], rows, ctypes.addressof(args)))
         self.kept += [args, *kept]
-        self.compiled = None
 
     def linear(
         self,
         weight: PackedWeight,
-        source: torch.Tensor,
-        output: torch.Tensor,
+        source: Tensor,
+        output: Tensor,
         transform: Transform = PLAIN,
-        bias: torch.Tensor | None = None,
+        bias: Tensor | None = None,
         accumulate: bool = False,
-        over_outputs: bool = False,
     ) -> None:
         """output (+)= transform(source) · weightᵀ + bias"""
-        args = LinearStruct(_transform(transform), weight.pointer, *_rows(source), *_rows(output), pointer(bias), accumulate)
-        self._add("linear", args, (weight, source, output, transform, bias), over_outputs)
+        places = (*_rows(source), *_rows(output), pointer(bias), accumulate)
+        args = LinearStruct(_transform(transform), weight.pointer, *places)
+        self._add("linear", len(source), args, weight, transform, bias)
 
     def row_map(
-        self,
-        transform: Transform,
-        source: torch.Tensor,
-        output: torch.Tensor,
-        accumulate: bool = False,
-        over_outputs: bool = False,
+        self, transform: Transform, source: Tensor, output: Tensor, accumulate: bool = False, residual: Tensor | None = None
     ) -> None:
-        """output (+)= transform(source)"""
-        args = RowMapStruct(_transform(transform), *_rows(source), *_rows(output), output.shape[-1], accumulate)
-        self._add("row_map", args, (transform, source, output), over_outputs)
+        """output (+)= transform(source); with a residual: residual += source, output = transform(residual)"""
+        more = (0, 0) if residual is None else _rows(residual)
+        args = RowMapStruct(_transform(transform), *_rows(source), *_rows(output), *more, output.shape[-1], accumulate)
+        self._add("row_map", len(source), args, transform)
 
     def rope_store(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cosine: torch.Tensor | None,
-        sine: torch.Tensor | None,
-        keys: torch.Tensor | None,
-        values: torch.Tensor | None,
-        scales: tuple[torch.Tensor, torch.Tensor] | None = None,
-        norms: tuple[torch.Tensor, torch.Tensor] | None = None,
-        epsilon: float = 1e-6,
-        offset: float = 0.0,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        table: Tensor | None,
+        cache: tuple[Tensor, Tensor],
+        scales: tuple[Tensor, Tensor] | None = None,
+        norms: Transform = PLAIN,
         interleaved: bool = False,
     ) -> None:
-        """Rotates query and key [tokens, heads, head_dim] in place and writes key and value into the batch's slots."""
-        heads, head_dim = query.shape[1:]
-        kv_heads = key.shape[1]
-        rotary = 2 * cosine.shape[-1] if cosine is not None else 0
-        scales_at = (pointer(scales[0]), pointer(scales[1])) if scales else (None, None)
-        norms_at = (pointer(norms[0]), pointer(norms[1])) if norms else (None, None)
+        """Rotates query and key [tokens, heads, head_dim] in place and writes key and value into their slots.
+
+        table: [positions, rotary_dim], cosines then sines. norms: `weight` is the query heads' norm, `bias` the key heads'.
+        """
+        rotary = table.shape[-1] if table is not None else 0
+        cosine = pointer(table)
+        sine = None if table is None else table.data_ptr() + rotary // 2 * 4
         args = RopeStoreStruct(
             *(pointer(t) for t in (query, key, value)),
             *(t.stride(0) for t in (query, key, value)),
-            *(heads, kv_heads, head_dim, rotary, interleaved),
-            *(pointer(cosine), pointer(sine), *norms_at, epsilon, offset),
-            *(pointer(keys), pointer(values), *scales_at),
+            *(query.shape[1], key.shape[1], query.shape[2], rotary, interleaved),
+            *(pointer(positions), pointer(slots), cosine, sine, 0 if table is None else table.stride(0)),
+            *(pointer(norms.weight), pointer(norms.bias), norms.epsilon, norms.offset),
+            *(pointer(t) for t in cache),
+            *(pointer(t) for t in scales or (None, None)),
         )
-        self._add("rope_store", args, (query, key, value, cosine, sine, keys, values, scales, norms))
+        self._add("rope_store", len(query), args, table, cache, scales, norms)
 
     def attention(
         self,
-        query: torch.Tensor,
-        output: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        query: Tensor,
+        output: Tensor,
+        cache: tuple[Tensor, Tensor],
+        sequences: Sequences,
         scale: float,
-        scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+        scales: tuple[Tensor, Tensor] | None = None,
         window: int = 0,
         softcap: float = 0.0,
-        slopes: torch.Tensor | None = None,
-        sinks: torch.Tensor | None = None,
+        slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
         causal: bool = True,
     ) -> None:
-        """output = attention of query [tokens, heads, head_dim] over the batch's slots of keys and values."""
-        heads, head_dim = query.shape[1:]
-        scales_at = (pointer(scales[0]), pointer(scales[1])) if scales else (None, None)
+        """output = attention of query [tokens, heads, head_dim] over the slots of its sequences."""
         args = AttentionStruct(
-            *(pointer(query), query.stride(0), pointer(output), output.stride(0)),
-            *(heads, keys.shape[1], head_dim, window, scale, softcap),
-            *(pointer(slopes), pointer(sinks), pointer(keys), pointer(values), *scales_at, causal),
+            *(sequences.pointer, *_rows(query), *_rows(output)),
+            *(query.shape[1], cache[0].shape[1], query.shape[2], window, scale, softcap),
+            *(pointer(slopes), pointer(sinks), *(pointer(t) for t in cache)),
+            *(*(pointer(t) for t in scales or (None, None)), causal),
         )
-        self._add("attention", args, (query, output, keys, values, scales, slopes, sinks))
+        self._add("attention", len(query), args, cache, sequences, scales, slopes, sinks)
 
-    def embedding(self, table: PackedWeight, output: torch.Tensor, scale: float = 1.0) -> None:
-        """output = rows of the table named by the batch's tokens, times scale"""
-        args = EmbeddingStruct(table.pointer, *_rows(output), scale)
-        self._add("embedding", args, (table, output))
+    def embedding(self, table: PackedWeight, tokens: Tensor, output: Tensor, scale: float = 1.0) -> None:
+        """output = rows of the table named by tokens (int32), times scale"""
+        assert tokens.dtype == torch.int32, tokens.dtype
+        self._add("embedding", len(tokens), EmbeddingStruct(table.pointer, pointer(tokens), *_rows(output), scale), table)
 
-    def gather(self, source: torch.Tensor, output: torch.Tensor) -> None:
-        """output[i] = source[output_rows[i]]"""
-        self._add("gather", GatherStruct(*_rows(source), *_rows(output), output.shape[-1]), (source, output), True)
+    def gather(self, source: Tensor, index: Tensor, output: Tensor) -> None:
+        """output[i] = source[index[i]], the index int64"""
+        assert index.dtype == torch.int64, index.dtype
+        self._add("gather", len(index), GatherStruct(*_rows(source), *_rows(output), pointer(index), output.shape[-1]))
 
-    def top_k(self, source: torch.Tensor, values: torch.Tensor, ids: torch.Tensor, over_outputs: bool = True) -> None:
+    def top_k(self, source: Tensor, values: Tensor, ids: Tensor) -> None:
         """The values.shape[1] largest of each row, best first, and where they stand (int32)."""
         args = TopKStruct(*_rows(source), source.shape[-1], values.shape[-1], pointer(values), pointer(ids))
-        self._add("top_k", args, (source, values, ids), over_outputs)
+        self._add("top_k", len(source), args)
 
 
-def _rows(tensor: torch.Tensor) -> tuple[int, int]:
+def _rows(tensor: Tensor) -> tuple[int, int]:
+    assert tensor.stride(-1) == 1 and tensor.dtype == torch.float32, (tensor.shape, tensor.stride(), tensor.dtype)
     return tensor.data_ptr(), tensor.stride(0)
 
 

@@ -8,8 +8,8 @@
 extern void prepare_avx512vnni(const Transform *, const float *, int, float *, const Activations *, int);
 extern void matmul_avx512vnni(const Linear *, const Activations *, int, int, int, float *);
 extern void row_map_avx512vnni(const RowMap *, int, float *);
-extern void rope_store_avx512vnni(const RopeStore *, const Batch *, int, int);
-extern void attention_avx512vnni(const Attention *, const Batch *, const AttentionTask *, float *);
+extern void rope_store_avx512vnni(const RopeStore *, int, int);
+extern void attention_avx512vnni(const Attention *, const AttentionTask *, float *);
 extern int best_avx512vnni(const float *, int);
 
 typedef struct {

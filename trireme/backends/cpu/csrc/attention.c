@@ -58,11 +58,11 @@ static void decode(const int8_t *from, float scale, float *to, int width) {
 }
 
 /* Points keys and values at `count` slots; the rest of the block repeats the last one and is masked later. */
-static void gather(AttentionState *state, const int32_t *slots, int count) {
+static void gather(AttentionState *state, int key0, int count) {
     const Attention *args = state->args;
     int64_t width = args->head_dim;
     for (int j = 0; j < count; j++) {
-        int64_t row = (int64_t)slots[j] * args->kv_heads + state->task->kv_head;
+        int64_t row = (int64_t)slot_at(args->sequences, state->task->sequence, key0 + j) * args->kv_heads + state->task->kv_head;
         if (!args->key_scales) {
             state->keys[j] = (const float *)args->keys + row * width;
             state->values[j] = (const float *)args->values + row * width;
@@ -150,13 +150,12 @@ static void attend_block(AttentionState *state, int key0, int count) {
     else if (state->rows - row == 1) add_values(state, 1, row, count);
 }
 
-void KERNEL(attention)(const Attention *args, const Batch *batch, const AttentionTask *task, float *scratch) {
+void KERNEL(attention)(const Attention *args, const AttentionTask *task, float *scratch) {
     AttentionState state;
-    attention_begin(&state, args, batch, task, scratch);
-    const int32_t *slots = batch->slot_ids + batch->slot_starts[task->sequence];
+    attention_begin(&state, args, task, scratch);
     for (int key0 = task->key0; key0 < task->key1; key0 += KEYS) {
         int count = task->key1 - key0 < KEYS ? task->key1 - key0 : KEYS;
-        gather(&state, slots + key0, count);
+        gather(&state, key0, count);
         attend_block(&state, key0, count);
     }
     attention_finish(&state);

@@ -24,13 +24,18 @@ static inline size_t attention_scratch_bytes(const Attention *args, int rows) {
     return floats * 4 + 256;
 }
 
-static inline void attention_begin(AttentionState *state, const Attention *args, const Batch *batch,
-                                   const AttentionTask *task, float *scratch) {
+static inline int slot_at(const Sequences *sequences, int sequence, int position) {
+    const int32_t *pages = sequences->page_table + sequences->page_rows[sequence] * sequences->page_stride;
+    return pages[position / sequences->page_size] * sequences->page_size + position % sequences->page_size;
+}
+
+static inline void attention_begin(AttentionState *state, const Attention *args, const AttentionTask *task, float *scratch) {
+    const Sequences *sequences = args->sequences;
     int group = args->heads / args->kv_heads, rows = task->queries * group, width = args->head_dim;
-    int new_tokens = batch->query_starts[task->sequence + 1] - batch->query_starts[task->sequence];
+    int new_tokens = sequences->query_starts[task->sequence + 1] - sequences->query_starts[task->sequence];
     state->args = args, state->task = task, state->rows = rows, state->group = group;
-    state->first = batch->context_lengths[task->sequence] - new_tokens + task->query0;
-    state->first_token = batch->query_starts[task->sequence] + task->query0;
+    state->first = sequences->context_lengths[task->sequence] - new_tokens + task->query0;
+    state->first_token = sequences->query_starts[task->sequence] + task->query0;
     state->logits = scratch;
     state->output = state->logits + (size_t)rows * KEYS;
     state->decoded = state->output + (size_t)rows * width;

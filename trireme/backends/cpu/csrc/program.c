@@ -4,7 +4,7 @@
 #include "layout.h"
 #include <stdlib.h>
 
-typedef struct { const Step *steps; int count; const Batch *batch; } Program;
+typedef struct { const Step *steps; int count; } Program;
 
 static uint8_t *shared_buffer; /* quantised activations of the current matmul, or partial attention results */
 static size_t shared_bytes;
@@ -16,8 +16,6 @@ static void reserve_shared(size_t bytes) {
     shared_buffer = aligned_alloc(4096, shared_bytes);
     if (!shared_buffer) abort();
 }
-
-static int rows_of(const Step *step, const Batch *batch) { return step->over_outputs ? batch->num_outputs : batch->num_tokens; }
 
 /* ---- linear: prepare activations, then multiply ---- */
 
@@ -75,17 +73,17 @@ enum { TASK_ROWS = 32, SPLIT_KEYS = 256 }; /* rows per task; fewest keys worth a
 
 typedef struct { int queries, splits; int64_t total; } AttentionPlan;
 
-static int64_t sequence_tasks(const Attention *args, const Batch *batch, const AttentionPlan *plan, int sequence) {
-    int queries = batch->query_starts[sequence + 1] - batch->query_starts[sequence];
+static int64_t sequence_tasks(const Attention *args, const AttentionPlan *plan, int sequence) {
+    int queries = args->sequences->query_starts[sequence + 1] - args->sequences->query_starts[sequence];
     return (int64_t)((queries + plan->queries - 1) / plan->queries) * args->kv_heads * plan->splits;
 }
 
-static AttentionPlan plan_attention(const Attention *args, const Batch *batch, int workers) {
+static AttentionPlan plan_attention(const Attention *args, int workers) {
     int group = args->heads / args->kv_heads, longest = 0;
     AttentionPlan plan = {.queries = group >= TASK_ROWS ? 1 : TASK_ROWS / group, .splits = 1};
-    for (int s = 0; s < batch->num_sequences; s++) {
-        plan.total += sequence_tasks(args, batch, &plan, s);
-        if (batch->context_lengths[s] > longest) longest = batch->context_lengths[s];
+    for (int s = 0; s < args->sequences->count; s++) {
+        plan.total += sequence_tasks(args, &plan, s);
+        if (args->sequences->context_lengths[s] > longest) longest = args->sequences->context_lengths[s];
     }
     if (workers > 1 && plan.total < 4 * workers && longest >= 2 * SPLIT_KEYS) {
         int64_t splits = (4 * workers + plan.total - 1) / (plan.total ? plan.total : 1);
@@ -95,22 +93,23 @@ static AttentionPlan plan_attention(const Attention *args, const Batch *batch, i
     return plan;
 }
 
-static size_t attention_bytes(const Attention *args, const Batch *batch) {
-    AttentionPlan plan = plan_attention(args, batch, trireme_threads());
+static size_t attention_bytes(const Attention *args, int tokens) {
+    AttentionPlan plan = plan_attention(args, trireme_threads());
     if (plan.splits == 1) return 0;
-    return (size_t)batch->num_tokens * args->heads * plan.splits * (size_t)(args->head_dim + 2) * 4;
+    return (size_t)tokens * args->heads * plan.splits * (size_t)(args->head_dim + 2) * 4;
 }
 
 /* Split results lie as [split][kv head][token][head of the group], so that a task's rows are neighbours. */
-static float *partial_of(const Attention *args, const Batch *batch, int split, int kv_head, int token) {
-    int64_t record = ((int64_t)split * args->kv_heads + kv_head) * batch->num_tokens + token;
+static float *partial_of(const Attention *args, int split, int kv_head, int token) {
+    int tokens = args->sequences->query_starts[args->sequences->count];
+    int64_t record = ((int64_t)split * args->kv_heads + kv_head) * tokens + token;
     return (float *)shared_buffer + record * (args->heads / args->kv_heads) * (args->head_dim + 2);
 }
 
 /* The task's keys: from the window of its first query to its last query, then the split's share of whole blocks. */
-static void set_keys(const Attention *args, const Batch *batch, AttentionTask *task, int split, int splits) {
-    int context = batch->context_lengths[task->sequence];
-    int new_tokens = batch->query_starts[task->sequence + 1] - batch->query_starts[task->sequence];
+static void set_keys(const Attention *args, AttentionTask *task, int split, int splits) {
+    int context = args->sequences->context_lengths[task->sequence];
+    int new_tokens = args->sequences->query_starts[task->sequence + 1] - args->sequences->query_starts[task->sequence];
     int first = context - new_tokens + task->query0;
     int low = args->window && first - args->window + 1 > 0 ? first - args->window + 1 : 0;
     int high = args->causal ? first + task->queries : context;
@@ -120,24 +119,24 @@ static void set_keys(const Attention *args, const Batch *batch, AttentionTask *t
 }
 
 /* The tasks of a sequence run from its last queries, which see most keys, to its first. */
-static AttentionTask task_of(const Attention *args, const Batch *batch, const AttentionPlan *plan, int sequence, int64_t index) {
-    int token0 = batch->query_starts[sequence], queries = batch->query_starts[sequence + 1] - token0;
+static AttentionTask task_of(const Attention *args, const AttentionPlan *plan, int sequence, int64_t index) {
+    int token0 = args->sequences->query_starts[sequence], queries = args->sequences->query_starts[sequence + 1] - token0;
     int blocks = (queries + plan->queries - 1) / plan->queries, split = (int)(index % plan->splits);
     int64_t rest = index / plan->splits;
     AttentionTask task = {.sequence = sequence, .kv_head = (int)(rest % args->kv_heads)};
     task.query0 = (blocks - 1 - (int)(rest / args->kv_heads)) * plan->queries;
     task.queries = queries - task.query0 < plan->queries ? queries - task.query0 : plan->queries;
-    set_keys(args, batch, &task, split, plan->splits);
-    if (plan->splits > 1) task.partial = partial_of(args, batch, split, task.kv_head, token0 + task.query0);
+    set_keys(args, &task, split, plan->splits);
+    if (plan->splits > 1) task.partial = partial_of(args, split, task.kv_head, token0 + task.query0);
     return task;
 }
 
-static void merge_head(const Attention *args, const Batch *batch, const AttentionPlan *plan, int token, int head, float *values) {
+static void merge_head(const Attention *args, const AttentionPlan *plan, int token, int head, float *values) {
     int group = args->heads / args->kv_heads, width = args->head_dim;
     float top = MASKED, total = 0;
     for (int pass = 0; pass < 2; pass++) {
         for (int split = 0; split < plan->splits; split++) {
-            const float *partial = partial_of(args, batch, split, head / group, token) + (int64_t)(head % group) * (width + 2);
+            const float *partial = partial_of(args, split, head / group, token) + (int64_t)(head % group) * (width + 2);
             if (pass == 0) { top = fmaxf(top, partial[0]); continue; }
             float factor = partial[0] <= MASKED ? 0 : expf(partial[0] - top);
             total += partial[1] * factor;
@@ -147,22 +146,22 @@ static void merge_head(const Attention *args, const Batch *batch, const Attentio
     attention_write(args, token, head, top, total, values);
 }
 
-static void run_attention(const Attention *args, const Batch *batch, int worker, int workers) {
-    AttentionPlan plan = plan_attention(args, batch, workers);
+static void run_attention(const Attention *args, int worker, int workers) {
+    AttentionPlan plan = plan_attention(args, workers);
     int rows = plan.queries * (args->heads / args->kv_heads), sequence = 0;
     float *scratch = pool_scratch(worker, attention_scratch_bytes(args, rows));
     int64_t passed = 0;
     for (int64_t index; (index = pool_take(1)) < plan.total;) {
-        while (index - passed >= sequence_tasks(args, batch, &plan, sequence))
-            passed += sequence_tasks(args, batch, &plan, sequence++);
-        AttentionTask task = task_of(args, batch, &plan, sequence, index - passed);
-        trireme_kernels->attention(args, batch, &task, scratch);
+        while (index - passed >= sequence_tasks(args, &plan, sequence))
+            passed += sequence_tasks(args, &plan, sequence++);
+        AttentionTask task = task_of(args, &plan, sequence, index - passed);
+        trireme_kernels->attention(args, &task, scratch);
     }
     if (plan.splits == 1) return;
     pool_barrier();
-    int64_t heads = (int64_t)batch->num_tokens * args->heads;
+    int64_t heads = (int64_t)args->sequences->query_starts[args->sequences->count] * args->heads;
     for (int64_t i; (i = pool_take(1)) < heads;)
-        merge_head(args, batch, &plan, (int)(i / args->heads), (int)(i % args->heads), scratch);
+        merge_head(args, &plan, (int)(i / args->heads), (int)(i % args->heads), scratch);
 }
 
 /* ---- the rest: one item after another ---- */
@@ -186,63 +185,62 @@ static void top_of_row(const TopK *args, int row) {
     }
 }
 
-static void embed_row(const Embedding *args, const Batch *batch, int row) {
+static void embed_row(const Embedding *args, int row) {
     float *output = args->output + row * args->output_stride;
-    dequantize_row(args->table, batch->tokens[row], output);
+    dequantize_row(args->table, args->tokens[row], output);
     if (args->scale != 1) for (int i = 0; i < args->table->columns; i++) output[i] *= args->scale;
 }
 
-static void run_item(const Step *step, const Batch *batch, int64_t item, float *temporary) {
+static void run_item(const Step *step, int64_t item, float *temporary) {
     const void *args = step->args;
     const Gather *gather = args;
     switch (step->op) {
     case OP_ROW_MAP: trireme_kernels->row_map(args, (int)item, temporary); break;
-    case OP_EMBEDDING: embed_row(args, batch, (int)item); break;
+    case OP_EMBEDDING: embed_row(args, (int)item); break;
     case OP_TOP_K: top_of_row(args, (int)item); break;
     case OP_ROPE_STORE: {
         const RopeStore *rope = args;
         int heads = rope->heads + rope->kv_heads;
-        trireme_kernels->rope_store(rope, batch, (int)(item / heads), (int)(item % heads));
+        trireme_kernels->rope_store(rope, (int)(item / heads), (int)(item % heads));
         break;
     }
     case OP_GATHER:
-        memcpy(gather->output + item * gather->output_stride, gather->input + batch->output_rows[item] * gather->input_stride,
+        memcpy(gather->output + item * gather->output_stride, gather->input + gather->index[item] * gather->input_stride,
                (size_t)gather->width * 4);
     }
 }
 
-static void run_items(const Step *step, const Batch *batch, int worker, int workers) {
-    int64_t items = rows_of(step, batch);
+static void run_items(const Step *step, int worker, int workers) {
+    int64_t items = step->rows;
     size_t width = step->op == OP_ROW_MAP ? (size_t)((const RowMap *)step->args)->width : 1;
     if (step->op == OP_ROPE_STORE) items *= ((const RopeStore *)step->args)->heads + ((const RopeStore *)step->args)->kv_heads;
     float *temporary = pool_scratch(worker, width * 4);
     int64_t chunk = chunk_of(items, workers, 1);
     for (int64_t first; (first = pool_take(chunk)) < items;)
-        for (int64_t item = first; item < first + chunk && item < items; item++) run_item(step, batch, item, temporary);
+        for (int64_t item = first; item < first + chunk && item < items; item++) run_item(step, item, temporary);
 }
 
 static void run_steps(void *context, int worker, int workers) {
     const Program *program = context;
     for (int i = 0; i < program->count; i++) {
         const Step *step = program->steps + i;
-        int rows = rows_of(step, program->batch);
         if (i) pool_barrier();
-        if (rows == 0) continue;
-        if (step->op == OP_LINEAR) run_linear(step->args, rows, worker, workers);
-        else if (step->op == OP_ATTENTION) run_attention(step->args, program->batch, worker, workers);
-        else run_items(step, program->batch, worker, workers);
+        if (step->rows == 0) continue;
+        if (step->op == OP_LINEAR) run_linear(step->args, step->rows, worker, workers);
+        else if (step->op == OP_ATTENTION) run_attention(step->args, worker, workers);
+        else run_items(step, worker, workers);
     }
 }
 
-void trireme_run(const Step *steps, int count, const Batch *batch) {
+void trireme_run(const Step *steps, int count) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++) {
         size_t need = 0;
-        if (steps[i].op == OP_LINEAR) need = linear_bytes(steps[i].args, rows_of(steps + i, batch));
-        if (steps[i].op == OP_ATTENTION) need = attention_bytes(steps[i].args, batch);
+        if (steps[i].op == OP_LINEAR) need = linear_bytes(steps[i].args, steps[i].rows);
+        if (steps[i].op == OP_ATTENTION) need = attention_bytes(steps[i].args, steps[i].rows);
         bytes = need > bytes ? need : bytes;
     }
     reserve_shared(bytes);
-    Program program = {steps, count, batch};
+    Program program = {steps, count};
     pool_run(run_steps, &program);
 }

@@ -7,7 +7,7 @@
 
 static void rotate(const RopeStore *rope, float *x, int position) {
     int half = rope->rotary_dim / 2, i = 0;
-    const float *cosine = rope->cosine + (int64_t)position * half, *sine = rope->sine + (int64_t)position * half;
+    const float *cosine = rope->cosine + position * rope->table_stride, *sine = rope->sine + position * rope->table_stride;
     if (rope->interleaved) {
         for (; i < half; i++) {
             float a = x[2 * i], b = x[2 * i + 1];
@@ -48,14 +48,14 @@ static void put(void *cache, float *scales, int64_t row, const float *x, int wid
 }
 
 /* Heads 0 .. heads are queries; then come the keys (with their values). */
-void KERNEL(rope_store)(const RopeStore *rope, const Batch *batch, int token, int head) {
+void KERNEL(rope_store)(const RopeStore *rope, int token, int head) {
     int is_query = head < rope->heads, kv = head - rope->heads, width = rope->head_dim;
     float *x = is_query ? rope->query + token * rope->query_stride + head * width : rope->key + token * rope->key_stride + kv * width;
     const float *norm = is_query ? rope->query_norm : rope->key_norm;
     if (norm) norm_head(rope, norm, x);
-    if (rope->cosine) rotate(rope, x, batch->positions[token]);
-    if (is_query || !rope->keys || batch->slots[token] < 0) return;
-    int64_t row = (int64_t)batch->slots[token] * rope->kv_heads + kv;
+    if (rope->cosine) rotate(rope, x, rope->positions[token]);
+    if (is_query || !rope->keys || rope->slots[token] < 0) return;
+    int64_t row = (int64_t)rope->slots[token] * rope->kv_heads + kv;
     put(rope->keys, rope->key_scales, row, x, width);
     put(rope->values, rope->value_scales, row, rope->value + token * rope->value_stride + kv * width, width);
 }

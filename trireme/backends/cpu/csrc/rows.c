@@ -170,6 +170,11 @@ void KERNEL(prepare)(const Transform *t, const float *input, int columns, float 
 void KERNEL(row_map)(const RowMap *map, int row, float *temporary) {
     float *output = map->output + row * map->output_stride;
     const float *input = map->input + row * map->input_stride;
+    if (map->residual) {
+        float *residual = map->residual + row * map->residual_stride;
+        for (int i = 0; i < map->width; i++) residual[i] += input[i];
+        input = residual;
+    }
     transform_row(&map->transform, input, map->accumulate ? temporary : output, map->width);
     if (map->accumulate) for (int i = 0; i < map->width; i++) output[i] += temporary[i];
 }

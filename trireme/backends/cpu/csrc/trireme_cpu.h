@@ -1,6 +1,6 @@
-/* The C side of the CPU backend: shapes of weights, batches and steps. Knows no model, no Python and no torch.
+/* The C side of the CPU backend: shapes of weights, sequences and steps. Knows no model, no Python and no torch.
  *
- * Everything is a Step: one op over the rows of a batch. A Program is an array of steps run by one call, so that a whole
+ * Everything is a Step: one op over some rows. A Program is an array of steps run by one call, so that a whole
  * decoder layer (or model) costs Python one foreign call. Weight rows are packed in tiles of 16, in the order they are read. */
 #pragma once
 #include <stdint.h>
@@ -60,13 +60,15 @@ typedef struct {
     int32_t accumulate;
 } Linear;
 
-/* output[r] (+)= transform(input[r]) */
+/* output[r] (+)= transform(input[r]); with a residual: residual[r] += input[r], output[r] = transform(residual[r]) */
 typedef struct {
     Transform transform;
     const float *input;
     int64_t input_stride;
     float *output;
     int64_t output_stride;
+    float *residual;
+    int64_t residual_stride;
     int32_t width, accumulate;
 } RowMap;
 
@@ -75,14 +77,27 @@ typedef struct {
     float *query, *key, *value;
     int64_t query_stride, key_stride, value_stride; /* floats from token to token */
     int32_t heads, kv_heads, head_dim, rotary_dim, interleaved;
-    const float *cosine, *sine; /* [positions, rotary_dim / 2]; null: no rotation */
+    const int32_t *positions, *slots; /* per token; slot: where its key and value go, negative: nowhere */
+    const float *cosine, *sine;       /* rows of rotary_dim / 2, table_stride apart; null: no rotation */
+    int64_t table_stride;
     const float *query_norm, *key_norm;
     float epsilon, offset;
     void *keys, *values; /* [slots, kv_heads, head_dim] float, or int8 where the scales are given; null: not stored */
     float *key_scales, *value_scales;
 } RopeStore;
 
+/* The sequences of a step and where their keys and values lie. Token p of sequence s is in slot
+ *   page_table[page_rows[s] * page_stride + p / page_size] * page_size + p % page_size */
 typedef struct {
+    int32_t count, page_size;
+    int64_t page_stride;
+    const int32_t *query_starts;    /* [count + 1] */
+    const int32_t *context_lengths; /* [count], new tokens included */
+    const int32_t *page_table, *page_rows;
+} Sequences;
+
+typedef struct {
+    const Sequences *sequences;
     const float *query;
     int64_t query_stride;
     float *output;
@@ -98,17 +113,19 @@ typedef struct {
 /* output[r] = row tokens[r] of the table, times scale */
 typedef struct {
     const Weight *table;
+    const int32_t *tokens;
     float *output;
     int64_t output_stride;
     float scale;
 } Embedding;
 
-/* output[r] = input[output_rows[r]] */
+/* output[r] = input[index[r]] */
 typedef struct {
     const float *input;
     int64_t input_stride;
     float *output;
     int64_t output_stride;
+    const int64_t *index;
     int32_t width;
 } Gather;
 
@@ -120,20 +137,10 @@ typedef struct {
     int32_t *ids; /* [rows, count] */
 } TopK;
 
-typedef struct {
-    int32_t num_tokens, num_sequences, num_outputs;
-    const int32_t *tokens, *positions, *slots; /* per token; slots: where its key and value go, negative: nowhere */
-    const int32_t *query_starts;               /* [sequences + 1] */
-    const int32_t *context_lengths;            /* [sequences], new tokens included */
-    const int32_t *slot_ids, *slot_starts;     /* slots of sequence s in order: slot_ids[slot_starts[s] ...] */
-    const int32_t *output_rows;                /* [outputs] */
-} Batch;
-
 typedef enum { OP_LINEAR, OP_ROW_MAP, OP_ROPE_STORE, OP_ATTENTION, OP_EMBEDDING, OP_GATHER, OP_TOP_K } OpCode;
 
 typedef struct {
-    int32_t op;
-    int32_t over_outputs; /* rows are the batch's outputs instead of its tokens */
+    int32_t op, rows;
     const void *args;
 } Step;
 
@@ -157,8 +164,8 @@ typedef struct {
     void (*prepare)(const Transform *, const float *input, int columns, float *temporary, const Activations *, int row);
     void (*matmul)(const Linear *, const Activations *, int tile0, int tile1, int rows, float *scratch);
     void (*row_map)(const RowMap *, int row, float *temporary);
-    void (*rope_store)(const RopeStore *, const Batch *, int token, int head);
-    void (*attention)(const Attention *, const Batch *, const AttentionTask *, float *scratch);
+    void (*rope_store)(const RopeStore *, int token, int head);
+    void (*attention)(const Attention *, const AttentionTask *, float *scratch);
     int (*best)(const float *values, int count);
     int wide_rows; /* from this many rows on, activations go to `wide_matmul` as bf16 (or row-wise int8); 0: never */
     void (*wide_matmul)(const Linear *, const Activations *, int tile0, int tile1, int rows, float *scratch);
