@@ -14,6 +14,7 @@ from trireme.hub.download import disk_full
 # owner/name, then @revision, then :part of the name of one GGUF file
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?(?::([\w.-]+))?")
 _SMALL = ["*.json", "*.jinja", "tokenizer.model", "vocab.txt", "merges.txt"]
+TIMEOUT = 30.0  # seconds for the description of a repository
 _OFFLINE = "go online, check HF_ENDPOINT and HF_TOKEN, or give a local path"
 
 
@@ -24,33 +25,44 @@ def fetch_from_hub(name: str) -> pathlib.Path:
         raise ModelNotFound(f"{name!r} is no hub id.", "write owner/name, owner/name@revision or owner/name:QUANTIZATION")
     repo, revision, wanted = match.groups()
     hub = _library()
-    files = _files(hub, repo, revision)
+    files, local = _files(hub, repo, revision)
     if wanted is None and any(file.endswith(".safetensors") for file in files):
-        return _snapshot(hub, repo, revision, ["*.safetensors", *_SMALL])
+        return _snapshot(hub, repo, revision, ["*.safetensors", *_SMALL], local)
     chosen = _choose_gguf(name, files, wanted)
-    folder = _snapshot(hub, repo, revision, chosen)
-    return folder / chosen[0]
+    return _snapshot(hub, repo, revision, chosen, local) / chosen[0]
 
 
 def _library() -> Any:
     try:
+        for module in ("huggingface_hub.constants", "huggingface_hub.errors"):
+            importlib.import_module(module)
         return importlib.import_module("huggingface_hub")
     except ImportError:
         raise ModelNotFound("Hub ids need the package huggingface_hub.", "pip install 'trireme-llm[hub]'") from None
 
 
-def _files(hub: Any, repo: str, revision: str | None) -> list[str]:
-    """The files of the repository; offline, those that are cached."""
+def _files(hub: Any, repo: str, revision: str | None) -> tuple[list[str], bool]:
+    """The files of the repository, or those that are cached if the hub is out of reach, and whether that is so."""
     if hub.constants.HF_HUB_OFFLINE:
-        folder = _snapshot(hub, repo, revision, None)
-        return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
-    return _guarded(hub, repo, lambda: sorted(hub.HfApi().list_repo_files(repo, revision=revision)))
+        return _cached_files(hub, repo, revision), True
+    try:
+        described = _guarded(hub, repo, lambda: hub.HfApi().model_info(repo, revision=revision, timeout=TIMEOUT))
+    except FetchFailed as failed:
+        try:
+            return _cached_files(hub, repo, revision), True
+        except FetchFailed:
+            raise failed from None
+    return sorted(sibling.rfilename for sibling in described.siblings or []), False
 
 
-def _snapshot(hub: Any, repo: str, revision: str | None, patterns: list[str] | None) -> pathlib.Path:
-    return pathlib.Path(
-        _guarded(hub, repo, lambda: hub.snapshot_download(repo, revision=revision, allow_patterns=patterns, max_workers=4))
-    )
+def _cached_files(hub: Any, repo: str, revision: str | None) -> list[str]:
+    folder = _snapshot(hub, repo, revision, ["no file, only the folder"], local=True)
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+
+
+def _snapshot(hub: Any, repo: str, revision: str | None, patterns: list[str], local: bool) -> pathlib.Path:
+    options = {"revision": revision, "allow_patterns": patterns, "local_files_only": local, "max_workers": 4}
+    return pathlib.Path(_guarded(hub, repo, lambda: hub.snapshot_download(repo, **options)))
 
 
 def _guarded(hub: Any, repo: str, act: Any) -> Any:
