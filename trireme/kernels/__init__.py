@@ -6,7 +6,6 @@
 """
 
 from trireme.kernels.fused import gelu_and_mul, rotary_embedding, silu_and_mul, skip_layer_norm, skip_rms_norm
-from trireme.kernels.pointwise import pointwise
 from trireme.kernels.registry import OPERATORS, describe, disable, enable, enabled, only_enable, use
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "enabled",
     "gelu_and_mul",
     "only_enable",
-    "pointwise",
     "rotary_embedding",
     "silu_and_mul",
     "skip_layer_norm",

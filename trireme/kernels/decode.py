@@ -19,8 +19,10 @@ from torch import Tensor
 
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel, next_power
+from trireme.kernels.skinny import LINE, prefetch
 
 LOG2E = tl.constexpr(1.4426950408889634)
+JOINED = tl.constexpr(8192)  # values of partials that one program holds: 64 a thread with 4 warps
 # Tokens of one tile by head size: two tiles of K and V in flight fit in shared memory three times over.
 TILE = {64: 128, 128: 64, 256: 32}
 MIN_SPAN = 64  # shorter spans cost more in joining than they win in width
@@ -43,7 +45,7 @@ class DecodePlan:
 @kernel
 def _plan(
     query_starts, contexts, sequence, begin, info, num_sequences, num_spans, target, window,
-    LEAST: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr,
+    LEAST: tl.constexpr, SEQUENCES: tl.constexpr,
 ):  # fmt: skip
     """Spans of ceil(total / target) tokens, a multiple of LEAST: sequence[s], begin[s] for every span s, in order."""
     i = tl.arange(0, SEQUENCES)
@@ -58,15 +60,12 @@ def _plan(
     end = tl.cumsum(count)
     tl.store(info, span)
     tl.store(info + 1 + i, count, mask=live)
-    for start in range(0, num_spans, BLOCK):
-        s = start + tl.arange(0, BLOCK)
-        owner = tl.sum((end[None, :] <= s[:, None]).to(tl.int32), 1)
-        mine = owner[:, None] == i[None, :]
-        before = tl.sum(tl.where(mine, (end - count)[None, :], 0), 1)
-        skipped = tl.sum(tl.where(mine, (hidden // span)[None, :], 0), 1)
-        exists = owner < num_sequences
-        tl.store(sequence + s, tl.where(exists, owner, -1), mask=s < num_spans)
-        tl.store(begin + s, (s - before + skipped) * span, mask=s < num_spans)
+    for start in range(0, num_spans, SEQUENCES):  # spans that nobody has
+        s = start + i
+        tl.store(sequence + s, -1, mask=(s >= tl.sum(count)) & (s < num_spans))
+    for j in range(0, tl.max(count)):
+        tl.store(sequence + end - count + j, i, mask=j < count)
+        tl.store(begin + end - count + j, (hidden // span + j) * span, mask=j < count)
 
 
 @kernel
@@ -78,12 +77,14 @@ def _attend(
 ):  # fmt: skip
     """One span of one sequence for the GROUP query heads of one KV head."""
     # q: [tokens, HEADS, DIM]; k, v: [slots, kv_heads, DIM]; partial: [spans, HEADS, DIM + 2]
+    # What the plan and the tables say is there before any kernel behind the plan starts: only q and the newest KV are waited for.
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     s, kv_head = tl.program_id(0), tl.program_id(1)
     seq = tl.load(sequence + s)
     if seq < 0:
+        if PDL:
+            tl.extra.cuda.gdc_wait()
         return
     span, num_spans = tl.load(info), tl.load(info + 1 + seq)
     low, length = tl.load(begin + s), tl.load(contexts + seq)
@@ -92,9 +93,17 @@ def _attend(
     g, d, n = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, TILE)
     head = kv_head * GROUP + g
     real = (g < GROUP)[:, None] & (d < DIM)[None, :]
-    query = tl.load(q + token.to(tl.int64) * q_stride + head[:, None] * DIM + d[None, :], mask=real, other=0.0)
     visible = tl.maximum(low, tl.where(window > 0, length - window, 0))
     high = tl.minimum(low + span, length)
+    if PDL:
+        j = tl.minimum(visible // TILE * TILE + n, length - 1)
+        line = tl.arange(0, (WIDTH + LINE - 1) // LINE) * LINE
+        slot = tl.load(pages + j // PAGE).to(tl.int64) * PAGE + j % PAGE
+        where = slot[:, None] * slot_stride + kv_head * DIM + line[None, :]
+        prefetch(k + where)
+        prefetch(v + where)
+        tl.extra.cuda.gdc_wait()
+    query = tl.load(q + token.to(tl.int64) * q_stride + head[:, None] * DIM + d[None, :], mask=real, other=0.0)
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -134,21 +143,36 @@ def _attend(
         tl.store(counters + seq * tl.num_programs(1) + kv_head, 0)
         hidden = tl.where(window > 0, tl.maximum(length - window, 0), 0)
         first = s - (low // span - hidden // span)
-        best = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, WIDTH], tl.float32)
-        for other in range(first, first + num_spans):
-            theirs = partial + (other * HEADS + head) * (DIM + 2)
-            # around the first-level cache, which may hold lines from before the other program wrote
-            peak = tl.load(theirs + DIM, mask=g < GROUP, other=0.0, cache_modifier=".cg")
-            weight = tl.load(theirs + DIM + 1, mask=g < GROUP, other=1.0, cache_modifier=".cg")
-            part = tl.load(theirs[:, None] + d[None, :], mask=real, other=0.0, cache_modifier=".cg")
-            top = tl.maximum(best, peak)
-            old, new = tl.exp2(best - top), tl.exp2(peak - top)
-            total = total * old + weight * new
-            acc = acc * old[:, None] + part * new[:, None]
-            best = top
-        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
+        _join(partial, out + token.to(tl.int64) * out_stride, first, num_spans, kv_head * GROUP, HEADS, GROUP, DIM, WIDTH)
+
+
+@triton.jit
+def _join(
+    partial, out, first, count, head, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """out[head + g] = the partials of spans [first, first + count) joined, a block of spans at a time."""
+    ROWS: tl.constexpr = triton.next_power_of_2(GROUP)
+    SPANS: tl.constexpr = max(JOINED // (ROWS * WIDTH), 1)
+    g, d, i = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, SPANS)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    for start in range(0, count, SPANS):
+        there = (start + i < count)[:, None] & (g < GROUP)[None, :]
+        cell = partial + ((first + start + i)[:, None] * HEADS + head + g[None, :]) * (DIM + 2)
+        # around the first-level cache, which may hold lines from before the other programs wrote
+        peak = tl.load(cell + DIM, mask=there, other=float("-inf"), cache_modifier=".cg")
+        weight = tl.load(cell + DIM + 1, mask=there, other=0.0, cache_modifier=".cg")
+        real = there[:, :, None] & (d < DIM)[None, None, :]
+        part = tl.load(cell[:, :, None] + d[None, None, :], mask=real, other=0.0, cache_modifier=".cg")
+        top = tl.maximum(best, tl.max(peak, 0))
+        safe = tl.where(top == float("-inf"), 0.0, top)  # rows that pad the group
+        old, new = tl.exp2(best - safe), tl.exp2(peak - safe[None, :])
+        total = total * old + tl.sum(weight * new, 0)
+        acc = acc * old[:, None] + tl.sum(part * new[:, :, None], 0)
+        best = top
+    real = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    tl.store(out + (head + g)[:, None] * DIM + d[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
 
 
 def make_plan(num_sequences: int, heads: int, kv_heads: int, head_dim: int, device: torch.device, target: int = 0) -> DecodePlan:
@@ -173,7 +197,7 @@ def plan(into: DecodePlan, query_starts: Tensor, contexts: Tensor, window: int =
     # fmt: off
     _plan(
         (1,), query_starts, contexts, into.sequence, into.begin, into.info, n, into.num_spans, into.target, window,
-        LEAST=min_span, SEQUENCES=next_power(n), BLOCK=64, warps=8,
+        LEAST=min_span, SEQUENCES=next_power(max(n, 32)), warps=4,
     )
     # fmt: on
 

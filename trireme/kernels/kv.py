@@ -50,8 +50,8 @@ def _prepare(
     """One token's block of heads: query blocks first, then key and value blocks."""
     # q: [tokens, HEADS, DIM]; k, v: [tokens, KV_HEADS, DIM]; cache: [slots, KV_HEADS, DIM]; table: [positions, 2 HALF]
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, WIDTH)
     position = tl.load(index + token).to(tl.int64)

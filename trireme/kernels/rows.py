@@ -25,8 +25,8 @@ def _norm(
 ):  # fmt: skip
     """ROWS rows. Row r of x is the slice r % HEADS of token r // HEADS; residual and out are dense."""
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     r, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     mask = (r < count)[:, None] & (d < SIZE)[None, :]
     source = (r // HEADS).to(tl.int64) * x_stride + (r % HEADS) * x_inner
@@ -46,8 +46,8 @@ def _norm(
 def _gated(x, out, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr):
     """A block of act(gate) * up of one row."""  # x: [rows, 2 WIDTH]; out: [rows, WIDTH]
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(x + row * stride + i, mask=i < WIDTH, other=0.0).to(tl.float32)
     up = tl.load(x + row * stride + WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)

@@ -20,7 +20,8 @@ def tanh(x):
     far = tl.where(x < 0, (e - 1.0) / (1.0 + e), (1.0 - e) / (1.0 + e))
     s = x * x
     near = x * (1.0 + s * (-0.3333333333333333 + s * (0.13333333333333333 + s * (-0.05396825396825397 + s * 0.021869488536155203))))
-    return tl.where(size < 0.25, near, tl.where(x != x, x, far))
+    limit = 0.01 if x.dtype == tl.float64 else 0.25
+    return tl.where(size < limit, near, tl.where(x != x, x, far))
 
 
 @triton.jit

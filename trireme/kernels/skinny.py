@@ -22,6 +22,7 @@ from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel, next_power
 
 MAX_ROWS = 64
+LINE = tl.constexpr(64)  # elements of 2 bytes in a line of the cache
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Config:
     warps: int
     stages: int = 1
     splits: int = 1
+    ahead: int = 64  # lines of each weight row asked for before the inputs are there, a power of two; 0: none
 
 
 @triton.jit
@@ -49,11 +51,21 @@ def activate(x, KIND: tl.constexpr):
         return tl.maximum(x, 0.0)
 
 
+@triton.jit
+def prefetch(pointer):
+    """Asks for the lines at these addresses to be brought to the second-level cache; nobody waits for them."""
+    # fmt: off
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointer.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+    # fmt: on
+
+
 @kernel
 def _one_row(
     x, weight, bias, residual, norm, out, K, N, eps,
     OUTPUTS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
-    NORMED: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr,
+    NORMED: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """OUTPUTS values of the product of one row."""
     # x: [K]; weight: [N, K], [2 N, K] where GATED; out, residual: [N]
@@ -71,6 +83,12 @@ def _one_row(
     if GATED:
         u = tl.load(upper, mask=inside & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
     if PDL:
+        if AHEAD > 0:
+            ahead = tl.minimum(INNER + tl.arange(0, AHEAD) * LINE, K - 1)
+            place = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + ahead[None, :]
+            prefetch(place)
+            if GATED:
+                prefetch(place + N.to(tl.int64) * K)
         tl.extra.cuda.gdc_wait()
     for start in range(0, K, INNER):
         here = start + k
@@ -84,10 +102,10 @@ def _one_row(
         acc += w.to(tl.float32) * v[None, :]
         if GATED:
             also += u.to(tl.float32) * v[None, :]
-        ahead = inside & (here + INNER < K)[None, :]
-        w = tl.load(row + start + INNER, mask=ahead, other=0.0, eviction_policy="evict_first")
+        more = inside & (here + INNER < K)[None, :]
+        w = tl.load(row + start + INNER, mask=more, other=0.0, eviction_policy="evict_first")
         if GATED:
-            u = tl.load(upper + start + INNER, mask=ahead, other=0.0, eviction_policy="evict_first")
+            u = tl.load(upper + start + INNER, mask=more, other=0.0, eviction_policy="evict_first")
     y = tl.sum(acc, 1)
     z = tl.sum(also, 1)
     if NORMED:
@@ -108,7 +126,7 @@ def _one_row(
 def _few_rows(
     x, weight, bias, residual, norm, out, partial, counters, M, K, N, x_stride, share, eps,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr, BIASED: tl.constexpr,
-    ADDED: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr,
+    ADDED: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """OUTPUTS columns of the product of up to ROWS rows, over one share of the inner axis."""
     # x: [M, K]; weight: [N, K], [2 N, K] where GATED; out, residual: [M, N]; partial: [SPLITS, 1 or 2, M, N] float32
@@ -123,8 +141,14 @@ def _few_rows(
     also = tl.zeros([OUTPUTS, ROWS], tl.float32)
     squares = tl.zeros([ROWS], tl.float32)
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        if AHEAD > 0:
+            ahead = tl.minimum(begin + tl.arange(0, AHEAD) * LINE, K - 1)
+            place = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + ahead[None, :]
+            prefetch(place)
+            if GATED:
+                prefetch(place + N.to(tl.int64) * K)
+        tl.extra.cuda.gdc_wait()
     for start in range(begin, end, INNER):
         here = start + k
         if EVEN:
@@ -191,7 +215,7 @@ def linear(
     # an argument that is not there is never read
     inputs = (x, weight, *(part if part is not None else x for part in (bias, residual, norm)), out)
     flags = {"BIASED": bias is not None, "ADDED": residual is not None, "NORMED": norm is not None}
-    flags |= {"GATED": bool(gated), "KIND": gated, "PDL": pdl, "dependent": pdl}
+    flags |= {"GATED": bool(gated), "KIND": gated, "AHEAD": config.ahead, "PDL": pdl, "dependent": pdl}
     grid = blocks(outputs, config.outputs)
     if rows == 1:
         _one_row(

@@ -83,6 +83,11 @@ def _bitwise_not(x):
 
 
 @pointwise()
+def _byte_not(x):
+    return 255 - x
+
+
+@pointwise()
 def _logical_not(x):
     return x == 0
 
@@ -153,7 +158,7 @@ def bitwise_not(self: torch.Tensor) -> torch.Tensor:
     """~x; for bool the logical complement"""
     if self.is_floating_point():
         raise RuntimeError("bitwise_not takes integers or bool; convert the tensor first")
-    return _logical_not(self) if self.dtype is torch.bool else _bitwise_not(self)
+    return {torch.bool: _logical_not, torch.uint8: _byte_not}.get(self.dtype, _bitwise_not)(self)
 
 
 def _require_float(x: torch.Tensor, name: str) -> None:

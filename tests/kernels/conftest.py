@@ -1,0 +1,30 @@
+"""Kernel tests run on a GPU where there is one and under Triton's interpreter elsewhere."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+os.environ.setdefault("TRIREME_CACHE", tempfile.mkdtemp(prefix="trireme-test-"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "gpu" in item.keywords and not HAS_GPU:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(20)
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    return "cuda" if HAS_GPU else "cpu"

@@ -1,0 +1,357 @@
+"""Every operator against torch in float64, over types, shapes and layouts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from reference import check
+
+from trireme.kernels import chips, registry
+
+INTERPRETED = chips.current().interpreted
+HALVES = [torch.bfloat16, torch.float16]
+FLOATS = [torch.float32, *HALVES, torch.float64]
+INTEGERS = [torch.int64, torch.int32, torch.uint8, torch.bool]
+Case = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def aten(name: str) -> Any:
+    base, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, base), overload or "default")
+
+
+def draw(shape: tuple[int, ...], dtype: torch.dtype, device: str, positive: bool = False) -> torch.Tensor:
+    if dtype is torch.bool:
+        return torch.rand(shape, device=device) > 0.5
+    if not dtype.is_floating_point:
+        return torch.randint(1 if positive else (0 if dtype is torch.uint8 else -5), 6, shape, device=device).to(dtype)
+    x = torch.randn(shape, device=device, dtype=torch.float32)
+    return (x.abs() + 0.1 if positive else x).to(dtype)
+
+
+def layouts(dtype: torch.dtype, device: str, positive: bool = False) -> Iterator[torch.Tensor]:
+    """The same kinds of tensors that models hand around: dense, odd, tiny, empty, turned, sliced, expanded; large on a GPU."""
+    for shape in [(), (7,), (5, 9), (0, 3)]:
+        yield draw(shape, dtype, device, positive)
+    yield draw((3, 4, 5), dtype, device, positive).permute(2, 0, 1)
+    yield draw((6, 20), dtype, device, positive)[1::2, 1:17]
+    yield draw((1, 6), dtype, device, positive).expand(4, 6)
+    if not INTERPRETED:
+        yield draw((1 << 20,), dtype, device, positive)
+        yield draw((1000003,), dtype, device, positive)[1:]
+        yield draw((129, 4100), dtype, device, positive)
+        yield draw((512, 768), dtype, device, positive).t()
+
+
+UNARY = ["abs", "cos", "exp", "neg", "reciprocal", "relu", "rsqrt", "sigmoid", "sin", "tanh", "isfinite", "isinf", "isnan"]
+FLOAT_ONLY = ["gelu", "silu"]
+
+
+@pytest.mark.parametrize("name", UNARY + FLOAT_ONLY + ["bitwise_not"])
+def test_unary(name: str, device: str) -> None:
+    types = {"bitwise_not": INTEGERS}.get(name, FLOATS if name in FLOAT_ONLY else [*FLOATS, torch.int64, torch.uint8])
+    for dtype in types:
+        for x in layouts(dtype, device, positive=name in ("rsqrt", "reciprocal")):
+            check(f"{name} {dtype} {tuple(x.shape)}", registry.OPERATORS[name].function, aten(name), (x,), {}, layout=True)
+
+
+@pytest.mark.parametrize("name", UNARY + FLOAT_ONLY)
+def test_unary_special_values(name: str, device: str) -> None:
+    x = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-30, -1e30, 88.0, -104.0, 0.3, -0.24], device=device)
+    check(name, registry.OPERATORS[name].function, aten(name), (x,), {})
+    check(name, registry.OPERATORS[name].function, aten(name), (x.bfloat16(),), {})
+
+
+def test_gelu_by_tanh(device: str) -> None:
+    for dtype in FLOATS:
+        x = draw((33,), dtype, device) * 4
+        check("gelu", registry.OPERATORS["gelu"].function, aten("gelu"), (x,), {"approximate": "tanh"})
+
+
+PAIRS = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.bfloat16, torch.float32),
+    (torch.float64, torch.float32),
+    (torch.int64, torch.int64),
+    (torch.int32, torch.float16),
+    (torch.uint8, torch.int32),
+]
+
+
+def operand_pairs(a: torch.dtype, b: torch.dtype, device: str, positive: bool = False) -> Iterator[tuple[Any, Any]]:
+    yield draw((5, 9), a, device, positive), draw((5, 9), b, device, positive)
+    yield draw((5, 1, 9), a, device, positive), draw((4, 1), b, device, positive)
+    yield draw((9, 5), a, device, positive).t(), draw((9,), b, device, positive)
+    yield draw((3, 4), a, device, positive), draw((), b, device, positive)
+    yield draw((0, 4), a, device, positive), draw((4,), b, device, positive)
+    if not INTERPRETED:
+        yield draw((300, 1001), a, device, positive), draw((1001,), b, device, positive)
+        yield draw((1 << 18,), a, device, positive), draw((1 << 18,), b, device, positive)
+        yield draw((64, 512), a, device, positive), draw((512, 64), b, device, positive).t()
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge"])
+def test_binary(name: str, device: str) -> None:
+    full = f"{name}.Tensor"
+    for a, b in PAIRS:
+        for x, y in operand_pairs(a, b, device, positive=name == "div"):
+            check(f"{full} {a} {b}", registry.OPERATORS[full].function, aten(full), (x, y), {}, layout=True)
+    x = draw((6, 7), torch.float32, device)
+    for number in (2, 2.5, True):
+        expected = getattr(torch, name)(x, number) if not (name == "sub" and number is True) else None
+        if expected is not None:
+            torch.testing.assert_close(registry.OPERATORS[full].function(x, number), expected)
+    if name in ("add", "sub"):
+        check(full, registry.OPERATORS[full].function, aten(full), (x, x + 1), {"alpha": 2.5})
+        i = draw((6,), torch.int32, device)
+        check(full, registry.OPERATORS[full].function, aten(full), (i, i), {"alpha": 3})
+
+
+@pytest.mark.parametrize("name", ["add.Tensor", "mul.Tensor"])
+def test_boolean_arithmetic(name: str, device: str) -> None:
+    x, y = draw((40,), torch.bool, device), draw((40,), torch.bool, device)
+    check(name, registry.OPERATORS[name].function, aten(name), (x, y), {})
+
+
+def test_comparisons_with_numbers(device: str) -> None:
+    for name, dtype, number in itertools.product(["eq", "ne", "lt", "le", "gt", "ge"], [torch.float32, torch.int64], [1, 0.5]):
+        x = draw((5, 9), dtype, device)
+        check(name, registry.OPERATORS[f"{name}.Scalar"].function, aten(f"{name}.Scalar"), (x, number), {})
+
+
+@pytest.mark.parametrize("name", ["bitwise_and", "bitwise_or"])
+def test_bitwise(name: str, device: str) -> None:
+    for dtype in INTEGERS:
+        x, y = draw((5, 9), dtype, device), draw((9,), dtype, device)
+        check(name, registry.OPERATORS[f"{name}.Tensor"].function, aten(f"{name}.Tensor"), (x, y), {})
+        number = True if dtype is torch.bool else 3
+        check(name, registry.OPERATORS[f"{name}.Scalar"].function, aten(f"{name}.Scalar"), (x, number), {})
+        check(name, registry.OPERATORS[f"{name}.Scalar_Tensor"].function, aten(f"{name}.Scalar_Tensor"), (number, x), {})
+
+
+def test_pow(device: str) -> None:
+    tensors, scalar, number = (registry.OPERATORS[f"pow.{o}"].function for o in ("Tensor_Tensor", "Tensor_Scalar", "Scalar"))
+    for dtype in FLOATS:
+        x, y = draw((5, 9), dtype, device, positive=True), draw((9,), dtype, device)
+        check("pow", tensors, aten("pow.Tensor_Tensor"), (x, y), {}, length=64)
+        for exponent in (2, 3, 0.5, -1.5, 0):
+            check(f"pow {exponent}", scalar, aten("pow.Tensor_Scalar"), (x, exponent), {}, length=64)
+        check("pow", number, aten("pow.Scalar"), (2.5, y), {}, length=64)
+    signs = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0, float("inf"), float("-inf"), float("nan")], device=device)
+    check("pow", tensors, aten("pow.Tensor_Tensor"), (signs[:, None], signs[None, :]), {})
+    x, y = draw((5, 9), torch.int64, device), draw((9,), torch.int64, device).abs()
+    check("pow", tensors, aten("pow.Tensor_Tensor"), (x, y), {})
+    check("pow", scalar, aten("pow.Tensor_Scalar"), (x, 3), {})
+
+
+def test_where(device: str) -> None:
+    function = registry.OPERATORS["where.self"].function
+    for dtype in [torch.float32, torch.bfloat16, torch.int64, torch.bool]:
+        condition = draw((5, 1), torch.bool, device)
+        x, y = draw((5, 9), dtype, device), draw((9,), dtype, device)
+        check("where", function, aten("where.self"), (condition, x, y), {})
+    check("where", function, aten("where.ScalarSelf"), (condition, 2.5, draw((9,), torch.float16, device)), {})
+    check("where", function, aten("where.ScalarOther"), (condition, draw((9,), torch.int32, device), 2.5), {})
+
+
+def test_clamp(device: str) -> None:
+    function = registry.OPERATORS["clamp"].function
+    for dtype in [torch.float32, torch.bfloat16, torch.int64]:
+        x = draw((5, 9), dtype, device)
+        for bounds in ((-1, 1), (None, 0), (0, None), (1, -1), (0.5, None)):
+            check("clamp", function, aten("clamp"), (x, *bounds), {})
+        check("clamp.Tensor", function, aten("clamp.Tensor"), (x, draw((9,), dtype, device), None), {})
+        check("clamp.Tensor", function, aten("clamp.Tensor"), (x, draw((5, 1), dtype, device), draw((9,), dtype, device)), {})
+    x = torch.tensor([float("nan"), 1.0, 5.0], device=device)
+    check("clamp", function, aten("clamp"), (x, 0.0, 2.0), {})
+
+
+def reducible(dtype: torch.dtype, device: str) -> Iterator[tuple[torch.Tensor, list[list[int]]]]:
+    yield draw((3, 4, 5), dtype, device), [[0], [1], [-1], [0, 2], [0, 1, 2]]
+    yield draw((4, 6), dtype, device).t(), [[0], [1]]
+    yield draw((6, 40), dtype, device)[:, ::2], [[0], [1]]
+    if not INTERPRETED:
+        yield draw((7, 70001), dtype, device), [[0], [1], [0, 1]]
+        yield draw((33, 64, 129), dtype, device), [[1], [0, 2]]
+        yield draw((5000, 256), dtype, device), [[0]]
+
+
+@pytest.mark.parametrize("name", ["sum.dim_IntList", "mean.dim", "amax", "any.dims", "all.dims", "linalg_vector_norm", "var_mean.correction"])
+def test_reductions_over_dims(name: str, device: str) -> None:
+    function = registry.OPERATORS[name].function
+    floats = [torch.float32, torch.bfloat16] if INTERPRETED else FLOATS
+    only_floats = name in ("mean.dim", "linalg_vector_norm", "var_mean.correction")
+    for dtype in floats if only_floats else [*floats, torch.int64, torch.bool, torch.uint8]:
+        for x, choices in reducible(dtype, device):
+            for dims, keepdim in itertools.product(choices, [False, True]):
+                if INTERPRETED and keepdim and dims != [1]:
+                    continue
+                args: tuple[Any, ...] = (x, 2, dims) if name == "linalg_vector_norm" else (x, dims)
+                kwargs = {"keepdim": keepdim}
+                check(f"{name} {dtype} {tuple(x.shape)} {dims}", function, aten(name), args, kwargs, length=x.numel())
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "prod", "max", "min", "any", "all"])
+def test_whole_reductions(name: str, device: str) -> None:
+    function = registry.OPERATORS[name].function
+    for dtype in [torch.float32, torch.bfloat16] if name == "mean" else [torch.float32, torch.bfloat16, torch.int64, torch.bool]:
+        shapes = [(), (1,), (7, 9)] if INTERPRETED or name == "prod" else [(), (1,), (7, 9), (1 << 20,), (1001, 1003)]
+        for shape in shapes:
+            x = draw(shape, dtype, device)
+            check(f"{name} {dtype} {shape}", function, aten(name), (x,), {}, length=x.numel())
+    if name not in ("max", "min"):
+        check(name, function, aten(name), (torch.empty(0, device=device),), {})
+        check(name, function, aten(name), (torch.empty((3, 0), device=device),), {})
+    else:
+        special = torch.tensor([1.0, float("nan"), float("inf")], device=device)
+        check(name, function, aten(name), (special,), {})
+    if name in ("sum", "mean", "prod"):
+        check(name, function, aten(name), (draw((5,), torch.bfloat16, device),), {"dtype": torch.float32})
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3.5, -1, float("inf"), float("-inf")])
+def test_vector_norms(order: float, device: str) -> None:
+    function = registry.OPERATORS["linalg_vector_norm"].function
+    for dtype in [torch.float32, torch.bfloat16]:
+        x = draw((6, 33), dtype, device, positive=True)
+        for dims in (None, [0], [-1]):
+            check(f"norm {order}", function, aten("linalg_vector_norm"), (x, order, dims), {}, length=200)
+    check("norm", function, aten("linalg_vector_norm"), (x, order, [1]), {"dtype": torch.float32}, length=200)
+
+
+@pytest.mark.parametrize("name", ["max.dim", "min.dim", "prod.dim_int", "argmax"])
+def test_reductions_over_one_dim(name: str, device: str) -> None:
+    function = registry.OPERATORS[name].function
+    for dtype in [torch.float32, torch.bfloat16, torch.int64]:
+        for shape in [(3, 4, 5), (1, 7)] + ([] if INTERPRETED or name == "prod.dim_int" else [(5, 100003), (1 << 12, 65)]):
+            # Distinct values: torch leaves the choice among equals open.
+            count = max(1, torch.Size(shape).numel())
+            x = (torch.randperm(count, device=device).view(shape) - count // 2).to(dtype if dtype is not torch.bfloat16 or count < 256 else torch.float32)
+            if name == "prod.dim_int":
+                x = x.clamp(-3, 3)
+            for dim, keepdim in itertools.product(range(-len(shape), len(shape)), [False, True]):
+                check(f"{name} {shape} {dim}", function, aten(name), (x, dim, keepdim), {}, length=16)
+    if name != "prod.dim_int":
+        x = torch.tensor([[1.0, float("nan"), 3.0], [2.0, 2.0, 2.0], [float("-inf")] * 3], device=device)
+        check(name, function, aten(name), (x, 1), {})
+    if name == "argmax":
+        check(name, function, aten(name), (draw((9, 5), torch.float32, device),), {})
+
+
+def test_cumsum(device: str) -> None:
+    function = registry.OPERATORS["cumsum"].function
+    for dtype in [torch.float32, torch.bfloat16, torch.int32, torch.bool]:
+        for shape in [(), (9,), (3, 4, 5), (0, 2)] + ([] if INTERPRETED else [(4, 50001), (300000,), (700, 33)]):
+            x = draw(shape, dtype, device)
+            for dim in range(-max(1, len(shape)), max(1, len(shape))):
+                check(f"cumsum {shape} {dim}", function, aten("cumsum"), (x, dim), {}, length=max(1, x.numel()))
+    check("cumsum", function, aten("cumsum"), (draw((5, 6), torch.int32, device), 0), {"dtype": torch.float32})
+
+
+@pytest.mark.parametrize("name", ["softmax.int", "log_softmax.int"])
+def test_softmax(name: str, device: str) -> None:
+    function = registry.OPERATORS[name].function
+    for dtype in [torch.float32, torch.bfloat16] if INTERPRETED else FLOATS:
+        for shape in [(), (9,), (3, 4, 5), (0, 2), (2, 17000)] + ([] if INTERPRETED else [(300, 4096), (3, 50257), (64, 3, 129)]):
+            x = draw(shape, dtype, device) * 3
+            for dim in [-1] if INTERPRETED and x.numel() > 1000 else range(-max(1, len(shape)), max(1, len(shape))):
+                check(f"{name} {shape} {dim}", function, aten(name), (x, dim), {}, length=16)
+    check(name, function, aten(name), (draw((4, 6), torch.bfloat16, device), 1), {"dtype": torch.float32}, length=16)
+    special = torch.tensor([[float("-inf")] * 3, [0.0, float("-inf"), 1.0], [float("nan"), 0.0, 0.0], [float("inf"), 0.0, 1.0]], device=device)
+    check(name, function, aten(name), (special, 1), {})
+    check(name, function, aten(name), (draw((5, 6), torch.float32, device).t(), 0), {}, length=16)
+
+
+def test_norms(device: str) -> None:
+    layer, rms, group = (registry.OPERATORS[n].function for n in ("native_layer_norm", "rms_norm", "native_group_norm"))
+    for dtype in [torch.float32, torch.float64] if INTERPRETED else FLOATS:
+        for shape in [(5, 9), (2, 3, 16), (2, 17000)] + ([] if INTERPRETED else [(300, 4096), (4096, 100)]):
+            x, w, b = draw(shape, dtype, device) + 1, draw(shape[-1:], dtype, device), draw(shape[-1:], dtype, device)
+            for weight, bias in ((w, b), (None, None), (w, None)):
+                got = layer(x, list(shape[-1:]), weight, bias, 1e-5)[0]
+                wide = [None if t is None else t.double() for t in (weight, bias)]
+                check("layer_norm", lambda *a, got=got: got, lambda *a, s=shape, t=wide: F.layer_norm(a[0], s[-1:], *[p if p is None else p.to(a[0].dtype) for p in t]), (x,), {}, length=64)  # fmt: skip
+            check("rms_norm", rms, aten("rms_norm"), (x, list(shape[-1:]), w, 1e-5), {}, length=64)
+    x, w = draw((2, 6, 4, 5), torch.float32, device), draw((6,), torch.float32, device)
+    check("group_norm", group, aten("native_group_norm"), (x, w, w, 2, 6, 20, 3, 1e-5), {}, length=64)
+    check("group_norm", group, aten("native_group_norm"), (x, None, None, 2, 6, 20, 2, 1e-5), {}, length=64)
+    check("layer_norm", layer, aten("native_layer_norm"), (x, [4, 5], None, None, 1e-5), {}, length=64)
+    check("layer_norm", layer, aten("native_layer_norm"), (x.transpose(2, 3), [5, 4], None, None, 1e-5), {}, length=64)
+
+
+SIZES = [(1, 300, 70), (3, 70, 40), (20, 100, 130), (100, 50, 90), (130, 70, 1), (90, 40, 20), (3, 0, 4), (0, 4, 5)]
+GPU_SIZES = [(1, 4096, 6144), (2, 896, 9728), (4, 4096, 4096), (8, 14336, 4096), (16, 4096, 1000), (33, 513, 4096), (64, 4096, 4096)]
+GPU_SIZES += [(256, 512, 384), (1000, 1024, 2056), (4096, 4096, 4096), (777, 333, 555), (4096, 4096, 1), (2048, 64, 2048)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_products(dtype: torch.dtype, device: str) -> None:
+    ops = registry.OPERATORS
+    for m, k, n in SIZES + ([] if INTERPRETED else GPU_SIZES):
+        for turned_a, turned_b in itertools.product([False, True], repeat=2):
+            if INTERPRETED and turned_a and (dtype is not torch.float32 or not turned_b):
+                continue
+            a = draw((k, m), dtype, device).t() if turned_a else draw((m, k), dtype, device)
+            b = draw((n, k), dtype, device).t() if turned_b else draw((k, n), dtype, device)
+            bias = draw((n,), dtype, device)
+            check(f"mm {m} {k} {n}", ops["mm"].function, torch.mm, (a, b), {}, length=max(1, k))
+            check(f"addmm {m} {k} {n}", ops["addmm"].function, torch.addmm, (bias, a, b), {"beta": 0.5, "alpha": 2}, length=max(1, k))
+        if n > 0:
+            check(f"mv {m} {k}", ops["mv"].function, torch.mv, (a, b[:, 0]), {}, length=max(1, k))
+    full = draw((40, 50), dtype, device)
+    a, b = draw((40, 30), dtype, device), draw((30, 50), dtype, device)
+    check("addmm", ops["addmm"].function, torch.addmm, (full, a, b), {}, length=30)
+    check("addmm", ops["addmm"].function, torch.addmm, (full * float("nan"), a, b), {"beta": 0}, length=30)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batched_products(dtype: torch.dtype, device: str) -> None:
+    bmm = registry.OPERATORS["bmm"].function
+    for batch, m, k, n in [(2, 17, 33, 20), (3, 1, 16, 40), (0, 2, 3, 4)] + ([] if INTERPRETED else [(8, 256, 128, 512), (5, 100, 64, 96)]):
+        a, b = draw((batch, m, k), dtype, device), draw((batch, k, n), dtype, device)
+        check("bmm", bmm, torch.bmm, (a, b), {}, length=k)
+        check("bmm", bmm, torch.bmm, (a, draw((batch, n, k), dtype, device).transpose(1, 2)), {}, length=k)
+        check("bmm", bmm, torch.bmm, (draw((m, batch, k), dtype, device).transpose(0, 1), b), {}, length=k)
+
+
+def test_moves(device: str) -> None:
+    ops = registry.OPERATORS
+    for dtype in [torch.float32, torch.bfloat16, torch.int64, torch.bool]:
+        x = draw((3, 4, 5), dtype, device)
+        for diagonal in (-2, 0, 3):
+            check("triu", ops["triu"].function, torch.triu, (x, diagonal), {})
+        for dims in ([0], [-1], [0, 2], [0, 1, 2], []):
+            check("flip", ops["flip"].function, torch.flip, (x, dims), {})
+        check("flip", ops["flip"].function, torch.flip, (x.transpose(0, 2), [1]), {})
+        table = draw((11, 6), dtype, device)
+        check("embedding", ops["embedding"].function, aten("embedding"), (table, torch.randint(0, 11, (2, 7), device=device)), {})
+    x, y = draw((7,), torch.float32, device), draw((9,), torch.float32, device)
+    check("outer", ops["outer"].function, torch.outer, (x, y), {})
+
+
+def test_closeness(device: str) -> None:
+    ops = registry.OPERATORS
+    x = torch.tensor([1.0, 1.0, float("nan"), float("inf"), float("-inf"), 0.0], device=device)
+    y = torch.tensor([1.0 + 1e-6, 1.1, float("nan"), float("inf"), float("inf"), 1e-9], device=device)
+    for equal_nan in (False, True):
+        check("isclose", ops["isclose"].function, torch.isclose, (x, y), {"equal_nan": equal_nan})
+    assert ops["allclose"].function(x[:1], y[:1]) and not ops["allclose"].function(x, y)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_cross_entropy(smoothing: float, device: str) -> None:
+    function = registry.OPERATORS["cross_entropy_loss"].function
+    for shape, target_shape in [((6, 9), (6,)), ((9,), ()), ((2, 5, 3), (2, 3))] + ([] if INTERPRETED else [((65, 50257), (65,))]):
+        classes = shape[0] if len(shape) == 1 else shape[1]
+        x, target = draw(shape, torch.float32, device), torch.randint(0, classes, target_shape, device=device)
+        if target.dim():
+            target.view(-1)[0] = -100
+        for weight, reduction in itertools.product([None, torch.rand(classes, device=device)], [0, 1, 2]):
+            check("cross_entropy", function, aten("cross_entropy_loss"), (x, target, weight, reduction, -100, smoothing), {}, length=64)

@@ -1,0 +1,71 @@
+"""Generated pointwise kernels: any rank and strides, several outputs, out=, scalars, the source on disk."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton.language as tl
+
+from trireme.kernels import launch, layout, pointwise, tune
+
+
+@pointwise.pointwise(scalars=1, outputs=2)
+def _mix(x, y, scale):
+    return x * scale + y, tl.maximum(x, y)
+
+
+@pointwise.pointwise()
+def _double(x):
+    return x + x
+
+
+def test_several_inputs_outputs_and_scalars(device: str) -> None:
+    x, y = torch.randn(3, 1, 5, device=device), torch.randn(4, 1, device=device)
+    total, larger = _mix(x, y, 2.5)
+    torch.testing.assert_close(total, x * 2.5 + y)
+    torch.testing.assert_close(larger, torch.maximum(x, y))
+
+
+def test_out_takes_any_layout(device: str) -> None:
+    x = torch.randn(4, 6, device=device)
+    out = torch.zeros(6, 8, device=device)[:, ::2].t()
+    assert _double(x, out=out) is out
+    torch.testing.assert_close(out, x * 2)
+    with pytest.raises(launch.Unsupported):
+        _double(x, out=torch.zeros(6, 4, device=device))
+
+
+def test_seven_dimensions_of_alternating_strides(device: str) -> None:
+    x = torch.randn(2, 3, 2, 3, 2, 3, 2, device=device).permute(6, 0, 5, 1, 4, 2, 3)[:, :, ::2]
+    torch.testing.assert_close(_double(x), x + x)
+    assert _double(x).stride() == (x + x).stride()
+
+
+def test_dense_operands_collapse_to_one_dimension(device: str) -> None:
+    x = torch.randn(3, 4, 5, device=device).permute(2, 0, 1)
+    plan = layout.plan_layout([x, x], None)
+    assert plan.dense and plan.sizes == (60,)
+    assert layout.plan_layout([x, x.contiguous()], None).dense is False
+
+
+def test_source_is_written_once(device: str) -> None:
+    _double(torch.ones(3, device=device))
+    files = sorted((tune.cache_folder() / "generated").glob("_double_0d_*.py"))
+    assert len(files) == 1
+    before = files[0].stat().st_mtime_ns
+    fresh = pointwise.Pointwise(_double.function.fn if hasattr(_double.function, "fn") else _double.function)
+    torch.testing.assert_close(fresh(torch.ones(3, device=device)), torch.full((3,), 2.0, device=device))
+    assert files[0].stat().st_mtime_ns == before
+
+
+def test_unwritable_cache_is_not_an_error(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setenv("TRIREME_CACHE", "/proc/nowhere")
+    fresh = pointwise.Pointwise(_double.function.fn if hasattr(_double.function, "fn") else _double.function)
+    torch.testing.assert_close(fresh(torch.ones(5, device=device)), torch.full((5,), 2.0, device=device))
+
+
+def test_one_build_serves_other_shapes_and_alignments(device: str) -> None:
+    base = torch.randn(4099, device=device)
+    for start, stop in ((0, 4096), (1, 4097), (0, 4095), (3, 4), (0, 16), (5, 5)):
+        x = base[start:stop]
+        torch.testing.assert_close(_double(x), x + x)

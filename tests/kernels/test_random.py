@@ -1,0 +1,69 @@
+"""Random numbers: distribution, seeds, and independence of how the launch was cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trireme.kernels import chips, random
+
+COUNT = 20001 if chips.current().interpreted else 1 << 20
+
+
+def uniformity(x: torch.Tensor) -> float:
+    """Kolmogorov's statistic √n · sup |F_n − F| for the uniform distribution; above 1.95 with probability 0.001."""
+    ordered = x.double().sort().values
+    n = x.numel()
+    steps = torch.arange(n, device=x.device, dtype=torch.float64)
+    return float(torch.maximum(ordered - steps / n, (steps + 1) / n - ordered).max()) * n**0.5
+
+
+def test_uniform(device: str) -> None:
+    x = random.rand([COUNT], device=torch.device(device))
+    assert x.min() >= 0 and x.max() < 1
+    assert uniformity(x) < 1.95
+    lag = torch.corrcoef(torch.stack([x[:-1], x[1:]]))[0, 1]
+    assert abs(float(lag)) < 4 / COUNT**0.5
+
+
+def test_normal(device: str) -> None:
+    x = random.randn([COUNT], device=torch.device(device))
+    assert uniformity(torch.special.ndtr(x.double())) < 1.95
+    assert abs(float(x.mean())) < 4 / COUNT**0.5 and abs(float(x.var()) - 1) < 6 / COUNT**0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_stay_below_one(dtype: torch.dtype, device: str) -> None:
+    x = random.rand_like(torch.empty(COUNT, dtype=dtype, device=device))
+    assert x.dtype is dtype and float(x.max()) < 1 and abs(float(x.float().mean()) - 0.5) < 0.02
+
+
+def test_seed_decides_and_advances(device: str) -> None:
+    place = torch.device(device)
+    torch.manual_seed(7)
+    first, second = random.rand([1001], device=place), random.rand([1001], device=place)
+    torch.manual_seed(7)
+    assert torch.equal(first, random.rand([1001], device=place))
+    assert torch.equal(second, random.rand([1001], device=place))
+    assert not torch.equal(first, second)
+
+
+def test_launch_shape_does_not_matter(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    place = torch.device(device)
+    torch.manual_seed(7)
+    expected = random.randn([5000], device=place)
+    monkeypatch.setattr(random, "_COUNTERS", 64)
+    torch.manual_seed(7)
+    assert torch.equal(expected, random.randn([5000], device=place))
+    torch.manual_seed(7)
+    assert torch.equal(expected[:777], random.randn([777], device=place))
+
+
+def test_dropout(device: str) -> None:
+    x = torch.randn(COUNT, device=device)
+    y, kept = random.native_dropout(x, 0.3, True)
+    torch.testing.assert_close(y, torch.where(kept, x / 0.7, torch.zeros_like(x)))
+    assert abs(float(kept.float().mean()) - 0.7) < 4 * (0.21 / COUNT) ** 0.5
+    whole, all_kept = random.native_dropout(x, 0.3, False)
+    assert torch.equal(whole, x) and bool(all_kept.all())
+    assert float(random.native_dropout(x, 1.0, True)[0].abs().sum()) == 0

@@ -1,0 +1,162 @@
+"""enable, only_enable, disable, use: what is ours, what stays torch's, and that gradients survive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from trireme import kernels
+from trireme.kernels import registry
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    yield
+    kernels.disable()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of our operators as they are called."""
+    seen: list[str] = []
+    original = registry._guarded
+
+    def spy(operator: registry.Operator):
+        inner = original(operator)
+
+        def call(*args: object, **kwargs: object):
+            seen.append(operator.name)
+            return inner(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(registry, "_guarded", spy)
+    return seen
+
+
+def test_the_list_is_complete() -> None:
+    assert len(kernels.OPERATORS) == 87
+    rows = kernels.describe()
+    assert {(row["name"], row["overload"]) for row in rows} >= {("add", "Tensor"), ("softmax", "int"), ("mm", "default")}
+
+
+def test_only_what_is_enabled_is_ours(calls: list[str], device: str) -> None:
+    x = torch.ones(4, device=device)
+    kernels.only_enable(["add", "aten::mul.Tensor"])
+    assert kernels.enabled() == ["add.Tensor", "mul.Tensor"]
+    x + x, x * 2, x - x
+    assert calls == ["add.Tensor", "mul.Tensor"]
+    kernels.disable()
+    x + x
+    assert len(calls) == 2
+
+
+def test_use_nests_and_restores(device: str) -> None:
+    with kernels.use(exclude=["mm", "add"]):
+        assert len(kernels.enabled()) == 85
+        with kernels.use(include=["mm"]):
+            assert kernels.enabled() == ["mm"]
+        assert len(kernels.enabled()) == 85
+    assert kernels.enabled() == []
+    with pytest.raises(RuntimeError, match="inside"), kernels.use():
+        raise RuntimeError("inside")
+    assert kernels.enabled() == []
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="no operator named 'conv3d'"):
+        kernels.only_enable(["conv3d"])
+
+
+def test_what_a_kernel_does_not_cover_stays_torchs(device: str) -> None:
+    z = torch.tensor([1 + 2j, 3 - 1j], device=device)
+    expected = (z + 1, z * z, z.abs(), z.sum())
+    with kernels.use():
+        got = (z + 1, z * z, z.abs(), z.sum())
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+DIFFERENTIABLE = {
+    "native_dropout": lambda x: F.dropout(x, 0.0, training=True),
+    "embedding": lambda x: F.embedding(torch.tensor([[0, 2], [1, 1]], device=x.device), x),
+    "native_group_norm": lambda x: F.group_norm(x[None], 2, x.new_full((4,), 1.5), x.new_ones(4)),
+    "native_layer_norm": lambda x: F.layer_norm(x, x.shape[-1:], x.new_full(x.shape[-1:], 1.5), x.new_ones(x.shape[-1:])),
+    "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:], x[0] + 1, 1e-5),
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "tanh": torch.tanh,
+    "softmax": lambda x: F.softmax(x, 0),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
+    "outer": lambda x: torch.outer(x[0], x[1]),
+    "cross_entropy_loss": lambda x: F.cross_entropy(x, torch.tensor([1, -100, 0, 3], device=x.device), label_smoothing=0.1),
+    "mm": lambda x: x @ x.t(),
+    "where": lambda x: torch.where(x > 0, x, 0.5),
+    "var_mean": lambda x: sum(t.sum() for t in torch.var_mean(x, 1)),
+    "amax": lambda x: x.amax(0),
+    "cumsum": lambda x: x.cumsum(1),
+    "linalg_vector_norm": lambda x: x.norm(),
+    "pow": lambda x: (x.abs() + 1) ** 1.5,
+    "max": lambda x: x.max(1).values,
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients(name: str, device: str) -> None:
+    x = torch.randn(4, 6, device=device)
+    function = DIFFERENTIABLE[name]
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = x.clone().requires_grad_()
+        result = function(leaf)
+        (result * torch.linspace(0.5, 2, result.numel(), device=device).view(result.shape)).sum().backward()
+        return result.detach(), leaf.grad
+
+    expected = run()
+    with kernels.use():
+        got = run()
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_inference_mode(device: str) -> None:
+    with torch.inference_mode():
+        x = torch.randn(3, 5, device=device)
+        expected = F.softmax(x, -1)
+        with kernels.use():
+            torch.testing.assert_close(F.softmax(x, -1), expected)
+
+
+@pytest.mark.gpu
+def test_compiled_functions_keep_working(device: str) -> None:
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(F.rms_norm(F.silu(x @ w), w.shape[-1:]).softmax(-1), torch.arange(x.shape[0], device=x.device))
+
+    x, w = torch.randn(16, 32, device=device), torch.randn(32, 64, device=device, requires_grad=True)
+    expected = step(x, w)
+    (expected_grad,) = torch.autograd.grad(expected, w)
+    kernels.enable()
+    got = torch.compile(step)(x, w)
+    (got_grad,) = torch.autograd.grad(got, w)
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(got_grad, expected_grad, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_graphs_record_our_kernels(device: str) -> None:
+    x = torch.randn(256, 512, device=device, dtype=torch.bfloat16)
+    w = torch.randn(512, 128, device=device, dtype=torch.bfloat16)
+    with kernels.use():
+        (x @ w).softmax(-1).sum()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = (x @ w).softmax(-1)
+        x.normal_()
+        graph.replay()
+    torch.testing.assert_close(result, (x @ w).softmax(-1), rtol=2e-2, atol=2e-2)

@@ -1,0 +1,79 @@
+"""Tuning: off by default, persistent, shareable, bounded, and never in the way."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from trireme.kernels import tune
+
+DEFAULT, QUICK, BROKEN = {"N": 1}, {"N": 2}, {"N": 3}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIREME_CACHE", str(tmp_path))
+    monkeypatch.setattr(tune, "_enabled", False)
+    monkeypatch.setattr(tune, "_microseconds", lambda call: call() or 0.0)
+    tune._known.clear()
+    yield
+    tune._known.clear()
+
+
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """Replaces the clock: QUICK is fast, DEFAULT slow, BROKEN fails."""
+    tried: list[dict] = []
+
+    def run(config: dict) -> None:
+        tried.append(config)
+        if config == BROKEN:
+            raise RuntimeError("out of shared memory")
+
+    monkeypatch.setattr(tune, "_microseconds", lambda call: call() or {1: 9.0, 2: 1.0}[call.args[0]["N"]])
+    monkeypatch.setattr(tune, "run_for_test", run, raising=False)
+    return tried
+
+
+def test_disabled_tuning_runs_nothing() -> None:
+    def never(config: dict) -> None:
+        raise AssertionError("a disabled tuner must not run anything")
+
+    assert tune.choose("op", "8x8", DEFAULT, [QUICK], never) == DEFAULT
+
+
+def test_the_fastest_wins_persists_and_travels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tried = timed(monkeypatch)
+    tune.enable()
+    assert tune.choose("op", "8x8", DEFAULT, [BROKEN, QUICK], tune.run_for_test) == QUICK
+    assert tried == [DEFAULT, BROKEN, QUICK]
+    tune.enable(False)
+    assert tune.choose("op", "8x8", DEFAULT, [], tune.run_for_test) == QUICK
+    assert tune.export(tmp_path / "table.json") == 1
+    monkeypatch.setenv("TRIREME_CACHE", str(tmp_path / "elsewhere"))
+    tune._known.clear()
+    assert tune.choose("op", "8x8", DEFAULT, [], tune.run_for_test) == DEFAULT
+    assert tune.load(tmp_path / "table.json") == 1
+    assert tune.choose("op", "8x8", DEFAULT, [], tune.run_for_test) == QUICK
+
+
+def test_the_budget_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = timed(monkeypatch)
+    monkeypatch.setattr(tune, "BUDGET_SECONDS", -1.0)
+    tune.enable()
+    assert tune.choose("op", "16", DEFAULT, [QUICK], tune.run_for_test) == DEFAULT
+    assert tried == []
+
+
+def test_a_broken_database_gives_the_default(tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    (folder / "tuned.sqlite").write_text("this is no database" * 100)
+    began = time.monotonic()
+    assert tune.choose("op", "8x8", DEFAULT, [QUICK], lambda config: None) == DEFAULT
+    assert time.monotonic() - began < 10
+
+
+def test_shape_classes_are_powers_of_two() -> None:
+    assert tune.shape_class(1, 5, 4096, 4097) == "1x8x4096x8192"
