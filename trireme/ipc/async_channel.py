@@ -14,7 +14,8 @@ from trireme.ipc.channel import ChannelClosed, Frames, frame
 MAX_BACKLOG = 64 << 20  # bytes; a peer so far behind is lost
 
 
-Heard, Gone = Callable[[Any], None], Callable[[], None]
+Heard = Callable[[Any], None]
+Gone = Callable[[], None]
 
 
 class AsyncChannel(asyncio.Protocol):
@@ -58,8 +59,7 @@ class AsyncChannel(asyncio.Protocol):
     # --- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport  # type: ignore[assignment]  # a stream's transport can write
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -39,7 +39,7 @@ class Plan(msgspec.Struct, array_like=True, tag="plan"):
 
 
 class RowNote(msgspec.Struct, array_like=True):
-    """What only some rows have to say about a step."""
+    """What only some rows have to say about a step; at most one note a row."""
 
     row: int
     logprobs: TokenLogprobs | None = None

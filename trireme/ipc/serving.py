@@ -138,6 +138,7 @@ class Alive(msgspec.Struct, array_like=True, tag="alive"):
     """A sign of life from a process's own loop, and how many requests it has in hand."""
 
     active: int
+    drains: bool = False  # it has heard that nothing new is to be taken
 
 
 class Standing(msgspec.Struct, array_like=True, tag="standing"):

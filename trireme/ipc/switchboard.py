@@ -18,14 +18,21 @@ class Switchboard:
     def __init__(self, max_backlog: int = 64 << 20):
         self._selector = selectors.DefaultSelector()
         self._channels: dict[Channel, tuple[Readable, Callable[[str], None]]] = {}
+        self._woken_by: list[Channel] = []
         self._max_backlog = max_backlog
 
     def watch(self, source: Any, readable: Readable) -> None:
         """Calls `readable` whenever there is something to read at the source: a socket, a file descriptor."""
         self._selector.register(source, selectors.EVENT_READ, readable)
 
-    def unwatch(self, source: Any) -> None:
-        self._selector.unregister(source)
+    def wake_for(self, channels: list[Channel]) -> None:
+        """Wakes up for these channels and no longer for the ones before; reading and flushing them is their owner's business."""
+        if channels != self._woken_by:
+            for channel in self._woken_by:
+                self._selector.unregister(channel)
+            self._woken_by = channels
+            for channel in channels:
+                self._selector.register(channel, selectors.EVENT_READ)
 
     def join(self, channel: Channel, heard: Callable[[Any], None], gone: Callable[[str], None]) -> None:
         """Takes a channel in: `heard` gets every message, `gone` is called once, with the reason, when the other side is lost."""
@@ -54,7 +61,7 @@ class Switchboard:
         for key, events in self._selector.select(timeout):
             channel = key.fileobj if isinstance(key.fileobj, Channel) else None
             if channel is None:
-                key.data()
+                key.data()  # a watched source, not a channel
             elif channel in self._channels:
                 self._serve(channel, events)
 
@@ -72,7 +79,7 @@ class Switchboard:
         for channel in list(self._channels):
             if channel.backlog > self._max_backlog:
                 self._lose(channel, f"more than {self._max_backlog} bytes behind")
-                continue
+        for channel in [*self._channels, *self._woken_by]:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.backlog else 0)
             key = self._selector.get_key(channel)
             if key.events != wanted:

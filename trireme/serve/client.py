@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import itertools
+import os
+import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trireme.config import Config, ServeOptions
+from trireme.errors import BadRequest, TriremeError, Unavailable, WorkerDied
+from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.tokenizer import Tokenizer
+from trireme.ipc.async_channel import AsyncChannel
+from trireme.ipc.serving import (
+    DETOKENIZER_SOCKET,
+    ROUTER_SOCKET,
+    Abort,
+    Ask,
+    Begin,
+    FromDetokenizer,
+    FromRouter,
+    Gain,
+    Hello,
+    Lost,
+    Said,
+    Standing,
+    Submit,
+    Taken,
+    Told,
+    Welcome,
+)
 from trireme.serve.answers import Answer, Piece
 from trireme.types import SamplingParams
+
+RETRY_SECONDS = 0.1  # between attempts to reach a process that is not up yet
+STATS_SECONDS = 5.0
 
 
 @dataclass
@@ -45,33 +73,116 @@ class State:
         return self.name in ("ready", "sleeping")
 
 
+class _Inbox:
+    """What has come for one stream and has not been read. Bounded: a reader too far behind loses its stream."""
+
+    def __init__(self, max_bytes: int):
+        self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.error: TriremeError | None = None
+        self._gains: deque[Gain] = deque()
+        self._bytes, self._max_bytes = 0, max_bytes
+        self._news = asyncio.Event()
+
+    def put(self, gain: Gain) -> None:
+        self._bytes += _weight(gain)
+        if self._bytes > self._max_bytes:
+            self._gains.clear()
+            self.fail(BadRequest(f"The reader fell more than {self._max_bytes} bytes behind; the stream was cut.", "read faster"))
+            return
+        self._gains.append(gain)
+        self._news.set()
+
+    def fail(self, error: TriremeError) -> None:
+        self.error = self.error or error
+        if not self.taken.done():
+            self.taken.set_result(None)
+        self._news.set()
+
+    async def get(self) -> Gain:
+        """The next gain; what has come is read before an error is raised."""
+        while not self._gains:
+            if self.error is not None:
+                raise self.error
+            self._news.clear()
+            await self._news.wait()
+        gain = self._gains.popleft()
+        self._bytes -= _weight(gain)
+        return gain
+
+
+def _weight(gain: Gain) -> int:
+    """About how many bytes a gain occupies here."""
+    tops = sum(len(entry.top) for entry in gain.logprobs or ())
+    return 256 + len(gain.text) + 32 * len(gain.tokens) + 96 * tops + 128 * len(gain.prompt_logprobs or ())
+
+
 class Stream:
-    """One answer as it comes: `async for piece in stream`. Leaving it early (`await stream.abort()`, or `async with`) frees its KV."""
+    """One answer as it comes: `async for piece in stream`. Left early (`abort`, `async with`, or just dropped) its KV is freed."""
 
-    answer: Answer  # grows with the pieces: .output(), .completions, .cached_tokens, .done
+    def __init__(self, client: Client, answer: Answer, inbox: _Inbox):
+        self.answer = answer  # grows with the pieces that were read: .output(), .completions, .cached_tokens, .done
+        self._client, self._inbox = client, inbox
 
-    def __aiter__(self) -> AsyncIterator[Piece]: ...
+    def __aiter__(self) -> Stream:
+        return self
 
-    async def __anext__(
-        self,
-    ) -> Piece: ...  # raises a TriremeError when the request is lost: a worker died, the reader was too slow
+    async def __anext__(self) -> Piece:
+        """Raises a TriremeError when the request is lost: a worker died, the reader was too slow."""
+        while not self.answer.done:
+            try:
+                piece = self.answer.add(await self._inbox.get())
+            except TriremeError:
+                self._leave()
+                raise
+            if self.answer.done:
+                self._leave()
+            if piece is not None:
+                return piece
+        raise StopAsyncIteration
 
-    async def abort(self) -> None: ...
+    async def abort(self) -> None:
+        """Ends the request, if it still runs."""
+        self._leave()
 
-    async def __aenter__(self) -> Stream: ...
+    def _leave(self) -> None:
+        self._client.leave(self.answer)
 
-    async def __aexit__(self, *_: object) -> None: ...
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave()
+
+    def __del__(self) -> None:
+        self._client.abandon(self.answer)
 
 
 class Client:
-    """Async; one per HTTP process."""
+    """Async; one per HTTP process. `run` keeps its two connections: requests go to the router, text comes from the detokenizer."""
 
-    info: ModelInfo
+    def __init__(self, begin: Begin, config: Config, tokenizer: Tokenizer | None):
+        self.info = _model_info(begin)
+        self._name, self._folder, self._backlog = begin.name, begin.folder, config.serve.stream_backlog
+        self._tokenizer = tokenizer
+        self._inboxes: dict[str, _Inbox] = {}
+        self._router: AsyncChannel | None = None
+        self._detokenizer: AsyncChannel | None = None
+        self._questions: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._numbers = itertools.count()
+        self._standing, self._stood_at = Standing("starting"), time.monotonic()
+        self._loop = asyncio.get_running_loop()
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, in this process. Raises BadRequest where the model has none (random weights)."""
-        ...
+        if self._tokenizer is None:
+            raise BadRequest("This model has no tokenizer.", "give token ids instead of text", "prompt")
+        return self._tokenizer
+
+    @property
+    def num_open(self) -> int:
+        """Streams that have not ended."""
+        return len(self._inboxes)
 
     async def open(
         self,
@@ -85,13 +196,158 @@ class Client:
     ) -> Stream:
         """Submits a request. Raises BadRequest (400), Overloaded (queue full), Unavailable (an Overloaded: starting, draining) or
         WorkerDied. Returns once the router has taken it."""
-        ...
+        self._check_open()
+        self._check(prompt_tokens, sampling)
+        answer = Answer(request_id, prompt, prompt_tokens, sampling, f"{self._name}:{next(self._numbers)}")
+        inbox = self._inboxes[answer.key] = _Inbox(self._backlog)
+        requests = answer.requests(self.info.eos_token_ids, salt=salt, priority=priority)
+        for follower in requests[1:]:
+            follower.tokens = []  # the router knows them from the first
+        assert self._router is not None
+        self._router.post(Submit(requests))
+        try:
+            await inbox.taken
+        except asyncio.CancelledError:
+            self.leave(answer)
+            raise
+        if inbox.error is not None:
+            self._inboxes.pop(answer.key, None)
+            raise inbox.error
+        return Stream(self, answer, inbox)
 
-    def state(self) -> State: ...
+    def state(self) -> State:
+        """Where the server stands, as the supervisor says and as far as this process can reach the others."""
+        standing = self._standing
+        age = time.monotonic() - self._stood_at
+        ages = {name: seconds + age for name, seconds in standing.ages.items()} | {"supervisor": age}
+        if standing.name in ("ready", "sleeping") and not self._connected:
+            return State("starting", "connecting", ages=ages, hung=standing.hung)
+        return State(standing.name, standing.phase, 100 * standing.share, standing.reason, ages, standing.hung)  # type: ignore[arg-type]
 
     async def stats(self) -> dict[str, Any]:
         """The scheduler's numbers (sched.scheduler.Stats as a dict) and the router's: restarts, uptime, ..."""
-        ...
+        if self._router is None:
+            raise Unavailable("The router is being restarted.", "try again in a moment")
+        number = next(self._numbers)
+        question = self._questions[number] = asyncio.get_running_loop().create_future()
+        self._router.post(Ask(number))
+        try:
+            return await asyncio.wait_for(question, STATS_SECONDS)
+        except TimeoutError:
+            raise Unavailable("The router does not answer.", "try again in a moment") from None
+        finally:
+            self._questions.pop(number, None)
+
+    # ---- ends of streams
+
+    def leave(self, answer: Answer) -> None:
+        """Forgets a stream; if it still runs, the router is told."""
+        if self._inboxes.pop(answer.key, None) is not None and not answer.done and self._router is not None:
+            self._router.post(Abort(answer.unfinished()))
+
+    def abandon(self, answer: Answer) -> None:
+        """As `leave`, from wherever the collector found a stream that nobody holds."""
+        if answer.key in self._inboxes and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.leave, answer)
+
+    # ---- checks
+
+    def _check_open(self) -> None:
+        state = self.state()
+        if state.name == "draining":
+            raise Unavailable("The server is shutting down.", "try again later")
+        if not state.serving:
+            detail = f"{state.phase}, {state.percent:.0f} %" if state.percent else state.phase or "starting"
+            raise Unavailable(f"The server is not ready: {state.reason or detail}.", "try again later")
+
+    def _check(self, tokens: list[int], sampling: SamplingParams) -> None:
+        vocab = self.info.vocab_size
+        sampling.check(vocab)
+        if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
+            raise BadRequest(f"A prompt of token ids takes whole numbers from 0 to {vocab - 1}.", "check the ids", "prompt")
+
+    # ---- the other processes
+
+    @property
+    def _connected(self) -> bool:
+        return self._router is not None and self._detokenizer is not None
+
+    async def run(self) -> None:
+        """Keeps the connections to the router and the detokenizer up, for ever."""
+        await asyncio.gather(
+            self._keep(ROUTER_SOCKET, FromRouter, "_router", "The router process ended."),
+            self._keep(DETOKENIZER_SOCKET, FromDetokenizer, "_detokenizer", "The detokenizer process ended."),
+        )
+
+    async def _keep(self, socket_name: str, receives: Any, attribute: str, epitaph: str) -> None:
+        while True:
+            try:
+                await self._converse(os.path.join(self._folder, socket_name), receives, attribute)
+            except OSError:
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            setattr(self, attribute, None)
+            self._lose_all(WorkerDied(epitaph, "send the request again; it is being restarted"))
+
+    async def _converse(self, path: str, receives: Any, attribute: str) -> None:
+        """Connects, and returns when the connection is lost."""
+        gone = asyncio.Event()
+
+        def heard(message: Any) -> None:
+            if isinstance(message, Welcome):
+                setattr(self, attribute, channel)
+            else:
+                self._heard(message)
+
+        channel = await AsyncChannel.connect(path, receives, heard, gone.set)
+        channel.post(Hello(self._name))
+        await gone.wait()
+
+    def _lose_all(self, error: TriremeError) -> None:
+        for inbox in self._inboxes.values():
+            inbox.fail(error)
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(error)
+
+    def _heard(self, message: Any) -> None:
+        if isinstance(message, Said):
+            for gain in message.gains:
+                inbox = self._inboxes.get(gain.id.rpartition("/")[0])
+                if inbox is not None:
+                    inbox.put(gain)
+        elif isinstance(message, Taken):
+            inbox = self._inboxes.get(message.id.rpartition("/")[0])
+            if inbox is not None and not inbox.taken.done():
+                inbox.taken.set_result(None)
+        elif isinstance(message, Lost):
+            for key in {id.rpartition("/")[0] for id in message.ids}:
+                if key in self._inboxes:
+                    self._inboxes[key].fail(message.problem.error())
+        elif isinstance(message, Told) and message.number in self._questions:
+            question = self._questions[message.number]
+            if not question.done():
+                question.set_result(message.stats)
+
+    def stand(self, standing: Standing) -> None:
+        """Takes what the supervisor says of the whole server."""
+        self._standing, self._stood_at = standing, time.monotonic()
+        if standing.ready is not None:
+            ready, info = standing.ready, self.info
+            info.max_model_len, info.vocab_size = min(ready.max_model_len, ready.num_pages * ready.page_size), ready.vocab_size
+            info.backend, info.dtype = ready.backend, ready.dtype
+
+
+def _model_info(begin: Begin) -> ModelInfo:
+    checkpoint = Checkpoint.open(begin.path)
+    return ModelInfo(
+        name=begin.model,
+        path=begin.path,
+        created=int(os.stat(begin.path).st_mtime),
+        eos_token_ids=checkpoint.eos_token_ids(),
+        generation=checkpoint.generation,
+        config=checkpoint.config,
+    )
 
 
 @dataclass

@@ -1,0 +1,23 @@
+"""`trireme serve [MODEL]`: serves a model over HTTP until it is asked to end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+
+from trireme.cli.fetch import fetched
+from trireme.cli.flags import add_settings, config_from
+from trireme.serve.start import serve
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", help="a folder, a .gguf file, a name from `trireme models` or a hub id")
+    add_settings(parser, ("serve", "model", "device", "cache", "schedule"), skip=("model",))
+
+
+def run(args: argparse.Namespace) -> int:
+    config = config_from(args)
+    path = fetched(config).model.model
+    os.environ.pop("TRIREME_API_KEY", None)  # the keys are in the config now; children need not show them in their environment
+    return serve(config, pathlib.Path(path))

@@ -1,0 +1,120 @@
+"""The worker ranks over time: started, ready, asleep, dead and started again with backoff. Knows no request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from trireme.errors import TriremeError
+from trireme.ipc.channel import Channel
+from trireme.ipc.messages import Plan, Ready, Sampled
+from trireme.ipc.serving import Standing
+
+HEALTHY_SECONDS = 60.0  # after so long without a failure the next one counts as the first
+FAILURES_TO_TELL = 3  # in a row, until "starting" becomes "failed"
+LONGEST_BACKOFF = 30.0
+
+
+def backoff(failures: int) -> float:
+    """Seconds to wait after so many failures in a row."""
+    return min(LONGEST_BACKOFF, 0.5 * 2 ** (failures - 1))
+
+
+class Ranks(Protocol):
+    """worker/group.py's RankGroup, as far as it is used here."""
+
+    depth: int
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def ready(self) -> Ready: ...
+
+    @property
+    def channels(self) -> list[Channel]: ...
+
+    def attend(self) -> None: ...
+
+    def launch(self, plan: Plan) -> None: ...
+
+    def collected(self) -> Sampled | None: ...
+
+    def kill(self) -> None: ...
+
+
+OpenRanks = Callable[[Callable[[str, float], None]], Ranks]  # (report of phases) -> ranks that have begun to load
+
+
+class Crew:
+    """At most one group of ranks. Whoever owns it calls `tend` often, and watches `ranks.channels` while there are any."""
+
+    def __init__(self, open_ranks: OpenRanks, clock: Callable[[], float] = time.monotonic):
+        self._open, self._clock = open_ranks, clock
+        self.ranks: Ranks | None = None
+        self.standing = Standing("starting", "workers")
+        self.num_starts = 0
+        self._failures, self._retry_at, self._ready_since = 0, 0.0, 0.0
+        self._numbers: Ready | None = None  # of the last group that was ready
+
+    @property
+    def is_ready(self) -> bool:
+        return self.standing.name == "ready"
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.standing.name == "sleeping"
+
+    def start(self) -> None:
+        """Begins to load; `tend` until it is ready."""
+        self._stand("starting", "workers")
+        self.num_starts += 1
+        self.ranks = self._open(lambda phase, share: self._stand("starting", phase, share))
+
+    def tend(self) -> bool:
+        """Looks after the ranks; True when they have just become ready. Raises what ended them: the group is gone then."""
+        now = self._clock()
+        if self.ranks is None:
+            if not self.is_asleep and now >= self._retry_at:
+                self.start()
+            return False
+        try:
+            self.ranks.attend()
+        except TriremeError as error:
+            self.lose(error)
+            raise
+        if self._failures and self.is_ready and now - self._ready_since > HEALTHY_SECONDS:
+            self._failures = 0
+        if self.is_ready or not self.ranks.is_ready:
+            return False
+        self._numbers, self._ready_since = self.ranks.ready, now
+        self._stand("ready")
+        return True
+
+    def sleep(self) -> None:
+        """Frees the weights and the KV. Nothing is lost by a sudden end: weights are read, never written."""
+        if self.ranks is not None:
+            self.ranks.kill()
+            self.ranks = None
+        self._stand("sleeping")
+
+    def wake(self) -> None:
+        if self.is_asleep:
+            self.start()
+
+    def close(self) -> None:
+        if self.ranks is not None:
+            self.ranks.kill()
+            self.ranks = None
+
+    def lose(self, error: TriremeError) -> None:
+        """The group has ended itself, for this reason; another one is started after a while."""
+        self.ranks = None
+        self._failures += 1
+        self._retry_at = self._clock() + backoff(self._failures)
+        name = "failed" if self._failures >= FAILURES_TO_TELL else "starting"
+        self._stand(name, "restarting workers", reason=str(error))
+
+    def _stand(self, name: str, phase: str = "", share: float = 0.0, reason: str = "") -> None:
+        self.standing = Standing(name, phase, share, reason or ("" if name == "ready" else self.standing.reason), self._numbers)

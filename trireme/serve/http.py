@@ -1,0 +1,95 @@
+"""An HTTP process: the app in uvicorn on the inherited listening socket, its client, its heartbeat. Knows no route.
+
+The app is given as a function, so that nothing here depends on the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from trireme.config import Config
+from trireme.ipc.async_channel import AsyncChannel
+from trireme.ipc.channel import Channel
+from trireme.ipc.messages import Stop
+from trireme.ipc.serving import Alive, Begin, Standing, ToChild
+from trireme.serve.child import open_tokenizer, run_child
+from trireme.serve.client import Client, Context
+
+BEAT_SECONDS = 0.5
+KEEP_ALIVE_SECONDS = 60
+LAST_SECONDS = 5  # for responses that are being written when the process is told to stop
+
+CreateApp = Callable[[Context], Any]
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the supervisor's to answer; it says Stop."""
+        yield
+
+
+def serve_http(create_app: CreateApp) -> None:
+    """The main of an HTTP process."""
+    run_child(lambda begin, config, control: uvloop.run(_serve(begin, config, control, create_app)))
+
+
+async def _serve(begin: Begin, config: Config, control: Channel, create_app: CreateApp) -> None:
+    client = Client(begin, config, open_tokenizer(begin.path, config))
+    server = _Server(_settings(create_app(Context(client, config.serve, config)), config))
+
+    def commanded(message: Any) -> None:
+        if isinstance(message, Standing):
+            client.stand(message)
+            if message.name == "draining":
+                channel.post(_alive(client))
+        elif isinstance(message, Stop):
+            server.should_exit = True
+
+    early = []
+    while (message := control.receive(timeout=0)) is not None:
+        early.append(message)
+    channel = await AsyncChannel.adopt(control.socket, ToChild, commanded, lambda: os._exit(0))
+    for message in early:
+        commanded(message)
+    tasks = [asyncio.create_task(client.run()), asyncio.create_task(_beat(channel, client))]
+    listener = socket.socket(fileno=begin.listener)
+    listener.setblocking(False)
+    await server.serve(sockets=[listener])
+    for task in tasks:
+        task.cancel()
+    os._exit(0)  # the channel's end is no news any more
+
+
+async def _beat(channel: AsyncChannel, client: Client) -> None:
+    """From the event loop itself: a loop that hangs says nothing."""
+    while True:
+        channel.post(_alive(client))
+        await asyncio.sleep(BEAT_SECONDS)
+
+
+def _alive(client: Client) -> Alive:
+    return Alive(client.num_open, client.state().name == "draining")
+
+
+def _settings(app: Any, config: Config) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="none",
+        http="httptools",
+        lifespan="auto",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=LAST_SECONDS,
+    )

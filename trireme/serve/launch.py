@@ -1,0 +1,39 @@
+"""The mains of the router and the detokenizer: `python -m trireme.serve.launch DESCRIPTOR PARENT`, started by the supervisor.
+
+Knows how to make what the two processes need. Imports no torch: the ranks do.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+
+from trireme.config import Config
+from trireme.ipc.channel import Channel
+from trireme.ipc.serving import DETOKENIZER_SOCKET, ROUTER_SOCKET, Begin
+from trireme.ipc.switchboard import listen_at
+from trireme.serve.child import open_tokenizer, run_child
+from trireme.serve.detokenizer import DetokenizerLoop
+from trireme.serve.router import DETOKENIZER, Router
+from trireme.worker.group import RankGroup
+
+
+def run_router(begin: Begin, config: Config, control: Channel) -> None:
+    def open_ranks(report: Callable[[str, float], None]) -> RankGroup:
+        return RankGroup(config, pathlib.Path(begin.path), report, config.serve.heartbeat_timeout)
+
+    Router(config, control, listen_at(os.path.join(begin.folder, ROUTER_SOCKET)), open_ranks).run()
+
+
+def run_detokenizer(begin: Begin, config: Config, control: Channel) -> None:
+    listener = listen_at(os.path.join(begin.folder, DETOKENIZER_SOCKET))
+    DetokenizerLoop(begin.name, begin.folder, control, listener, open_tokenizer(begin.path, config)).run()
+
+
+def run_role(begin: Begin, config: Config, control: Channel) -> None:
+    (run_detokenizer if begin.name.startswith(DETOKENIZER) else run_router)(begin, config, control)
+
+
+if __name__ == "__main__":
+    run_child(run_role)

@@ -1,0 +1,83 @@
+"""Where a running server keeps its sockets and its name: one private folder per server, by which `trireme ps` finds it.
+
+Knows files and process ids; nothing of messages.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import stat
+import tempfile
+
+import msgspec
+
+from trireme.errors import BadConfig
+
+RECORD = "server.json"
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """What is known of a server from outside."""
+
+    pid: int
+    born: int  # the pid's start in kernel ticks: a number given to another process later does not match
+    url: str
+    model: str
+    path: str
+    started: float  # seconds since the epoch
+    state: str = "starting"
+
+
+def base_folder() -> pathlib.Path:
+    """The folder of this user's servers, which nobody else may enter."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = pathlib.Path(runtime) / "trireme" if runtime else pathlib.Path(tempfile.gettempdir()) / f"trireme-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise BadConfig(f"{folder} is not a private folder of this user.", "remove it, or set XDG_RUNTIME_DIR")
+    return folder
+
+
+def own_folder() -> pathlib.Path:
+    """A fresh folder for this process's sockets."""
+    folder = base_folder() / str(os.getpid())
+    shutil.rmtree(folder, ignore_errors=True)  # of a process that had this number before
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def write_record(folder: pathlib.Path, record: Record) -> None:
+    fresh = folder / f"{RECORD}.new"
+    fresh.write_bytes(msgspec.json.encode(record))
+    fresh.replace(folder / RECORD)
+
+
+def running_servers() -> list[Record]:
+    """The servers of this user that are alive, oldest first. What dead ones left behind is cleared away."""
+    found = []
+    for folder in base_folder().iterdir():
+        record = _read(folder / RECORD)
+        if record is not None and birth_of(record.pid) == record.born:
+            found.append(record)
+        elif not folder.name.isdigit() or birth_of(int(folder.name)) is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    return sorted(found, key=lambda record: record.started)
+
+
+def _read(file: pathlib.Path) -> Record | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Record)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def birth_of(pid: int) -> int | None:
+    """When a process was started, in kernel ticks; None if there is none of that number."""
+    try:
+        words = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(words[19])  # field 22 of the line; the command's name ends field 2

@@ -1,0 +1,94 @@
+"""`serve(config)`: a listening socket, a private folder, a supervisor. Knows addresses; nothing of what is served there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import socket
+import stat
+import time
+
+from trireme.config import Config, ServeOptions
+from trireme.errors import BadConfig
+from trireme.serve.display import Display
+from trireme.serve.runtime import Record, birth_of, own_folder, write_record
+from trireme.serve.supervisor import HTTP_MODULE, Orders, Supervisor
+
+BACKLOG = 2048  # connections the kernel keeps while the HTTP processes are busy, or are being restarted
+
+
+def serve(config: Config, path: pathlib.Path, *, display: Display | None = None, http_module: str = HTTP_MODULE) -> int:
+    """Serves the model at `path` until a signal; returns the exit code."""
+    display = display or Display()
+    try:
+        listener, url = open_listener(config.serve)
+        with listener:
+            folder = own_folder()
+            name = config.serve.served_model_name or model_name(config.model.model)
+            pid = os.getpid()
+            record = Record(pid=pid, born=birth_of(pid) or 0, url=url, model=name, path=str(path), started=time.time())
+            write_record(folder, record)
+            return Supervisor(Orders(config, path, name, folder, listener, http_module), record, display).run()
+    finally:
+        display.close()
+        if config.serve.uds:
+            pathlib.Path(config.serve.uds).unlink(missing_ok=True)
+
+
+def model_name(model: str) -> str:
+    """What a model is called in the API: a path's last part, or the name it was asked for by."""
+    path = pathlib.Path(model)
+    if path.exists():
+        path = path.resolve()
+        return path.stem if path.is_file() else path.name
+    return model
+
+
+def open_listener(options: ServeOptions) -> tuple[socket.socket, str]:
+    """The API's listening socket, and the address to show."""
+    if options.uds:
+        return _listen_unix(options.uds), f"unix:{options.uds}"
+    try:
+        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise BadConfig(f"Cannot listen at {options.host!r}: {error.strerror}.", "give another --host") from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise BadConfig(*_refusal(error, options)) from None
+    listener.listen(BACKLOG)
+    host, port = listener.getsockname()[:2]
+    return listener, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _refusal(error: OSError, options: ServeOptions) -> tuple[str, str]:
+    where = f"{options.host}:{options.port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"Something else listens at {where}.", "give another --port, or see `trireme ps`"
+    if error.errno == errno.EACCES:
+        return f"This user may not listen at {where}.", "give a --port above 1023"
+    return f"Cannot listen at {where}: {error.strerror}.", "give another --host or --port"
+
+
+def _listen_unix(path: str) -> socket.socket:
+    if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex(path) == 0:
+                raise BadConfig(f"Something else listens at {path}.", "give another --uds, or see `trireme ps`")
+        os.unlink(path)  # its server is gone
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise BadConfig(f"Cannot listen at {path}: {error.strerror}.", "give another --uds") from None
+    finally:
+        os.umask(before)
+    listener.listen(BACKLOG)
+    return listener

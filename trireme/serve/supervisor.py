@@ -1,0 +1,329 @@
+"""The supervisor: starts the server's processes, watches their heartbeats, replaces the dead and the hung, drains at the end.
+
+Knows processes and their standing; nothing of requests, text or tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from trireme.config import Config
+from trireme.errors import TriremeError, WorkerDied
+from trireme.ipc.channel import Channel, pair
+from trireme.ipc.lifeline import show_stacks
+from trireme.ipc.messages import Failed, Stop
+from trireme.ipc.serving import Alive, Begin, Drain, FromChild, Standing
+from trireme.ipc.switchboard import Switchboard
+from trireme.serve.crew import FAILURES_TO_TELL, HEALTHY_SECONDS, backoff
+from trireme.serve.display import Display
+from trireme.serve.runtime import Record, write_record
+
+TURN_SECONDS = 0.25
+START_SILENCE_SECONDS = 60.0  # importing on a busy machine may hold the first beat back
+STOP_SECONDS = 5.0  # for children that were told to stop
+HTTP_MODULE, ENGINE_MODULE = "trireme.api.process", "trireme.serve.launch"
+
+
+@dataclasses.dataclass
+class Orders:
+    """What all children are told alike."""
+
+    config: Config
+    path: pathlib.Path
+    model: str  # the name in the API
+    folder: pathlib.Path
+    listener: socket.socket
+    http_module: str = HTTP_MODULE
+
+
+class Child:
+    """One process of the server, over all its lives."""
+
+    def __init__(self, role: str, module: str, orders: Orders):
+        self.role, self.module, self.orders = role, module, orders
+        self.process: subprocess.Popen | None = None
+        self.channel: Channel | None = None
+        self.active, self.drains = 0, False  # requests in hand, and whether it takes no more, as it last said
+        self.beaten, self.is_up = 0.0, False
+        self.failures, self.lives = 0, 0
+        self.retry_at, self.up_since = 0.0, 0.0
+        self.last_words = ""
+
+    def start(self) -> Channel:
+        ours, theirs = pair()
+        serves = self.module == self.orders.http_module
+        inherited = [theirs.fileno()] + ([self.orders.listener.fileno()] if serves else [])
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", self.module, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # the terminal's signals are for the supervisor; a group of its own can be ended as one
+            )
+        self.lives += 1
+        self.beaten, self.is_up, self.active, self.drains = time.monotonic(), False, 0, False
+        self.channel = Channel(ours, FromChild)
+        self.channel.post(self._begin(self.orders.listener.fileno() if serves else -1))
+        return self.channel
+
+    def _begin(self, listener: int) -> Begin:
+        orders = self.orders
+        groups = dataclasses.asdict(orders.config)
+        return Begin(f"{self.role}.{self.lives}", groups, str(orders.path), orders.model, str(orders.folder), listener)
+
+    def beat(self, alive: Alive) -> None:
+        self.beaten, self.active, self.drains = time.monotonic(), alive.active, alive.drains
+        if not self.is_up:
+            self.is_up, self.up_since = True, self.beaten
+        elif self.failures and self.beaten - self.up_since > HEALTHY_SECONDS:
+            self.failures = 0
+
+    def silence(self, now: float) -> float:
+        return now - self.beaten
+
+    def ending(self) -> str:
+        """How the process ended, in words."""
+        code = self.process.poll() if self.process else None
+        if code is None:
+            return "was ended"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+    def kill(self) -> None:
+        """Ends the process and whatever it has started."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def fail(self, reason: str) -> None:
+        """Counts a failure and sets the time of the next life."""
+        self.process, self.channel, self.is_up, self.active = None, None, False, 0
+        self.failures += 1
+        self.retry_at = time.monotonic() + backoff(self.failures)
+        self.last_words = reason
+
+
+class Supervisor:
+    def __init__(self, orders: Orders, record: Record, display: Display):
+        self.orders, self.options, self.display = orders, orders.config.serve, display
+        self._record, self._url = record, record.url
+        self.board = Switchboard()
+        engine = [Child("router", ENGINE_MODULE, orders), Child("detokenizer", ENGINE_MODULE, orders)]
+        self._https = [Child(f"http-{i}", orders.http_module, orders) for i in range(self.options.http_workers)]
+        self._engine, self.children = engine, engine + self._https
+        self._standing = Standing("starting")  # of the engine, as the router last said
+        self._told: Standing | None = None
+        self._told_at = 0.0
+        self._been_ready = False
+        self._signals: list[int] = []
+        self._drain_until = 0.0
+
+    def run(self) -> int:
+        """Serves until asked to end; returns the exit code. Raises what made the start fail."""
+        restore = self._catch_signals()
+        try:
+            for child in self.children:
+                self._start(child)
+            while True:
+                self.board.turn(TURN_SECONDS)
+                if self._signals and (code := self._ending()) is not None:
+                    return code
+                for child in self.children:
+                    self._look_after(child)
+                self._tell()
+        finally:
+            for child in self.children:
+                child.kill()
+            self.display.close()
+            shutil.rmtree(self.orders.folder, ignore_errors=True)
+            restore()
+
+    # ---- children
+
+    def _start(self, child: Child) -> None:
+        channel = child.start()
+        self.board.join(channel, lambda message: self._heard(child, message), lambda reason: self._lost(child, channel))
+
+    def _heard(self, child: Child, message: Any) -> None:
+        if isinstance(message, Alive):
+            child.beat(message)
+        elif isinstance(message, Standing):
+            self._standing = message
+        elif isinstance(message, Failed):
+            child.last_words = message.line
+            if message.details:
+                print(message.details, file=sys.stderr)
+            if not self._been_ready:
+                error = TriremeError(message.line)
+                error.exit_code = message.exit_code
+                raise error
+
+    def _lost(self, child: Child, channel: Channel) -> None:
+        """A child has closed its channel: it is gone, or as good as gone."""
+        if child.channel is not channel:
+            return
+        if child.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(timeout=0.2)  # it says how it ended, if it has
+        how = child.ending()
+        child.kill()
+        self._failed(child, child.last_words or f"The {child.role} process {how}.")
+
+    def _look_after(self, child: Child) -> None:
+        now = time.monotonic()
+        if child.process is None:
+            if now >= child.retry_at and not self._drain_until:
+                self._start(child)
+            return
+        limit = self.options.heartbeat_timeout if child.is_up else START_SILENCE_SECONDS
+        if child.silence(now) > limit:
+            self._end_hung(child, limit)
+
+    def _end_hung(self, child: Child, limit: float) -> None:
+        assert child.process is not None and child.channel is not None
+        self._tell()  # first of all: what is told stays true while the stacks are written
+        show_stacks(child.process.pid)
+        time.sleep(0.2)
+        child.kill()
+        self.board.leave(child.channel)
+        self._failed(child, f"The {child.role} process gave no sign of life for {limit:.0f} s.")
+
+    def _failed(self, child: Child, reason: str) -> None:
+        child.fail(reason)
+        if self._drain_until:
+            return
+        if not self._been_ready:
+            raise WorkerDied(reason, "start again; its last words stand above")
+        print(f"trireme: {reason} It is restarted in {backoff(child.failures):.1f} s.", file=sys.stderr, flush=True)
+        child.last_words = ""
+        if child is self._engine[0]:
+            self._standing = Standing("starting", "restarting router", 0.0, reason, self._standing.ready)
+
+    # ---- standing
+
+    def standing(self) -> Standing:
+        """How the whole server stands: the engine as the router says, unless one of its processes is down."""
+        now = time.monotonic()
+        ages = {child.role: child.silence(now) for child in self.children if child.is_up}
+        hung = any(age > self.options.heartbeat_timeout for age in ages.values())
+        down = next((child for child in self._engine if not child.is_up), None)
+        name, phase, share, reason = self._standing.name, self._standing.phase, self._standing.share, self._standing.reason
+        if self._drain_until:
+            name = "draining"
+        elif hung:
+            name, phase, reason = "failed", "", "A process gives no sign of life."
+        elif down is not None and self._been_ready:
+            name = "failed" if down.failures >= FAILURES_TO_TELL else "starting"
+            phase, reason = f"restarting {down.role}", down.last_words
+        elif down is not None or not self._https_up():
+            name = "starting" if name == "ready" else name
+        return Standing(name, phase, share, reason, self._standing.ready, ages, hung)
+
+    def _https_up(self) -> bool:
+        return self._been_ready or all(child.is_up for child in self._https)
+
+    def _tell(self) -> None:
+        """Tells the HTTP processes how the server stands: at once when that changes, else with every heartbeat."""
+        standing, now = self.standing(), time.monotonic()
+        before, self._told = self._told, standing
+        same = before is not None and _says_the_same(before, standing)
+        if same and now - self._told_at < 2 * TURN_SECONDS:
+            return
+        self._told_at = now
+        for child in self._https:
+            if child.channel is not None:
+                self.board.post(child.channel, standing)
+        if not same:
+            self._show(standing)
+        if before is None or before.name != standing.name:
+            self._record.state = standing.name
+            write_record(self.orders.folder, self._record)
+
+    def _show(self, standing: Standing) -> None:
+        if standing.name == "starting" and not self._been_ready:
+            self.display.phase(standing.phase or "processes", standing.share)
+        elif standing.name == "ready" and not self._been_ready:
+            self._been_ready = True
+            ready = standing.ready
+            if ready is not None:
+                slots = ready.num_pages * ready.page_size
+                numbers = f"{ready.backend}, {ready.dtype}, weights {ready.weight_bytes / 2**20:.0f} MiB, KV {slots} tokens"
+                self.display.line(f"{'model':>12}  {self.orders.model}: {numbers} in {ready.kv_bytes / 2**20:.0f} MiB")
+            self.display.done(f"Ready at {self._url}")
+
+    # ---- the end
+
+    def _catch_signals(self) -> Callable[[], None]:
+        """SIGTERM and SIGINT are noted, and wake the loop."""
+        ours, theirs = pair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        self.board.watch(ours, lambda: _discard(ours))
+        wanted = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, lambda n, frame: self._signals.append(n)) for number in wanted}
+        wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+
+        def restore() -> None:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            ours.close()
+            theirs.close()
+
+        return restore
+
+    def _ending(self) -> int | None:
+        """The first signal drains, the second ends at once; the exit code when it is over."""
+        if len(self._signals) > 1 or not self._been_ready:
+            print("trireme: ended at once.", file=sys.stderr)
+            return 128 + self._signals[-1]
+        if not self._drain_until:
+            self._begin_drain()
+        active = sum(child.active for child in self._https)
+        waiting = any(child.process is not None and not child.drains for child in self._https)
+        if (active or waiting) and time.monotonic() < self._drain_until:
+            return None
+        if active:
+            print(f"trireme: {active} requests were cut after {self.options.drain_timeout:.0f} s.", file=sys.stderr)
+        self._stop(self._https)
+        self._stop(self._engine)
+        return 0
+
+    def _begin_drain(self) -> None:
+        self._drain_until = time.monotonic() + self.options.drain_timeout
+        print("trireme: finishing what runs; a second signal ends at once.", file=sys.stderr, flush=True)
+        self._tell()
+        for child in self._engine:
+            if child.channel is not None:
+                self.board.post(child.channel, Drain())
+
+    def _stop(self, children: list[Child]) -> None:
+        """Lets children end by themselves, for a while."""
+        for child in children:
+            if child.channel is not None:
+                self.board.post(child.channel, Stop())
+        deadline = time.monotonic() + STOP_SECONDS
+        while any(child.process is not None for child in children) and time.monotonic() < deadline and len(self._signals) < 2:
+            self.board.turn(TURN_SECONDS)
+
+
+def _says_the_same(one: Standing, other: Standing) -> bool:
+    """Whether two standings say the same, but for the ages, which always change."""
+    return msgspec.structs.replace(one, ages={}) == msgspec.structs.replace(other, ages={})
+
+
+def _discard(sock: socket.socket) -> None:
+    sock.recv(64)
