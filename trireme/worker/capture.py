@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from trireme.errors import BadRequest
-from trireme.layers import Module
+from trireme.layers import Linear, Module
 
 
 class Tap(Module):
@@ -27,6 +27,10 @@ class Tap(Module):
         first = out[0] if isinstance(out, tuple) else out  # a block returns (x, residual); the value is x
         self.__dict__["_values"].append(first.detach().to("cpu", copy=True))
         return out
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """A linear layer's product in parts, made by way of the tap."""
+        return Linear.split(self, x)  # type: ignore[arg-type]
 
 
 @contextmanager
