@@ -1,0 +1,3 @@
+from trireme.backends.cpu.backend import Cpu
+
+__all__ = ["Cpu"]

@@ -146,11 +146,13 @@ static void merge_head(const Attention *args, const AttentionPlan *plan, int tok
     attention_write(args, token, head, top, total, values);
 }
 
-static void run_attention(const Attention *args, int worker, int workers) {
+static void run_attention(const Attention *args, int tokens, int worker, int workers) {
     AttentionPlan plan = plan_attention(args, workers);
     int rows = plan.queries * (args->heads / args->kv_heads), sequence = 0;
     float *scratch = pool_scratch(worker, attention_scratch_bytes(args, rows));
     int64_t passed = 0;
+    for (int token = args->sequences->query_starts[args->sequences->count]; worker == 0 && token < tokens; token++)
+        memset(args->output + token * args->output_stride, 0, (size_t)args->heads * args->head_dim * 4); /* padding */
     for (int64_t index; (index = pool_take(1)) < plan.total;) {
         while (index - passed >= sequence_tasks(args, &plan, sequence))
             passed += sequence_tasks(args, &plan, sequence++);
@@ -227,7 +229,7 @@ static void run_steps(void *context, int worker, int workers) {
         if (i) pool_barrier();
         if (step->rows == 0) continue;
         if (step->op == OP_LINEAR) run_linear(step->args, step->rows, worker, workers);
-        else if (step->op == OP_ATTENTION) run_attention(step->args, worker, workers);
+        else if (step->op == OP_ATTENTION) run_attention(step->args, step->rows, worker, workers);
         else run_items(step, worker, workers);
     }
 }

@@ -1,0 +1,72 @@
+"""The CPU backend: the C kernels behind the op table, packed weights, and decode steps recorded to be run again by few calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trireme.backends.base import Backend
+from trireme.backends.cpu import library
+from trireme.backends.cpu.layers import CpuAttention, CpuGatedMLP
+from trireme.backends.cpu.methods import METHODS
+from trireme.backends.cpu.ops import CpuOps
+from trireme.backends.cpu.tape import Arena, Tape
+from trireme.config import DeviceOptions
+from trireme.errors import BackendUnavailable
+from trireme.layers import Attention, GatedMLP
+
+
+class Cpu(Backend):
+    name = "cpu"
+    layers = {Attention: CpuAttention, GatedMLP: CpuGatedMLP}
+    methods = METHODS
+
+    def __init__(self, options: DeviceOptions, rank: int = 0):
+        super().__init__(options, rank)
+        library.set_threads(options.threads)
+        self.ops: CpuOps = CpuOps()
+        self.arena = Arena()
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        try:
+            library.library()
+        except BackendUnavailable as error:
+            return error.cause
+        return None
+
+    def dtype(self, wanted: str, stored: torch.dtype) -> torch.dtype:
+        """Activations are float32; weights keep their own kinds whatever this says."""
+        return torch.float32 if wanted == "auto" else getattr(torch, wanted)
+
+    def graph_sizes(self, max_rows: int) -> tuple[int, ...]:
+        sizes = [*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64]
+        return tuple(size for size in sizes if size <= max_rows)
+
+    def graph(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        """Records the step while running it. A step that brings values to the host is not recorded and stays as it is."""
+        tape = self.ops.tape = Tape(self.arena)
+        try:
+            with tape.watching:
+                result = step()
+        finally:
+            self.ops.tape = None
+        if tape.broken:
+            return step
+        again = tape.replay()
+
+        def replay() -> Any:
+            again()
+            return result
+
+        return replay
+
+    def describe(self) -> dict[str, str]:
+        return {
+            "device": str(self.device),
+            "instructions": library.isa(),
+            "also": ", ".join(library.available_isas()),
+            "threads": str(library.library().trireme_threads()),
+        }

@@ -1,0 +1,37 @@
+"""Layers the CPU backend writes itself, where one C step can do what the op table would do in several."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trireme.backends.cpu.methods import Packed
+from trireme.backends.cpu.ops import CpuOps, gate_transform
+from trireme.backends.cpu.program import PLAIN, Transform
+from trireme.layers import Attention, Batch, GatedMLP
+
+
+class CpuAttention(Attention):
+    """Heads are normed and turned where the projection left them, and stored, in one step."""
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        ops, cache = self.env.ops, batch.caches[self.layer]
+        if x.dtype != torch.float32 or cache.k.dtype != torch.float32:
+            return super().__call__(x, batch)
+        assert isinstance(ops, CpuOps), type(ops)
+        q, k, v = (part.unflatten(-1, (-1, self.dim)) for part in self.qkv.split(x))
+        norms = PLAIN
+        if self.q_norm and self.k_norm:
+            norms = Transform(weight=self.q_norm.weight.float(), bias=self.k_norm.weight.float(), epsilon=self.q_norm.eps)
+        ops.rope_store_in_place(q, k, v, *self.rope.at(batch), cache, batch.slots, norms)
+        return self.out(ops.attention(q, cache, batch.plan, self.kind).flatten(1))
+
+
+class CpuGatedMLP(GatedMLP):
+    """The gate's activation happens as the down projection reads its input."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not isinstance(self.down.weight, Packed):
+            return super().__call__(x)
+        y = self.down.weight.linear(self.env.ops, self.gate_up(x), gate_transform(self.activation))
+        return self.env.tp.comm.all_reduce(y)

@@ -1,0 +1,81 @@
+"""Weight methods of the CPU backend: packed matrices of any kind, kept as the checkpoint has them or quantised at load."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from trireme.backends.cpu.ops import CpuOps
+from trireme.backends.cpu.program import PLAIN, Transform
+from trireme.backends.cpu.weights import KIND_OF_GGUF, PackedWeight
+from trireme.ops import Ops
+from trireme.quant import Stored, decode
+from trireme.quant.gguf import BLOCKS
+
+_LOSSLESS = {"F32": "f32", "BF16": "bf16"}
+
+
+class Packed:
+    """Stacked matrices; neighbours of one kind are one product. `kind` None keeps what the checkpoint has."""
+
+    kind: ClassVar[str | None] = None
+
+    def __init__(self, weights: list[PackedWeight], bias: Tensor | None):
+        self.weights, self.bias = weights, bias
+        self.rows = sum(weight.rows for weight in weights)
+
+    @classmethod
+    def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> Packed:
+        groups: list[tuple[str, list[Stored]]] = []
+        for part in parts:
+            kind = cls.kind or _kept_kind(part)
+            if not groups or groups[-1][0] != kind:
+                groups.append((kind, []))
+            groups[-1][1].append(part)
+        return cls([_pack(kind, members) for kind, members in groups], None if bias is None else bias.float().contiguous())
+
+    def linear(self, ops: Ops, x: Tensor, transform: Transform = PLAIN) -> Tensor:
+        assert isinstance(ops, CpuOps), type(ops)
+        return ops.packed_linear(self.weights, x, self.bias, transform)
+
+    def embed(self, ops: Ops, ids: Tensor) -> Tensor:
+        assert isinstance(ops, CpuOps) and len(self.weights) == 1, type(ops)
+        return ops.packed_embedding(self.weights[0], ids)
+
+    def num_bytes(self) -> int:
+        return sum(weight.nbytes for weight in self.weights)
+
+
+class PackedInt8(Packed):
+    """int8, one scale per output."""
+
+    kind = "int8"
+
+
+class PackedInt4(Packed):
+    """4 bits with a scale and a minimum per 32 weights."""
+
+    kind = "q4_min"
+
+
+METHODS: dict[str, type[Packed]] = {"none": Packed, "int8": PackedInt8, "int4": PackedInt4} | dict.fromkeys(KIND_OF_GGUF, Packed)
+
+
+def _kept_kind(part: Stored) -> str:
+    """The packed kind that keeps a stored tensor's bits, or the nearest that loses next to nothing."""
+    if part.kind in KIND_OF_GGUF and not part.offset:
+        return KIND_OF_GGUF[part.kind]
+    return "q8" if part.kind in BLOCKS else _LOSSLESS.get(part.kind, "f32")
+
+
+def _pack(kind: str, parts: list[Stored]) -> PackedWeight:
+    packed, first = PackedWeight(kind, sum(part.shape[0] for part in parts), parts[0].shape[1]), 0
+    for part in parts:
+        if KIND_OF_GGUF.get(part.kind) == kind:
+            packed.put_gguf(first, part.kind, torch.from_numpy(part.raw()).view(part.shape[0], -1))
+        else:
+            packed.put_floats(first, decode(part, torch.bfloat16 if part.kind == "BF16" else torch.float32))
+        first += part.shape[0]
+    return packed

@@ -1,0 +1,124 @@
+"""Recorded steps: what one run did, as C programs and torch calls over the same memory, to be done again. Knows no ops' meaning."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trireme.backends.cpu.library import StepStruct, library
+from trireme.backends.cpu.program import Program
+
+_ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+
+
+class Arena:
+    """Memory for a recording's results. A block is free again when the last tensor over it is gone, as in a run."""
+
+    def __init__(self) -> None:
+        self.blocks: list[np.ndarray] = []
+        self.free: dict[int, list[int]] = {}  # size in bytes -> blocks
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        size = -(-max(math.prod(shape) * dtype.itemsize, 1) // 64) * 64
+        waiting = self.free.setdefault(size, [])
+        if not waiting:
+            raw = np.zeros(size + 64, dtype=np.uint8)
+            skip = -raw.ctypes.data % 64
+            self.blocks.append(raw[skip : skip + size])
+            waiting.append(len(self.blocks) - 1)
+        index = waiting.pop()
+        view = self.blocks[index][: math.prod(shape) * dtype.itemsize]
+        tensor = torch.from_numpy(view).view(dtype).view(shape)
+        weakref.finalize(view, waiting.append, index)  # the tensor's storage holds the view
+        return tensor
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every torch call of a recording."""
+
+    def __init__(self, tape: Tape):
+        super().__init__()
+        self.tape = tape
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.tape.call(func, args, kwargs or {}, result)
+        return result
+
+
+class Tape:
+    """A list of things to do. `broken` says why the recording cannot be trusted, if it cannot."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.entries: list[Program | Callable[[], object]] = []
+        self.broken: str | None = None
+        self.watching = _Watch(self)
+
+    def take(self, program: Program) -> None:
+        """Adds C steps, joining those before."""
+        if not self.entries or not isinstance(self.entries[-1], Program):
+            self.entries.append(Program())
+        last = self.entries[-1]
+        assert isinstance(last, Program)
+        last.steps += program.steps
+        last.kept += program.kept
+
+    def call(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        """Adds a torch call, unless it only looked at memory in another shape or asked for some."""
+        if func._schema.is_mutable:
+            self.entries.append(lambda: func(*args, **kwargs))
+            return
+        outputs = [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, Tensor)]
+        if not outputs:
+            self.broken = f"{func} brings a value to the host"
+        inputs = {t.untyped_storage().data_ptr() for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        if func._schema.name.partition("::")[2] in _ALLOCATIONS or all(t.untyped_storage().data_ptr() in inputs for t in outputs):
+            return
+        self.entries.append(_again(func, args, kwargs, outputs))
+
+    def replay(self) -> Callable[[], None]:
+        """A call that does everything again."""
+        run, entries = library().trireme_run, []
+        for entry in self.entries:
+            if not isinstance(entry, Program):
+                entries.append(entry)
+                continue
+            steps = (StepStruct * len(entry.steps))(*entry.steps)
+            entries.append(_program_call(run, steps, entry))
+
+        def again() -> None:
+            for entry in entries:
+                entry()
+
+        return again
+
+
+def _program_call(run: Any, steps: ctypes.Array[StepStruct], program: Program) -> Callable[[], object]:
+    address, count, kept = ctypes.addressof(steps), len(steps), (steps, program)
+
+    def call() -> None:
+        assert kept, "the steps and what they point at live as long as this call"
+        run(address, count)
+
+    return call
+
+
+def _again(func: Any, args: tuple, kwargs: dict, outputs: list[Tensor]) -> Callable[[], object]:
+    """The call, its results written over those of the recording."""
+
+    def call() -> None:
+        result = func(*args, **kwargs)
+        new = [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, Tensor)]
+        for target, value in zip(outputs, new, strict=True):
+            target.copy_(value)
+
+    return call
