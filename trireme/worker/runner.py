@@ -66,13 +66,14 @@ class Runner:
         plan = launched.plan
         sampling = [row for row, samples in zip(plan.rows, plan.samples, strict=True) if samples]
         tokens = launched.ids[: len(sampling)].tolist()
-        notes = launched.notes
+        notes = {note.row: note for note in launched.notes}
         if launched.logprobs or (tokens and min(tokens) < 0):
-            said = (
-                self.sampler.note(row, t, launched.logprobs.get(i)) for i, (row, t) in enumerate(zip(sampling, tokens, strict=True))
-            )
-            notes = notes + [note for note in said if note]
-        return Sampled(plan.step, tokens, notes)
+            for i, (row, token) in enumerate(zip(sampling, tokens, strict=True)):
+                note = self.sampler.note(row, token, launched.logprobs.get(i))
+                if note is not None:  # a row says all it has to say in one note
+                    note.prompt_logprobs = notes[row].prompt_logprobs if row in notes else None
+                    notes[row] = note
+        return Sampled(plan.step, tokens, list(notes.values()))
 
     def _run(self, step: Step) -> tuple[Pick, list[RowNote]]:
         """A step as it comes: any mix of prompts and decodes, every sampling rule."""
