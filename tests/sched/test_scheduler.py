@@ -161,6 +161,30 @@ def test_random_traffic_gives_each_request_its_solo_tokens(house: House, arrival
         assert sum(plan.counts) <= house.max_step_tokens
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    depth=st.integers(1, 5),
+    page_size=st.sampled_from([1, 2, 4]),
+    slots=st.integers(12, 20),
+    lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 24)), min_size=3, max_size=10),
+)
+def test_tiny_memory_and_deep_overlap(depth: int, page_size: int, slots: int, lengths: list[tuple[int, int]]) -> None:
+    """Pauses at every turn, with several steps in flight; no admission in a step that had to pause somebody."""
+    house = House(page_size=page_size, depth=depth, slots=slots * 2, max_step_tokens=64)
+    for number, (prompt, output) in enumerate(lengths):
+        house.add(str(number), [number % 2] * min(prompt, slots), seed=number, max_tokens=output, ignore_eos=True)
+    pauses = 0
+    while house.engine.has_work():
+        planned = len(house.worker.plans)
+        house.step()
+        paused = house.scheduler.stats().preemptions > pauses
+        pauses = house.scheduler.stats().preemptions
+        assert not (paused and any(plan.admit for plan in house.worker.plans[planned:]))
+    for number, (prompt, output) in enumerate(lengths):
+        tokens = [number % 2] * min(prompt, slots)
+        assert house.tokens[str(number)] == solo(tokens, number, set(), limit_of(house, tokens, output))
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_exhausted_memory_pauses_and_recovers_without_changing_the_text(page_size: int, depth: int) -> None:

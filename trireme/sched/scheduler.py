@@ -124,6 +124,8 @@ class Scheduler:
         if not draft.paused:
             self._plan_waiting(draft)
         if not len(draft):
+            stuck = len(self.rows) and not self._flights and not draft.paused
+            assert not stuck, f"{len(self.rows)} rows wait for memory and nothing moves: {self.stats()}"
             return None
         self._step += 1
         plan, flight = launch(draft, self.rows, self._step, self._release)
@@ -162,13 +164,13 @@ class Scheduler:
             draft.put(row, 1)
 
     def _plan_prompt(self, row: int, draft: Draft) -> None:
-        """As much of the row's prompt as the budget and the memory allow."""
+        """As much of the row's prompt as the budget and the memory allow.
+
+        Nobody is paused for it: the door let it in because it fitted beside the others' prompts, so whatever it lacks has gone
+        into rows that generate, which will end or be paused.
+        """
         rows, memory = self.rows, self.memory
-        # Only where nothing else moves is a prompt worth pausing others for: whoever moves will end and make room.
-        stuck = not len(draft) and not self._flights
         start, held = int(rows.scheduled[row]), int(rows.num_pages[row])
-        if stuck and start >= held * memory.page_size and not self._make_room(row, draft):
-            return
         room = (held + memory.available) * memory.page_size - start
         count = min(int(min(rows.total[row], rows.need[row])) - start, draft.budget, room)
         if count > 0:
