@@ -10,7 +10,21 @@ import trireme
 ROOT = pathlib.Path(trireme.__file__).parent
 
 _BASE = {"types", "errors"}
-_ENGINE = {"hub", "ipc", "sched", "ops", "quant", "parallel", "layers", "models", "backends", "kernels", "worker", "serve", "config"}
+_ENGINE = {
+    "hub",
+    "ipc",
+    "sched",
+    "ops",
+    "quant",
+    "parallel",
+    "layers",
+    "models",
+    "backends",
+    "kernels",
+    "worker",
+    "serve",
+    "config",
+}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": {"errors"},
     "errors": set(),
@@ -33,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": _BASE | _ENGINE | {"llm", "bench", "api"},
 }
 # The processes that start workers know them: the offline API, and the one file of the server that owns the ranks.
-EXTRA = {"serve/router.py": {"worker"}, "serve/launch.py": {"api"}, "serve/http.py": {"api"}}
+EXTRA = {"serve/launch.py": {"worker"}}
 NO_TORCH = ("sched", "hub", "ipc", "serve", "api", "types", "errors", "config", "worker/group.py")
 
 
@@ -65,7 +79,12 @@ def test_folders_import_downwards() -> None:
         allowed = MAY_IMPORT[home] | EXTRA.get(name, set()) | {home}
         for line, module in imports(path):
             parts = module.split(".")
-            if parts[0] == "trireme" and len(parts) > 1 and parts[1] not in allowed and (ROOT / parts[1]).exists() | (ROOT / f"{parts[1]}.py").exists():
+            if (
+                parts[0] == "trireme"
+                and len(parts) > 1
+                and parts[1] not in allowed
+                and (ROOT / parts[1]).exists() | (ROOT / f"{parts[1]}.py").exists()
+            ):
                 wrong.append(f"{name}:{line} imports {module}")
     assert not wrong, "\n".join(wrong)
 
@@ -75,12 +94,20 @@ def test_only_compute_imports_torch() -> None:
     for path in files():
         name = path.relative_to(ROOT).as_posix()
         if name.startswith(tuple(f"{place}/" for place in NO_TORCH)) or name in NO_TORCH or home_of(path) in NO_TORCH:
-            wrong += [f"{name}:{line}" for line, module in imports(path) if module.split(".")[0] in ("torch", "triton", "transformers")]
+            wrong += [
+                f"{name}:{line}" for line, module in imports(path) if module.split(".")[0] in ("torch", "triton", "transformers")
+            ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_engine_never_imports_transformers() -> None:
-    wrong = [f"{path}:{line}" for path in files() if home_of(path) != "bench" for line, module in imports(path) if module.split(".")[0] == "transformers"]
+    wrong = [
+        f"{path}:{line}"
+        for path in files()
+        if home_of(path) != "bench"
+        for line, module in imports(path)
+        if module.split(".")[0] == "transformers"
+    ]
     assert not wrong, "\n".join(wrong)
 
 
