@@ -106,7 +106,7 @@ def test_prompt_attention(name: str, dense: bool, dtype: torch.dtype) -> None:
     plan = attention.make_plan(step.starts, step.counts, heads[0] // heads[1], heads[2], DEVICE, shape=shape)
     k, v = cache.k, cache.v
     if dense:
-        k, v = attention.collect(k, v, step.page_table, step.rows_device, plan, page, 67)
+        k, v = attention.collect(k, v, step.page_table, step.rows_device, plan, page)
     out = torch.full_like(q, float("nan"))
     attention.attend(
         q, k, v, out, step.page_table, step.rows_device, step.query_starts, step.context_lengths, plan, page_size=page,

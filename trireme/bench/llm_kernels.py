@@ -11,7 +11,7 @@ import multiprocessing
 import pathlib
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -142,11 +142,10 @@ def layout_of(starts: list[int], counts: list[int], page_size: int) -> tuple[Ste
     table = np.zeros((len(s), int(pages.max())), np.int32)
     for i, end in enumerate(np.cumsum(pages)):
         table[i, : pages[i]] = order[end - pages[i] : end]
-    at = [
-        torch.from_numpy(x).cuda()
-        for x in (table, np.arange(len(s), dtype=np.int32), np.r_[0, np.cumsum(c)].astype(np.int32), s + c)
-    ]
-    return StepLayout(page_size, np.arange(len(s), dtype=np.int32), s, c, *at), int(pages.sum()) * page_size
+    rows_of = np.arange(len(s), dtype=np.int32)
+    columns = (table, rows_of, np.concatenate([[0], np.cumsum(c)]).astype(np.int32), s + c)
+    page_table, on_device, query_starts, lengths = (torch.from_numpy(x).cuda() for x in columns)
+    return StepLayout(page_size, rows_of, s, c, page_table, on_device, query_starts, lengths), int(pages.sum()) * page_size
 
 
 def _caches(slots: int, kv_heads: int, dim: int, rotate: bool) -> list[KVCache]:
@@ -159,7 +158,8 @@ def decode_cases() -> Iterator[Case]:
     mixed = [int(x) for x in np.random.default_rng(3).lognormal(5.6, 1.2, 128).clip(4, 16000)]
     for lengths, page, heads in (
         ([512], 16, (32, 8, 128)), ([8192], 16, (32, 8, 128)), ([1024] * 8, 16, (32, 8, 128)), ([1024] * 32, 16, (32, 8, 128)),
-        ([1024] * 128, 16, (32, 8, 128)), ([512] * 256, 16, (32, 8, 128)), ([1024] * 128, 1, (32, 8, 128)), (mixed, 16, (32, 8, 128)),
+        ([1024] * 128, 16, (32, 8, 128)), ([512] * 256, 16, (32, 8, 128)), ([1024] * 128, 1, (32, 8, 128)),
+        (mixed, 16, (32, 8, 128)),
         ([256], 16, (14, 2, 64)), ([256] * 256, 16, (14, 2, 64)), ([256], 16, (9, 3, 64)), ([256] * 256, 16, (9, 3, 64)),
     ):  # fmt: skip
         yield _decode_case(lengths, page, *heads)
@@ -172,23 +172,23 @@ def _decode_case(lengths: list[int], page: int, heads: int, kv_heads: int, dim: 
     out = torch.full_like(q, float("nan"))
     where = (layout.page_table, layout.rows_device, layout.query_starts, layout.context_lengths)
 
-    def ours(tile: int, stages: int, spans: int, least: int, warps: int = 4) -> Callable[[int], Tensor]:
+    def ours(tile: int, stages: int, spans: int, least: int, pdl: bool = False) -> Callable[[int], Tensor]:
         plan = decode.make_plan(len(lengths), heads, kv_heads, dim, q.device, target=-(-spans * 132 // kv_heads))
         decode.plan(plan, layout.query_starts, layout.context_lengths, min_span=least)
 
         def call(i: int) -> Tensor:
             cache = caches[i % len(caches)]
             return decode.attend(
-                q, cache.k, cache.v, out, *where, plan, page_size=page, scale=dim**-0.5, tile=tile, warps=warps, stages=stages
+                q, cache.k, cache.v, out, *where, plan, page_size=page, scale=dim**-0.5, tile=tile, stages=stages, pdl=pdl
             )
 
         return call
 
     tiles = (64, 128) if dim == 64 else (32, 64)
-    cuts = [(t, s, n, m) for t in tiles for s in (3, 4) for n, m in ((2, 64), (4, 64))]
-    cuts += [(tiles[1], 4, 4, 128), (tiles[1], 5, 3, 64), (tiles[0], 5, 6, 64), (tiles[0], 4, 4, 32)]
+    cuts = [(t, 3, n, m) for t in tiles for n, m in ((1, 64), (2, 64), (4, 64), (2, 128))] + [(tiles[1], 4, 3, 64)]
     variants: dict[str, Callable[[int], Tensor | None]] = {f"t{t}s{s}n{n}m{m}": ours(t, s, n, m) for t, s, n, m in cuts}
-    variants["w8"] = ours(tiles[1], 4, 4, 64, 8)
+    variants["t64s3n2m32"] = ours(64, 3, 2, 32)
+    variants["t64s3n2m64 pdl"] = ours(64, 3, 2, 64, pdl=True)
     spare = decode.make_plan(len(lengths), heads, kv_heads, dim, q.device)
     variants["(plan)"] = lambda i: decode.plan(spare, layout.query_starts, layout.context_lengths)
     name = f"{len(lengths)}x{lengths[0] if len(set(lengths)) == 1 else 'mixed'} p{page} {heads}/{kv_heads}/{dim}"
@@ -201,7 +201,8 @@ def _decode_case(lengths: list[int], page: int, heads: int, kv_heads: int, dim: 
 def prompt_cases() -> Iterator[Case]:
     big = (32, 8, 128)
     for starts, counts, heads in (
-        ([0] * 8, [2048] * 8, big), ([0], [8192], big), ([0] * 32, [256] * 32, big), ([4096] * 4, [512] * 4, big), ([0], [128], big),
+        ([0] * 8, [2048] * 8, big), ([0], [8192], big), ([0] * 32, [256] * 32, big), ([4096] * 4, [512] * 4, big),
+        ([0], [128], big),
         ([1000] * 32, [4] * 32, big), ([0] * 8, [2048] * 8, (14, 2, 64)), ([0], [8192], (9, 3, 64)),
     ):  # fmt: skip
         yield _prompt_case(starts, counts, *heads)
@@ -213,26 +214,25 @@ def _prompt_case(starts: list[int], counts: list[int], heads: int, kv_heads: int
     q = torch.randn(sum(counts), heads, dim, device="cuda", dtype=torch.bfloat16)
     out = torch.full_like(q, float("nan"))
     where = (layout.page_table, layout.rows_device, layout.query_starts, layout.context_lengths)
-    longest = max(s + c for s, c in zip(starts, counts, strict=True))
 
     def ours(shape: attention.Shape | None, dense: bool, alone: bool = False) -> Callable[[int], Tensor]:
         plan = attention.make_plan(layout.starts, layout.counts, heads // kv_heads, dim, q.device, shape=shape)
-        ready = attention.collect(cache.k, cache.v, where[0], where[1], plan, 16, longest)
+        ready = attention.collect(cache.k, cache.v, where[0], where[1], plan, 16)
 
         def call(i: int) -> Tensor:
             k, v = cache.k, cache.v
             if dense:
-                k, v = ready if alone else attention.collect(cache.k, cache.v, where[0], where[1], plan, 16, longest)
+                k, v = ready if alone else attention.collect(cache.k, cache.v, where[0], where[1], plan, 16)
             return attention.attend(q, k, v, out, *where, plan, page_size=16, scale=dim**-0.5, dense=dense)
 
         return call
 
     variants: dict[str, Callable[[int], Tensor | None]] = {"chosen": ours(None, False), "chosen dense": ours(None, True)}
-    for r, n, w, s in ((128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3), (128, 128, 8, 3), (128, 64, 4, 3)):
+    for r, n, w, s in ((64, 64, 4, 3), (128, 128, 8, 3), (64, 64, 4, 2), (64, 64, 4, 4), (64, 128, 4, 2), (64, 32, 4, 4)):
         shape = attention.Shape(r, n, w, s)
         variants[f"{r}x{n}w{w}s{s}"] = ours(shape, False)
         variants[f"{r}x{n}w{w}s{s} dense"] = ours(shape, True)
-    variants["(128x128w8s2 dense, copied before)"] = ours(attention.Shape(128, 128, 8, 2), True, True)
+    variants["(128x128w8s3 dense, copied before)"] = ours(attention.Shape(128, 128, 8, 3), True, True)
     variants["(64x64w4s3 dense, copied before)"] = ours(attention.Shape(64, 64, 4, 3), True, True)
     if not any(starts) and len(set(counts)) == 1:
         variants |= _torch_attention(q, len(counts), counts[0], kv_heads)
@@ -265,23 +265,25 @@ def _torch_attention(q: Tensor, batch: int, count: int, kv_heads: int) -> dict[s
 
 def row_cases() -> Iterator[Case]:
     for count in (1, 32, 256, 8192):
-        x, residual = (torch.randn(count, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        weight = torch.rand(4096, device="cuda", dtype=torch.bfloat16)
-        yield Case(
-            f"rms_norm {count}", {"ours": lambda i, x=x, w=weight: rows.rms_norm(x, w, 1e-5)},
-            lambda x=x, w=weight: PLAIN.rms_norm(x, w, 1e-5), num_bytes=4.0 * x.numel(),
-        )  # fmt: skip
-        yield Case(
-            f"add_rms_norm {count}", {"ours": lambda i, x=x, w=weight, r=residual: rows.rms_norm(x, w, 1e-5, r)},
-            num_bytes=8.0 * x.numel(),
-        )  # fmt: skip
-        gate_up = torch.randn(count, 28672, device="cuda", dtype=torch.bfloat16)
-        yield Case(
-            f"silu_mul {count}", {"ours": lambda i, g=gate_up: rows.gated(g, "silu")},
-            lambda g=gate_up: PLAIN.gated(g.float(), "silu"), num_bytes=3.0 * gate_up.numel(),
-        )  # fmt: skip
+        yield from _norm_cases(count)
+        yield _gate_case(count)
         yield _rope_case(count)
         yield _sampling_case(min(count, 256))
+
+
+def _norm_cases(count: int) -> Iterator[Case]:
+    x, residual = (torch.randn(count, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    weight = torch.rand(4096, device="cuda", dtype=torch.bfloat16)
+    alone: dict[str, Callable[[int], Tensor | None]] = {"ours": lambda i: rows.rms_norm(x, weight, 1e-5)}
+    added: dict[str, Callable[[int], Tensor | None]] = {"ours": lambda i: rows.rms_norm(x, weight, 1e-5, residual)}
+    yield Case(f"rms_norm {count}", alone, lambda: PLAIN.rms_norm(x, weight, 1e-5), num_bytes=4.0 * x.numel())
+    yield Case(f"add_rms_norm {count}", added, num_bytes=8.0 * x.numel())
+
+
+def _gate_case(count: int) -> Case:
+    x = torch.randn(count, 28672, device="cuda", dtype=torch.bfloat16)
+    variants: dict[str, Callable[[int], Tensor | None]] = {"ours": lambda i: rows.gated(x, "silu")}
+    return Case(f"silu_mul {count}", variants, lambda: PLAIN.gated(x.float(), "silu"), num_bytes=3.0 * x.numel())
 
 
 def _rope_case(count: int) -> Case:
@@ -335,7 +337,7 @@ def _sampling_case(count: int) -> Case:
 
 def chain_cases() -> Iterator[Case]:
     for model in MODELS:
-        for batch in (1, 8, 32):
+        for batch in (1, 8, 32, 64):
             yield _chain_case(model, batch)
 
 
@@ -363,17 +365,20 @@ def _chain_case(model: str, batch: int) -> Case:
         out = torch.empty_like(q)
         return decode.attend(q, cache.k, cache.v, out, *where, plan, page_size=16, scale=dim**-0.5, pdl=pdl).flatten(1)
 
-    def plain(pdl: bool, ours: bool) -> Callable[[int], Tensor]:
-        linear = (lambda x, w: skinny.linear(x, w, pdl=pdl)) if ours else F.linear
+    def product(x: Tensor, w: Tensor, pdl: bool, ahead: int | None, gated: str = "") -> Tensor:
+        config = skinny.choose(len(x), len(w), x.shape[1], bool(gated))
+        config = config if ahead is None else replace(config, ahead=ahead)
+        return skinny.linear(x, w, gated=gated, config=config, pdl=pdl)
+
+    def plain(pdl: bool, ours: bool, ahead: int | None = None) -> Callable[[int], Tensor]:
+        linear = (lambda x, w: product(x, w, pdl, ahead)) if ours else F.linear
 
         def call(i: int) -> Tensor:
             x, residual = x0, x0.clone()
             for layer, (qkv, o, gate_up, down) in enumerate(weights):
                 y = rows.rms_norm(x, norm, 1e-5, residual, pdl=pdl)
                 y = rows.rms_norm(linear(mix(linear(y, qkv), layer, pdl), o), norm, 1e-5, residual, pdl=pdl)
-                x = linear(
-                    skinny.linear(y, gate_up, gated="silu", pdl=pdl) if ours else rows.gated(F.linear(y, gate_up), "silu"), down
-                )
+                x = linear(product(y, gate_up, pdl, ahead, "silu") if ours else rows.gated(F.linear(y, gate_up), "silu"), down)
             return x + residual
 
         return call
@@ -393,7 +398,8 @@ def _chain_case(model: str, batch: int) -> Case:
     num_bytes = 2.0 * layers * (hidden * width + hidden * heads * dim + 3 * hidden * inner)
     variants: dict[str, Callable[[int], Tensor | None]] = {
         "torch linears": plain(False, False), "ours": plain(False, True), "ours pdl": plain(True, True),
-        "fused": fused(False), "fused pdl": fused(True),
+        "ahead 0": plain(True, True, 0), "ahead 4": plain(True, True, 4), "ahead 16": plain(True, True, 16),
+        "ahead 64": plain(True, True, 64), "fused pdl": fused(True),
     }  # fmt: skip
     reference = plain(False, False)
     return Case(
@@ -441,7 +447,7 @@ def line(name: str, result: dict, case: Case) -> str:
     if ranked:
         rate = f" {case.num_bytes / ranked[0][0] / 1e3:5.0f}GB/s" if case.num_bytes else ""
         rate += f" {case.flops / ranked[0][0] / 1e6:4.0f}TF" if case.flops else ""
-        text += f"{ranked[0][0]:8.1f}us{rate} | " + " ".join(f"{label}={t:.1f}" for t, label in ranked[:4])
+        text += f"{ranked[0][0]:8.1f}us{rate} | " + " ".join(f"{label}={t:.1f}" for t, label in ranked[:5])
     text += " | " + " ".join(f"{label}={t:.1f}" for label, t in rivals.items())
     if result["extra"]:
         text += f" {list(result['extra'].values())}"

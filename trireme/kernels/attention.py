@@ -1,6 +1,6 @@
 """Attention of many new tokens per sequence: prompts, chunks of prompts behind a cached prefix, drafts to be checked; all ragged.
 
-    out[i, h] = sum_j softmax_j(cap(scale * q[i, h] . k[j, h // G]) + slope[h] * (j - p_i)) v[j, h // G],   j <= p_i, j > p_i - window
+    out[i, h] = sum_j softmax_j(cap(scale * q[i, h] . k[j, h // G]) + slope[h] * (j - p)) v[j, h // G],   p - window < j <= p
 
 A tile is a run of rows (token, query head) of one sequence and one KV head, tokens outer, the G heads that share the KV head inner:
 heads of a group use the same keys, and few tokens still fill a tile. Tiles are listed on the host, the longest first.
@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel, next_power
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -33,8 +34,13 @@ class Shape:
     stages: int
 
 
-LARGE = {64: Shape(128, 128, 4, 3), 128: Shape(128, 128, 8, 2), 256: Shape(128, 64, 8, 2)}
+# Measured on an H200 (bench llm_kernels): two small programs a multiprocessor overlap one's softmax with the other's products; long
+# contexts and heads of 128 would rather have large tiles.
+LARGE = {64: Shape(64, 64, 4, 3), 128: Shape(64, 64, 4, 3), 256: Shape(128, 64, 8, 2)}
+LONG = {64: Shape(64, 64, 4, 3), 128: Shape(128, 128, 8, 3), 256: Shape(128, 64, 8, 2)}
 SMALL = {64: Shape(16, 64, 4, 3), 128: Shape(16, 64, 4, 3), 256: Shape(16, 32, 4, 2)}  # drafts: a few tokens a sequence
+LONG_CONTEXT = 4096
+LEAST_DENSE = 2048  # keys in all from which copying them together pays
 
 
 @dataclass
@@ -45,6 +51,8 @@ class PromptPlan:
     tiles: Tensor  # [tiles, 2] int32: sequence, tile of it
     kv_starts: Tensor  # [seqs + 1] int32: running sum of the context lengths, 0 for sequences that are not ours
     kv_total: int
+    longest: int  # keys of the longest sequence
+    dense: bool  # whether to copy the keys together first
 
 
 @triton.jit
@@ -167,34 +175,41 @@ def _collect(
 
 
 def make_plan(
-    starts: np.ndarray, counts: np.ndarray, group: int, head_dim: int, device: torch.device, least: int = 2, shape: Shape | None = None
+    starts: np.ndarray,
+    counts: np.ndarray,
+    group: int,
+    head_dim: int,
+    device: torch.device,
+    least: int = 2,
+    shape: Shape | None = None,
 ) -> PromptPlan:
     """The tiles of every sequence with at least `least` new tokens, those with the most keys first."""
     ours = counts >= least
+    lengths = np.where(ours, starts + counts, 0)
+    longest, total = int(lengths.max(initial=0)), int(lengths.sum())
+    few = int(counts[ours].max(initial=0)) * group <= 64
     if shape is None:
-        sizes = LARGE if int(counts[ours].max(initial=0)) * group > 64 else SMALL
-        shape = sizes[max(next_power(head_dim), 64)]
+        shape = (SMALL if few else LONG if longest >= LONG_CONTEXT else LARGE)[max(next_power(head_dim), 64)]
     each = np.where(ours, -(-counts * group // shape.rows), 0)
     sequence = np.repeat(np.arange(len(counts)), each)
     tile = np.arange(len(sequence)) - np.repeat(np.cumsum(each) - each, each)
     keys = starts[sequence] + np.minimum((tile + 1) * shape.rows // group, counts[sequence])
     order = np.argsort(-keys, kind="stable")
-    kv_starts = np.concatenate([[0], np.cumsum(np.where(ours, starts + counts, 0))])
+    kv_starts = np.concatenate([[0], np.cumsum(lengths)])
     listed = np.concatenate([np.stack([sequence, tile], 1)[order].ravel(), kv_starts]).astype(np.int32)
     moved = torch.from_numpy(listed).to(device, non_blocking=True)
-    return PromptPlan(shape, moved[: 2 * len(order)].view(-1, 2), moved[2 * len(order) :], int(kv_starts[-1]))
+    dense = not few and total >= LEAST_DENSE and head_dim in (64, 128, 256) and chips.current().descriptors
+    return PromptPlan(shape, moved[: 2 * len(order)].view(-1, 2), moved[2 * len(order) :], total, longest, dense)
 
 
-def collect(
-    k: Tensor, v: Tensor, page_table: Tensor, rows: Tensor, plan: PromptPlan, page_size: int, longest: int
-) -> tuple[Tensor, Tensor]:
+def collect(k: Tensor, v: Tensor, page_table: Tensor, rows: Tensor, plan: PromptPlan, page_size: int) -> tuple[Tensor, Tensor]:
     """The plan's keys and values, one sequence after the other.  k, v: [slots, kv_heads, dim] -> [kv_total, kv_heads, dim]"""
     kv_heads, dim = k.shape[1:]
     dense = torch.empty((2, plan.kv_total, kv_heads, dim), dtype=k.dtype, device=k.device)
     width = kv_heads * dim
     block = min(next_power(width), 1024)
     _collect(
-        (blocks(longest, 8), rows.shape[0], blocks(width, block)), k, v, dense[0], dense[1], page_table, rows, plan.kv_starts,
+        (blocks(plan.longest, 8), rows.shape[0], blocks(width, block)), k, v, dense[0], dense[1], page_table, rows, plan.kv_starts,
         page_table.stride(0), k.stride(0), PAGE=page_size, TOKENS=8, WIDTH=width, BLOCK=block,
     )  # fmt: skip
     return dense[0], dense[1]

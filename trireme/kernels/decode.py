@@ -1,6 +1,6 @@
 """Attention of one new token per sequence over its paged KV, split so that long and short sequences fill the chip evenly.
 
-    out[i, h] = sum_j softmax_j(cap(scale * q[i, h] . k[j, h // G]) + slope[h] * (j - p_i)) v[j, h // G],   j <= p_i, j > p_i - window
+    out[i, h] = sum_j softmax_j(cap(scale * q[i, h] . k[j, h // G]) + slope[h] * (j - p)) v[j, h // G],   p - window < j <= p
 
 Two kernels. `plan` cuts every sequence into spans of equal length and lists them, once a step, on the device, so that a captured
 graph follows the lengths of the moment. `attend` takes a span and a KV head, packs the G query heads that share it into one tile,
@@ -11,6 +11,7 @@ Knows pages and lengths; nothing of layers or of prompts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -22,7 +23,7 @@ from trireme.kernels.launch import blocks, kernel, next_power
 from trireme.kernels.skinny import LINE, prefetch
 
 LOG2E = tl.constexpr(1.4426950408889634)
-JOINED = tl.constexpr(8192)  # values of partials that one program holds: 64 a thread with 4 warps
+JOINED = tl.constexpr(4096)  # values of partials that one program holds: 32 a thread with 4 warps
 # Tokens of one tile by head size: two tiles of K and V in flight fit in shared memory three times over.
 TILE = {64: 128, 128: 64, 256: 32}
 MIN_SPAN = 64  # shorter spans cost more in joining than they win in width
@@ -63,7 +64,7 @@ def _plan(
     for start in range(0, num_spans, SEQUENCES):  # spans that nobody has
         s = start + i
         tl.store(sequence + s, -1, mask=(s >= tl.sum(count)) & (s < num_spans))
-    for j in range(0, tl.max(count)):
+    for j in range(tl.max(count)):
         tl.store(sequence + end - count + j, i, mask=j < count)
         tl.store(begin + end - count + j, (hidden // span + j) * span, mask=j < count)
 
@@ -96,12 +97,12 @@ def _attend(
     visible = tl.maximum(low, tl.where(window > 0, length - window, 0))
     high = tl.minimum(low + span, length)
     if PDL:
-        j = tl.minimum(visible // TILE * TILE + n, length - 1)
+        early = tl.minimum(visible // TILE * TILE + n, length - 1)
+        early_slot = tl.load(pages + early // PAGE).to(tl.int64) * PAGE + early % PAGE
         line = tl.arange(0, (WIDTH + LINE - 1) // LINE) * LINE
-        slot = tl.load(pages + j // PAGE).to(tl.int64) * PAGE + j % PAGE
-        where = slot[:, None] * slot_stride + kv_head * DIM + line[None, :]
-        prefetch(k + where)
-        prefetch(v + where)
+        lines = early_slot[:, None] * slot_stride + kv_head * DIM + line[None, :]
+        prefetch(k + lines)
+        prefetch(v + lines)
         tl.extra.cuda.gdc_wait()
     query = tl.load(q + token.to(tl.int64) * q_stride + head[:, None] * DIM + d[None, :], mask=real, other=0.0)
     best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -179,7 +180,7 @@ def make_plan(num_sequences: int, heads: int, kv_heads: int, head_dim: int, devi
     """Room for the spans of a step of `num_sequences`; `plan` fills it."""
     target = target or blocks(SPANS_PER_MULTIPROCESSOR * chips.current().multiprocessors, kv_heads)
     num_spans = num_sequences + target
-    integers = {"dtype": torch.int32, "device": device}
+    integers: dict[str, Any] = {"dtype": torch.int32, "device": device}
     return DecodePlan(
         target,
         num_spans,

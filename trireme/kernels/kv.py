@@ -20,7 +20,9 @@ HEADS_PER_PROGRAM = 16  # 16 heads of 128 are 32 bytes a thread and access pair 
 
 
 @triton.jit
-def _turned(source, table, token_index, norm, eps, present, DIM: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, NORMED: tl.constexpr):
+def _turned(
+    source, table, token_index, norm, eps, present, DIM: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, NORMED: tl.constexpr
+):
     """A head's values, normed and turned; each value meets its partner by a second, cached load."""
     d = tl.arange(0, WIDTH)
     mask = present[:, None] & (d < DIM)[None, :]

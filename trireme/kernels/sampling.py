@@ -4,9 +4,9 @@
     sample   p = softmax(x / temperature), cut to the top_k likeliest, of those to the likeliest whose sum passes top_p, of those to
              p >= min_p max(p); then the first id at which the running sum of what is left passes uniform * total
 
-The k-th likeliest value and the value where the sum passes top_p are found by narrowing an interval of values, read as whole numbers
-in their order: every pass over the row counts (or sums) what lies above three marks and keeps a quarter of the interval. Of equals at
-the last kept value the lowest ids stay, as a stable sort would keep them. Knows rows of logits; nothing of requests.
+The k-th likeliest value and the value where the sum passes top_p are found by narrowing an interval of values, read as whole
+numbers in their order: every pass over the row counts (or sums) what lies above three marks and keeps a quarter of the interval.
+Of equals at the last kept value the lowest ids stay, as a stable sort would keep them. Knows rows of logits; nothing of requests.
 """
 
 from __future__ import annotations

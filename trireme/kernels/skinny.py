@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -34,7 +35,7 @@ class Config:
     warps: int
     stages: int = 1
     splits: int = 1
-    ahead: int = 64  # lines of each weight row asked for before the inputs are there, a power of two; 0: none
+    ahead: int = 64  # 128-byte lines of each weight row asked for before the inputs are there, a power of two; 0: none
 
 
 @triton.jit
@@ -210,11 +211,11 @@ def linear(
     """
     rows, inner = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
-    config = config or choose(rows, outputs * (2 if gated else 1), inner, whole=norm is not None)
+    config = config or choose(rows, weight.shape[0], inner, bool(gated))
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     # an argument that is not there is never read
     inputs = (x, weight, *(part if part is not None else x for part in (bias, residual, norm)), out)
-    flags = {"BIASED": bias is not None, "ADDED": residual is not None, "NORMED": norm is not None}
+    flags: dict[str, Any] = {"BIASED": bias is not None, "ADDED": residual is not None, "NORMED": norm is not None}
     flags |= {"GATED": bool(gated), "KIND": gated, "AHEAD": config.ahead, "PDL": pdl, "dependent": pdl}
     grid = blocks(outputs, config.outputs)
     if rows == 1:
@@ -223,7 +224,8 @@ def linear(
             **flags, warps=config.warps, stages=config.stages,
         )  # fmt: skip
         return out
-    share = blocks(blocks(inner, config.inner), config.splits) * config.inner
+    # a norm needs the whole row in one program
+    share = blocks(blocks(inner, config.inner), 1 if norm is not None else config.splits) * config.inner
     splits = blocks(inner, share)
     partial, counters = _workspace(x.device) if splits > 1 else (x, x)
     _few_rows(
@@ -243,17 +245,23 @@ def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.empty(PARTIAL_VALUES, device=device), torch.zeros(1 << 14, dtype=torch.int32, device=device)
 
 
-def pays(rows: int, outputs: int, inner: int, gated: bool = False) -> bool:
-    """Whether these kernels beat cuBLAS at this shape."""
-    return rows <= 32
+def pays(rows: int, outputs: int, inner: int) -> bool:
+    """Whether these kernels beat cuBLAS: on an H200 always up to 32 rows, with 64 rows where the weights are many."""
+    return rows <= 32 or (rows <= MAX_ROWS and outputs * inner > 1 << 25)
 
 
-def choose(rows: int, outputs: int, inner: int, whole: bool = False) -> Config:
-    """A cut that gives every multiprocessor work; `whole` keeps the inner axis in one piece."""
-    fill = 2 * chips.current().multiprocessors
+def choose(rows: int, outputs: int, inner: int, gated: bool = False) -> Config:
+    """The best cut of those measured on an H200, by class of shape; `outputs` are the weight's rows.  (bench llm_kernels)"""
     if rows == 1:
-        wide = next(n for n in (16, 8, 4, 2) if n == 2 or blocks(outputs, n) >= fill)
-        return Config(wide, min(512 if wide > 4 else 1024, max(next_power(inner), 64)), 4)
-    tall = 64 if rows <= 32 else 128
-    splits = 1 if whole else min(max(fill // blocks(outputs, tall), 1), 8, PARTIAL_VALUES // (rows * outputs))
-    return Config(tall, 128 if inner % 128 == 0 else 64, 4, 4, max(splits, 1))
+        if inner >= 2048 or outputs <= 2048:
+            return Config(2, 1024, 4)
+        if outputs <= 4096:
+            return Config(4, 512, 4)
+        return Config(8 if outputs <= 32768 else 16, 256, 4)
+    if rows > 32 and outputs > 65536 and not gated:
+        return Config(128, 128 if inner % 128 == 0 else 64, 4, 4, ahead=8)
+    if inner < 1024 and outputs <= 4096:
+        return Config(64, 64, 4, 6, ahead=8)
+    tiles = blocks(outputs // (2 if gated else 1), 64)
+    splits = chips.current().multiprocessors // tiles * (2 if inner >= 8192 and rows <= 8 else 1)
+    return Config(64, 128 if inner % 128 == 0 else 64, 4, 4, max(min(splits, 8, PARTIAL_VALUES // (rows * outputs)), 1), 8)

@@ -63,7 +63,7 @@ class CudaOps(Ops):
         """The gate and its activation in one kernel where the weights are plain and the rows few."""
         if isinstance(gate_up, Linear) and isinstance(gate_up.weight, Dense):
             weight, bias = gate_up.weight.weight, gate_up.weight.bias
-            if _skinny(x, weight) and skinny.pays(x.shape[0], weight.shape[0], weight.shape[1], gated=True):
+            if _skinny(x, weight) and skinny.pays(x.shape[0], weight.shape[0], weight.shape[1]):
                 return down(skinny.linear(x, weight, bias, gated=kind, pdl=self.pdl))
         return down(self.gated(gate_up(x), kind))
 
@@ -108,9 +108,12 @@ class CudaOps(Ops):
         where = (layout.page_table, layout.rows_device, layout.query_starts, layout.context_lengths)
         if plan.prompts:
             tiles = plan.tiles_for(q, kv_heads)
+            k, v = cache.k, cache.v
+            if tiles.dense:
+                k, v = attention.collect(k, v, layout.page_table, layout.rows_device, tiles, layout.page_size)
             attention.attend(
-                q, cache.k, cache.v, out, *where, tiles, page_size=layout.page_size, scale=kind.scale, window=kind.window,
-                softcap=kind.softcap, slopes=slopes,
+                q, k, v, out, *where, tiles, page_size=layout.page_size, scale=kind.scale, window=kind.window,
+                softcap=kind.softcap, slopes=slopes, dense=tiles.dense,
             )  # fmt: skip
         if plan.decodes:
             spans = plan.spans_for(q, kv_heads, kind.window)
