@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 SOURCES = pathlib.Path(__file__).parent / "csrc"
@@ -98,11 +99,13 @@ def build(folder: pathlib.Path, command: list[str] | None = None, target: str | 
         place, objects = pathlib.Path(work), list[pathlib.Path]()
         for source in PLAIN:
             _compile(command, objects, place, source, source)
-        _compile(command, objects, place, PORTABLE.source, PORTABLE.name, "-DISA=portable", *PORTABLE.flags)
-        present = []
-        for variant in VARIANTS.get(target or machine(), ()):
-            if _compile(command, objects, place, variant.source, variant.name, f"-DISA={variant.name}", *variant.flags):
-                present.append(f"-DHAS_{variant.name.upper()}")
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            variants = VARIANTS.get(target or machine(), ())
+            made = [
+                pool.submit(_compile, command, objects, place, v.source, v.name, f"-DISA={v.name}", *v.flags)
+                for v in (PORTABLE, *variants)
+            ]
+        present = [f"-DHAS_{v.name.upper()}" for v, done in zip((PORTABLE, *variants), made, strict=True) if done.result()]
         _compile(command, objects, place, "features.c", "features", *present)
         linked = place / "library.so"
         done = subprocess.run(

@@ -195,12 +195,11 @@ static const struct { int kind, columns, bytes; void (*repack)(Row, int, const u
 
 typedef struct { const Weight *weight; int first, count, source; const uint8_t *from; int64_t stride; } Packing;
 
-static void pack_rows(void *context, int worker, int workers) {
+static void pack_rows(void *context, Worker *worker) {
     const Packing *packing = context;
     const Weight *weight = packing->weight;
-    (void)workers;
     float *values = pool_scratch(worker, (size_t)weight->padded * 4);
-    for (int64_t i; (i = pool_take(TILE)) < packing->count;) {
+    for (int64_t i; (i = pool_take(worker, TILE)) < packing->count; pool_done(worker, TILE)) {
         for (int64_t r = i; r < i + TILE && r < packing->count; r++) {
             int index = packing->first + (int)r;
             Row row = {(uint8_t *)weight->data + index / TILE * weight->tile_bytes, index % TILE, weight->kind};
@@ -215,6 +214,7 @@ static void pack_rows(void *context, int worker, int workers) {
             }
         }
     }
+    pool_next_phase(worker, packing->count);
 }
 
 /* Writes `count` rows from row `first` on. Returns 0, or -1 when that source cannot become that kind. The tiles start zeroed. */
@@ -223,7 +223,7 @@ int trireme_pack(const Weight *weight, int first, int count, int source, const v
     if (quantised && (source > SOURCE_Q6_K || sources[source].kind != weight->kind || weight->columns % sources[source].columns)) return -1;
     if (!quantised && is_super(weight->kind)) return -1;
     Packing packing = {weight, first, count, source, from, stride};
-    pool_run(pack_rows, &packing);
+    pool_run(pack_rows, &packing, 1);
     return 0;
 }
 
@@ -260,14 +260,14 @@ void dequantize_row(const Weight *weight, int index, float *output) {
     }
 }
 
-static void unpack_rows(void *context, int worker, int workers) {
+static void unpack_rows(void *context, Worker *worker) {
     const Packing *packing = context;
-    (void)worker, (void)workers;
-    for (int64_t i; (i = pool_take(1)) < packing->count;)
+    for (int64_t i; (i = pool_take(worker, 1)) < packing->count; pool_done(worker, 1))
         dequantize_row(packing->weight, packing->first + (int)i, (float *)packing->from + i * packing->stride);
+    pool_next_phase(worker, packing->count);
 }
 
 void trireme_unpack(const Weight *weight, int first, int count, float *output, int64_t stride) {
     Packing packing = {weight, first, count, 0, (const uint8_t *)output, stride};
-    pool_run(unpack_rows, &packing);
+    pool_run(unpack_rows, &packing, 1);
 }

@@ -45,26 +45,37 @@ static int64_t chunk_of(int64_t items, int workers, int64_t least) {
     return workers == 1 ? items : chunk < least ? least : chunk;
 }
 
-static void run_linear(const Linear *linear, int rows, int worker, int workers) {
+static void prepare_rows(const Linear *linear, const Activations *x, int64_t first, int64_t end, float *temporary) {
+    for (int64_t row = first; row < end; row++)
+        trireme_kernels->prepare(&linear->transform, linear->input + row * linear->input_stride, linear->weight->columns,
+                                 temporary, x, (int)row);
+}
+
+static void run_linear(const Linear *linear, int rows, Worker *worker) {
     const Kernels *kernels = trireme_kernels;
     const Weight *weight = linear->weight;
     Activations x = activations_for(kernels, weight, rows);
-    int alone = workers == 1 || (rows <= ALONE_ROWS && weight->padded * rows <= ALONE_COLUMNS);
+    int alone = rows <= ALONE_ROWS && weight->padded * rows <= ALONE_COLUMNS;
     int wide = is_wide(kernels, rows) && weight->kind != KIND_F32;
     size_t own = alone ? (size_t)x.stride * rows : 0, panel = wide ? (size_t)weight->padded * 32 * 2 + 8192 : 0;
-    size_t temporary = (size_t)weight->padded * 4;
-    uint8_t *scratch = pool_scratch(worker, own + panel + temporary);
-    float *row_values = (float *)(scratch + own + panel);
+    uint8_t *scratch = pool_scratch(worker, own + panel + (size_t)weight->padded * 4);
+    float *temporary = (float *)(scratch + own + panel);
     x.data = alone ? scratch : shared_buffer;
-    for (int64_t row = alone ? 0 : pool_take(1); row < rows; row = alone ? row + 1 : pool_take(1))
-        kernels->prepare(&linear->transform, linear->input + row * linear->input_stride, weight->columns, row_values, &x, (int)row);
-    if (!alone) pool_barrier();
-    int64_t tiles = (weight->rows + TILE - 1) / TILE, chunk = chunk_of(tiles, workers, wide ? 2 : 1);
-    if (wide) chunk = (chunk + 1) / 2 * 2;
-    for (int64_t tile; (tile = pool_take(chunk)) < tiles;) {
-        int end = (int)(tile + chunk < tiles ? tile + chunk : tiles);
-        (wide ? kernels->wide_matmul : kernels->matmul)(linear, &x, (int)tile, end, rows, (float *)(scratch + own));
+    if (!alone) {
+        for (int64_t row; (row = pool_take(worker, 1)) < rows; pool_done(worker, 1)) prepare_rows(linear, &x, row, row + 1, temporary);
+        pool_next_phase(worker, rows);
     }
+    int64_t tiles = (weight->rows + TILE - 1) / TILE, chunk = chunk_of(tiles, worker->count, wide ? 2 : 1);
+    if (wide) chunk = (chunk + 1) / 2 * 2;
+    int ready = !alone;
+    for (int64_t tile; (tile = pool_take(worker, chunk)) < tiles;) {
+        int end = (int)(tile + chunk < tiles ? tile + chunk : tiles);
+        if (!ready) prepare_rows(linear, &x, 0, rows, temporary);
+        ready = 1;
+        (wide ? kernels->wide_matmul : kernels->matmul)(linear, &x, (int)tile, end, rows, (float *)(scratch + own));
+        pool_done(worker, end - tile);
+    }
+    pool_next_phase(worker, tiles);
 }
 
 /* ---- attention: tasks, and the merge of split ones ---- */
@@ -146,24 +157,29 @@ static void merge_head(const Attention *args, const AttentionPlan *plan, int tok
     attention_write(args, token, head, top, total, values);
 }
 
-static void run_attention(const Attention *args, int tokens, int worker, int workers) {
-    AttentionPlan plan = plan_attention(args, workers);
+static void zero_padding(const Attention *args, int tokens) {
+    for (int token = args->sequences->query_starts[args->sequences->count]; token < tokens; token++)
+        memset(args->output + token * args->output_stride, 0, (size_t)args->heads * args->head_dim * 4);
+}
+
+static void run_attention(const Attention *args, int tokens, Worker *worker) {
+    AttentionPlan plan = plan_attention(args, worker->count);
     int rows = plan.queries * (args->heads / args->kv_heads), sequence = 0;
     float *scratch = pool_scratch(worker, attention_scratch_bytes(args, rows));
     int64_t passed = 0;
-    for (int token = args->sequences->query_starts[args->sequences->count]; worker == 0 && token < tokens; token++)
-        memset(args->output + token * args->output_stride, 0, (size_t)args->heads * args->head_dim * 4); /* padding */
-    for (int64_t index; (index = pool_take(1)) < plan.total;) {
+    for (int64_t index; (index = pool_take(worker, 1)) < plan.total; pool_done(worker, 1)) {
         while (index - passed >= sequence_tasks(args, &plan, sequence))
             passed += sequence_tasks(args, &plan, sequence++);
         AttentionTask task = task_of(args, &plan, sequence, index - passed);
         trireme_kernels->attention(args, &task, scratch);
+        if (index == 0) zero_padding(args, tokens);
     }
+    pool_next_phase(worker, plan.total);
     if (plan.splits == 1) return;
-    pool_barrier();
     int64_t heads = (int64_t)args->sequences->query_starts[args->sequences->count] * args->heads;
-    for (int64_t i; (i = pool_take(1)) < heads;)
+    for (int64_t i; (i = pool_take(worker, 1)) < heads; pool_done(worker, 1))
         merge_head(args, &plan, (int)(i / args->heads), (int)(i % args->heads), scratch);
+    pool_next_phase(worker, heads);
 }
 
 /* ---- the rest: one item after another ---- */
@@ -212,27 +228,32 @@ static void run_item(const Step *step, int64_t item, float *temporary) {
     }
 }
 
-static void run_items(const Step *step, int worker, int workers) {
+static void run_items(const Step *step, Worker *worker) {
     int64_t items = step->rows;
     size_t width = step->op == OP_ROW_MAP ? (size_t)((const RowMap *)step->args)->width : 1;
     if (step->op == OP_ROPE_STORE) items *= ((const RopeStore *)step->args)->heads + ((const RopeStore *)step->args)->kv_heads;
     float *temporary = pool_scratch(worker, width * 4);
-    int64_t chunk = chunk_of(items, workers, 1);
-    for (int64_t first; (first = pool_take(chunk)) < items;)
-        for (int64_t item = first; item < first + chunk && item < items; item++) run_item(step, item, temporary);
+    int64_t chunk = chunk_of(items, worker->count, 1);
+    for (int64_t first; (first = pool_take(worker, chunk)) < items;) {
+        int64_t end = first + chunk < items ? first + chunk : items;
+        for (int64_t item = first; item < end; item++) run_item(step, item, temporary);
+        pool_done(worker, end - first);
+    }
+    pool_next_phase(worker, items);
 }
 
-static void run_steps(void *context, int worker, int workers) {
+static void run_steps(void *context, Worker *worker) {
     const Program *program = context;
     for (int i = 0; i < program->count; i++) {
         const Step *step = program->steps + i;
-        if (i) pool_barrier();
         if (step->rows == 0) continue;
-        if (step->op == OP_LINEAR) run_linear(step->args, step->rows, worker, workers);
-        else if (step->op == OP_ATTENTION) run_attention(step->args, step->rows, worker, workers);
-        else run_items(step, worker, workers);
+        if (step->op == OP_LINEAR) run_linear(step->args, step->rows, worker);
+        else if (step->op == OP_ATTENTION) run_attention(step->args, step->rows, worker);
+        else run_items(step, worker);
     }
 }
+
+enum { PHASES_PER_STEP = 2 };
 
 void trireme_run(const Step *steps, int count) {
     size_t bytes = 0;
@@ -244,5 +265,5 @@ void trireme_run(const Step *steps, int count) {
     }
     reserve_shared(bytes);
     Program program = {steps, count};
-    pool_run(run_steps, &program);
+    pool_run(run_steps, &program, count * PHASES_PER_STEP);
 }

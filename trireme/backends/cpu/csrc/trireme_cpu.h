@@ -177,13 +177,15 @@ extern const Kernels *trireme_kernels; /* the chosen instruction set */
 int trireme_set_isa(const char *name);
 const char *trireme_isa(void);
 /* pool.c */
-typedef void (*Job)(void *context, int worker, int workers);
+typedef struct { int index, count, phase; } Worker; /* which of how many, and the phase it is in */
+typedef void (*Job)(void *context, Worker *worker);
 int trireme_set_threads(int count);
 int trireme_threads(void);
-void pool_run(Job job, void *context);
-void pool_barrier(void);
-int64_t pool_take(int64_t chunk);
-void *pool_scratch(int worker, size_t bytes);
+void pool_run(Job job, void *context, int max_phases);
+int64_t pool_take(const Worker *worker, int64_t chunk);       /* the first of `chunk` items of this phase; may be past the end */
+void pool_done(const Worker *worker, int64_t count);          /* so many of them are finished */
+void pool_next_phase(Worker *worker, int64_t items);          /* waits until all items of this phase are */
+void *pool_scratch(const Worker *worker, size_t bytes);
 /* pack.c */
 int64_t trireme_tile_bytes(int kind, int columns);
 int64_t trireme_padded_columns(int kind, int columns);
