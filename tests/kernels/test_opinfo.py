@@ -57,7 +57,10 @@ def test_samples(info: Any, device: str) -> None:
             if index >= SAMPLES:
                 break
             grad = isinstance(sample.input, torch.Tensor) and dtype is torch.float32 and info.supports_autograd
-            expected, expected_grads = run(info, sample, grad)
+            try:
+                expected, expected_grads = run(info, sample, grad)
+            except RuntimeError:
+                continue  # torch itself refuses a few of its samples (sparse gradients scaled by frequency)
             with kernels.use():
                 got, got_grads = run(info, sample, grad)
             assert len(got) == len(expected) and len(got_grads) == len(expected_grads)

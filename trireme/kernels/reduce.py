@@ -269,6 +269,9 @@ def fold(x: torch.Tensor, dims: Sequence[int] | None, keepdim: bool) -> Fold:
     chosen = normalise(dims, rank)
     kept = [d for d in range(rank) if d not in chosen]
     shape = tuple((1 if d in chosen else x.shape[d]) for d in range(rank) if keepdim or d not in chosen)
+    if x.numel() == 0:
+        rows, length = (_product([x.shape[d] for d in dims]) for dims in (kept, chosen))
+        return Fold(x, rows, 1, length, length, 0, 1, shape)
     reduced = _merge(x, chosen)
     outer = _merge(x, [d for d in kept if not chosen or d < min(chosen)])
     inner = _merge(x, [d for d in kept if chosen and d > min(chosen)])

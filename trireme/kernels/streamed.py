@@ -14,7 +14,9 @@ from trireme.kernels.launch import blocks, kernel, next_power
 
 _VECTOR_ROWS = 4  # beyond this many rows the tensor cores are cheaper than repeated vector sums
 _SPLITS_MOST = 16
+_ARENA = 1 << 20  # counters set aside for recorded graphs, 4 MiB
 _scratch: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+_arenas: dict[int, list[Any]] = {}  # device → counters and how many are given away
 
 
 @triton.jit
@@ -102,15 +104,25 @@ def _tensor(
 def _workspace(device: torch.device, parts: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for partial sums and counters that every use leaves at zero; one per stream, since streams may overlap."""
     index = device.index or 0
+    if chips.capturing():
+        return torch.empty(parts, dtype=torch.float32, device=device), _recorded_counters(device, counters)
     key = (index, 0 if chips.current().interpreted else chips.current_stream(index))
     known = _scratch.get(key)
     if known is None or known[0].numel() < parts or known[1].numel() < counters:
-        # A recorded graph keeps using the old room, so it is replaced, never resized in place.
         floats = torch.empty(max(parts, 1 << 20), dtype=torch.float32, device=device)
-        known = (floats, torch.zeros(max(counters, 1 << 14), dtype=torch.int32, device=device))
-        _scratch.setdefault((index, -len(_scratch) - 1), known)
-        _scratch[key] = known
+        known = _scratch[key] = (floats, torch.zeros(max(counters, 1 << 14), dtype=torch.int32, device=device))
+    if index not in _arenas and not chips.current().interpreted:
+        _arenas[index] = [torch.zeros(_ARENA, dtype=torch.int32, device=device), 0]
     return known
+
+
+def _recorded_counters(device: torch.device, count: int) -> torch.Tensor:
+    """Counters of one recorded call, its own for ever, since graphs may replay side by side; zeroed in the graph when room ends."""
+    arena = _arenas.get(device.index or 0)
+    if arena is None or arena[1] + count > _ARENA:
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    start, arena[1] = arena[1], arena[1] + -(-count // 4) * 4
+    return arena[0][start : start + count]
 
 
 def _config(n: int, k: int, splits: int, warps: int, stages: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from trireme.kernels import chips
 Config = dict[str, Any]
 SHIPPED = Path(__file__).with_name("tuned.json")
 BUDGET_SECONDS = 5.0  # the most that tuning one shape class may take
-_REPEATS = 20
+_REPEATS, _CALLS = 5, 10
 _enabled = os.environ.get("TRIREME_TUNE", "") not in ("", "0")
 _known: dict[tuple[str, str], Config] = {}
 
@@ -112,15 +112,17 @@ def _microseconds(call: Callable[[], None]) -> float:
         call()
         return (time.perf_counter() - start) * 1e6
     module = chips.device_module()
-    call()
+    # Recorded, since a kernel of a few microseconds would drown in its own launch.
+    replay = chips.record(call, _CALLS)
+    replay()
     times = []
     for _ in range(_REPEATS):
         begin, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
         begin.record()
-        call()
+        replay()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
+        times.append(begin.elapsed_time(end) * 1e3 / _CALLS)
     return statistics.median(times)
 
 

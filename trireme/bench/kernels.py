@@ -1,0 +1,222 @@
+"""Times every operator of the library against torch eager: device time in recorded graphs, launch cost without.
+Knows shapes and clocks; it judges nothing and leaves losses in the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trireme import kernels
+from trireme.bench.kernel_cases import Case, all_cases, product_shapes
+from trireme.kernels import chips, matmul, tune
+
+_TARGET_SECONDS = 0.012  # device time of one measurement
+_CALLS = 10  # calls in one recorded graph
+
+
+@dataclass
+class Row:
+    """One measured case; times in microseconds, `ratio` is torch's time over ours."""
+
+    op: str
+    shape: str
+    torch_us: float
+    ours_us: float
+    ratio: float
+    unit: str  # "GB/s" or "TFLOP/s"
+    rate: float
+    share: float  # of the measured ceiling
+    torch_launch_us: float
+    ours_launch_us: float
+    error: str = ""
+
+
+def device_time(call: Callable[[], Any], recorded: bool) -> float:
+    """Median microseconds of one call on the device; unrecorded calls run back to back between two events."""
+    call()
+    call()
+    step: Callable[[], Any] = chips.record(call, _CALLS) if recorded else lambda: [call() for _ in range(_CALLS)]
+    step()
+    once = _between_events(step)
+    repeats = max(3, min(30, int(_TARGET_SECONDS / max(once * 1e-6, 1e-7))))
+    return statistics.median(_between_events(step) for _ in range(repeats)) / _CALLS
+
+
+def _between_events(step: Callable[[], Any]) -> float:
+    module = chips.device_module()
+    begin, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+    begin.record()
+    step()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3
+
+
+def launch_cost(call: Callable[[], Any], calls: int = 200) -> float:
+    """Microseconds the host spends on one call, the device's queue kept from filling."""
+    module = chips.device_module()
+    rounds = []
+    for _ in range(5):
+        module.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls // 5):
+            call()
+        rounds.append((time.perf_counter() - begin) * 1e6 / (calls // 5))
+    module.synchronize()
+    return statistics.median(rounds)
+
+
+def measure(case: Case, ceilings: dict[str, float]) -> Row:
+    """Both sides of one case; a failure becomes a row that says so."""
+    empty = Row(case.op, case.label, 0, 0, 0, case.unit, 0, 0, 0, 0)
+    try:
+        inputs = case.make()
+        theirs, ours = (lambda: case.theirs(*inputs)), (lambda: case.ours(*inputs))
+        torch_us = device_time(theirs, case.recorded)
+        torch_launch = launch_cost(theirs) if case.launch else 0.0
+        with kernels.use(include=case.enables):
+            ours_us = device_time(ours, case.recorded)
+            ours_launch = launch_cost(ours) if case.launch else 0.0
+    except Exception as error:
+        empty.error = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+        return empty
+    rate = case.work / (ours_us * 1e-6) / (1e9 if case.unit == "GB/s" else 1e12)
+    share = rate / ceilings[case.unit]
+    return Row(case.op, case.label, torch_us, ours_us, torch_us / ours_us, case.unit, rate, share, torch_launch, ours_launch)
+
+
+def measured_ceilings() -> dict[str, float]:
+    """Copy bandwidth (read plus write) and the rate of torch's largest bf16 product, on this machine now."""
+    device = chips.current().device_type
+    x = torch.randn(1 << 29, device=device).bfloat16()
+    y = torch.empty_like(x)
+    copy = 2 * x.numel() * 2 / (device_time(lambda: y.copy_(x), True) * 1e-6) / 1e9
+    a, b = torch.randn(2, 8192, 8192, device=device).bfloat16()
+    product = 2 * 8192**3 / (device_time(lambda: a @ b, True) * 1e-6) / 1e12
+    return {"GB/s": copy, "TFLOP/s": product}
+
+
+def tune_products(path: Path) -> int:
+    """Tunes the matrix products of common models and writes the table that ships with the package."""
+    device = chips.current().device_type
+    tune.enable()
+    began = time.monotonic()
+    for rows, k, n in product_shapes():
+        a, w = torch.randn(rows, k, device=device).bfloat16(), torch.randn(n, k, device=device).bfloat16()
+        matmul.mm(a, w.t())
+        if rows >= 4096:
+            matmul.mm(a, w.t().contiguous())
+        print(f"tuned {rows}x{k}x{n} after {time.monotonic() - began:.0f} s", flush=True)
+    tune.enable(False)
+    return tune.export(path)
+
+
+def report(rows: list[Row], ceilings: dict[str, float]) -> str:
+    """The table people read, worst ratio first within nothing: in the order of the cases."""
+    lines = [f"{'op':<22} {'shape':<26} {'torch':>9} {'ours':>9} {'ratio':>6} {'rate':>8} {'':<7} {'share':>5}  launch torch/ours"]
+    for row in rows:
+        if row.error:
+            lines.append(f"{row.op:<22} {row.shape:<26} {row.error}")
+            continue
+        launch = f"{row.torch_launch_us:5.1f}/{row.ours_launch_us:5.1f}" if row.ours_launch_us else ""
+        lines.append(
+            f"{row.op:<22} {row.shape:<26} {row.torch_us:9.2f} {row.ours_us:9.2f} {row.ratio:6.2f} {row.rate:8.0f} {row.unit:<7}"
+            f" {row.share:5.0%}  {launch}"
+        )
+    good = [row for row in rows if not row.error]
+    if good:
+        mean = math.exp(sum(math.log(row.ratio) for row in good) / len(good))
+        lines.append(f"geometric mean {mean:.3f} over {len(good)} cases; {sum(row.ratio < 0.9 for row in good)} under 0.9")
+    lines.append(f"ceilings: copy {ceilings['GB/s']:.0f} GB/s, product {ceilings['TFLOP/s']:.0f} TFLOP/s")
+    return "\n".join(lines)
+
+
+def plot(rows: list[Row], path: Path) -> bool:
+    """A bar per case, torch's time over ours; without matplotlib nothing is drawn."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    good = [row for row in rows if not row.error]
+    figure, axes = pyplot.subplots(figsize=(9, 0.16 * len(good) + 1))
+    colours = ["tab:blue" if row.ratio >= 1 else "tab:orange" if row.ratio >= 0.9 else "tab:red" for row in good]
+    axes.barh([f"{row.op} {row.shape}" for row in good], [row.ratio for row in good], color=colours)
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=5)
+    axes.set_xlabel("torch's time / ours")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    return True
+
+
+def by_operator(rows: list[Row]) -> dict[str, float]:
+    """The geometric mean ratio of each operator, as `kernels list` shows it."""
+    grouped: dict[str, list[float]] = {}
+    for row in rows:
+        if not row.error:
+            grouped.setdefault(row.op, []).append(math.log(row.ratio))
+    return {op: round(math.exp(sum(logs) / len(logs)), 3) for op, logs in sorted(grouped.items())}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder for kernels.json, measured.json and kernels.png")
+    parser.add_argument("--only", default="", help="comma-separated operators; default all")
+    parser.add_argument("--tune", action="store_true", help="first tune matrix products and write tuned.json")
+    parser.add_argument("--budget", type=float, default=170.0, help="stop starting new cases after this many seconds")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, prints the table, writes the files; 1 if there is no chip to measure."""
+    if chips.current().interpreted:
+        print("kernels are interpreted here: there is no device to time; run this on a machine with a GPU")
+        return 1
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.tune:
+        print(f"{tune_products(args.out / 'tuned.json')} tuned entries")
+    ceilings = measured_ceilings()
+    wanted = {name for name in args.only.split(",") if name}
+    deadline = time.monotonic() + args.budget
+    rows, skipped = [], 0
+    for case in all_cases():
+        if wanted and case.op not in wanted and case.op.partition(".")[0] not in wanted:
+            continue
+        if time.monotonic() > deadline:
+            skipped += 1
+            continue
+        rows.append(measure(case, ceilings))
+        torch.get_device_module(chips.current().device_type).empty_cache()
+    result = {"chip": chips.current().name, "torch": torch.__version__, "ceilings": ceilings, "rows": [asdict(row) for row in rows]}
+    (args.out / "kernels.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.out / "measured.json").write_text(json.dumps(by_operator(rows), indent=1) + "\n")
+    plot(rows, args.out / "kernels.png")
+    print(report(rows, ceilings))
+    if skipped:
+        print(f"{skipped} cases left out by the time budget")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="trireme bench kernels", description=__doc__)
+    add_arguments(parser)
+    if "OUT" in os.environ:
+        parser.set_defaults(out=Path(os.environ["OUT"]))
+    return run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
