@@ -45,7 +45,7 @@ def expected(ids: list[int], stop: list[str], include_stop: bool) -> tuple[str, 
     st.lists(st.text("abé漢 \n", min_size=1, max_size=5), max_size=3),
     st.booleans(),
 )
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=800, deadline=None)
 def test_any_split_gives_the_same_text(ids: list[int], splits: list[int], stop: list[str], include: bool) -> None:
     assert joined(ids, splits, stop=stop, include_stop=include) == expected(ids, stop, include)
 

@@ -11,7 +11,7 @@ import pytest
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tests.hub.gguf_writer import gguf_bytes, llama_metadata, llama_tensors, random_tensor, write
+from tests.hub.gguf_writer import TYPES, gguf_bytes, llama_metadata, llama_tensors, random_tensor, write
 from trireme.errors import BadCheckpoint, TriremeError, UnsupportedModel
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.gguf import KINDS, read_gguf
@@ -19,20 +19,21 @@ from trireme.hub.tokenizer import Tokenizer
 from trireme.hub.weights import BLOCKS
 
 
-def test_real_file_reads_as_the_library_reads_it(smollm2_path: pathlib.Path) -> None:
-    reference = gguf.GGUFReader(smollm2_path)
-    file = read_gguf(smollm2_path)
-    assert len(file.tensors) == len(reference.tensors) == 272
+def test_files_read_as_the_library_reads_them(tmp_path: pathlib.Path) -> None:
+    tensors = llama_tensors() | {kind: random_tensor(kind, 3, 2, 512) for kind in TYPES}
+    path = write(
+        tmp_path / "m.gguf", llama_metadata(**{"a.float": 0.1, "a.negative": -5, "a.true": True, "a.floats": [1.5]}), tensors
+    )
+    reference = gguf.GGUFReader(path)
+    file = read_gguf(path)
+    assert len(file.tensors) == len(reference.tensors) == len(tensors)
     for tensor in reference.tensors:
         ours = file.tensors[tensor.name]
         assert ours.kind == tensor.tensor_type.name
         assert ours.shape == tuple(int(n) for n in reversed(tensor.shape))
         np.testing.assert_array_equal(ours.raw().view(np.uint8).reshape(-1), tensor.data.view(np.uint8).reshape(-1))
     for key, value in file.metadata.items():
-        if key == "tokenizer.ggml.merges":
-            continue  # the library takes seconds over it, and the tokens are read the same way
-        theirs = reference.fields[key].contents()
-        assert (value.tolist() if isinstance(value, np.ndarray) else value) == theirs, key
+        assert (value.tolist() if isinstance(value, np.ndarray) else value) == reference.fields[key].contents(), key
 
 
 def test_block_sizes_are_the_librarys() -> None:
@@ -229,7 +230,7 @@ def test_mutations_never_escape(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "m.gguf"
     rng = random.Random(2)
     refused = 0
-    for round_number in range(4000):
+    for round_number in range(3000):
         data = bytearray(whole)
         for _ in range(rng.randint(1, 4)):
             place = rng.randrange(header)
@@ -239,8 +240,8 @@ def test_mutations_never_escape(tmp_path: pathlib.Path) -> None:
             checkpoint = Checkpoint.open(path)
             for name in checkpoint.names():
                 checkpoint.weight(name).raw()
-            if round_number % 4 == 0:
+            if round_number % 16 == 0:
                 Tokenizer.open(path).encode("ab <|end|>")
         except TriremeError:
             refused += 1
-    assert refused > 1000
+    assert refused > 750

@@ -123,7 +123,7 @@ def test_mutations_never_escape(file: pathlib.Path) -> None:
     header = 8 + int.from_bytes(whole[:8], "little")
     rng = random.Random(1)
     refused = 0
-    for _ in range(3000):
+    for _ in range(2500):
         data = bytearray(whole)
         for _ in range(rng.randint(1, 4)):
             data[rng.randrange(header)] = rng.choice([rng.randrange(256), 0x30 + rng.randrange(10), 0x5D, 0x2C, 0xFF])
@@ -133,4 +133,4 @@ def test_mutations_never_escape(file: pathlib.Path) -> None:
                 weight.raw()
         except TriremeError:
             refused += 1
-    assert refused > 500
+    assert refused > 400
