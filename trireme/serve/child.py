@@ -19,7 +19,7 @@ Role = Callable[[Begin, Config, Channel], None]
 
 
 def run_child(role: Role) -> None:
-    """The main of a child: `python -m module DESCRIPTOR PARENT`. What goes wrong is told to the supervisor in one line."""
+    """The main of a child: `python -m module DESCRIPTOR PARENT ROLE`. What goes wrong is told to the supervisor in one line."""
     prepare_child()
     tie_to_parent(int(sys.argv[2]))
     control: Channel = Channel(socket.socket(fileno=int(sys.argv[1])), ToChild)

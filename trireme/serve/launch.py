@@ -1,4 +1,4 @@
-"""The mains of the router and the detokenizer: `python -m trireme.serve.launch DESCRIPTOR PARENT`, started by the supervisor.
+"""The mains of the router and the detokenizer: `python -m trireme.serve.launch DESCRIPTOR PARENT ROLE`, started by the supervisor.
 
 Knows how to make what the two processes need. Imports no torch: the ranks do.
 """

@@ -68,7 +68,7 @@ class Child:
         inherited = [theirs.fileno()] + ([self.orders.listener.fileno()] if serves else [])
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self.module, str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", self.module, str(theirs.fileno()), str(os.getpid()), self.role],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # the terminal's signals are for the supervisor; a group of its own can be ended as one
@@ -259,6 +259,7 @@ class Supervisor:
             self._been_ready = True
             ready = standing.ready
             if ready is not None:
+                self.display.phase("")
                 slots = ready.num_pages * ready.page_size
                 numbers = f"{ready.backend}, {ready.dtype}, weights {ready.weight_bytes / 2**20:.0f} MiB, KV {slots} tokens"
                 self.display.line(f"{'model':>12}  {self.orders.model}: {numbers} in {ready.kv_bytes / 2**20:.0f} MiB")
