@@ -12,6 +12,7 @@ import torch
 from drive import Drive, Run, ThreadGroup
 from tiny_models import FAMILIES, LENGTH, prompt
 
+from trireme.backends import reason_against
 from trireme.config import resolve
 
 NUM_NEW = 10
@@ -146,6 +147,22 @@ def test_older_spellings_of_the_config(family: str, tmp_path: pathlib.Path, fold
     (tmp_path / "config.json").write_text(json.dumps(_older_spelling(family, raw)))
     run = Drive(tmp_path, max_model_len=LENGTH).run("a", PROMPT, max_tokens=NUM_NEW)
     check(run, family, PROMPT, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_on_other_backends(family: str, backend: str, folders: dict, expected: dict) -> None:
+    """Chunks, decodes and neighbours at once, in float32."""
+    reason = reason_against(backend)
+    if reason:
+        pytest.skip(f"{backend}: {reason}")
+    settings: dict[str, Any] = {"backend": backend, "dtype": "float32", "max_model_len": LENGTH, "max_step_tokens": 20}
+    drive = Drive(folders[family], full=False, page_size=4, **settings)
+    for seed, tokens in ((1, PROMPT), (2, prompt(3, 2)), (4, prompt(30, 4))):
+        drive.add(str(seed), tokens, max_tokens=NUM_NEW)
+    runs = drive.finish()
+    for seed, tokens in ((1, PROMPT), (2, prompt(3, 2)), (4, prompt(30, 4))):
+        check(runs[str(seed)], family, tokens, expected, seed, every=False)
 
 
 def test_sharded_checkpoint(tmp_path: pathlib.Path, expected: dict) -> None:

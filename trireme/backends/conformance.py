@@ -16,7 +16,7 @@ from trireme.backends.base import Backend
 from trireme.ops import Ops
 from trireme.ops.cases import ALL, Case, Draw, Result, cases
 
-SMALL = 1e-2  # tensors smaller than this are compared as if they had such values
+SMALL = 0.1  # tensors smaller than this are compared as if they had such values
 
 
 @dataclass(frozen=True)

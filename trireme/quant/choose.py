@@ -16,11 +16,12 @@ METHODS: dict[str, type[WeightMethod]] = {"none": Dense, "int8": Int8}
 
 
 def choose(option: str, parts: list[Stored], native: Mapping[str, type[WeightMethod]]) -> type[WeightMethod]:
-    """`native` are the backend's own methods, by option name or by stored kind (a GGUF block type kept as it is)."""
+    """`native` are the backend's own methods, by option name or by stored kind (a GGUF block type kept as it is); its "auto" is for
+    what has no method by kind."""
     if option == "auto":
         kinds = {part.kind for part in parts}
         kept = native.get(next(iter(kinds))) if len(kinds) == 1 else None
-        return kept or native.get("none") or Dense
+        return kept or native.get("auto") or native.get("none") or Dense
     method = native.get(option) or METHODS.get(option) or _plugged(option)
     if method is None:
         known = sorted({*METHODS, *(name for name in native if name.islower())})

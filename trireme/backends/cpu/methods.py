@@ -48,6 +48,12 @@ class Packed:
         return sum(weight.nbytes for weight in self.weights)
 
 
+class PackedFloats(Packed):
+    """float32, decoded at load: what `--quantize none` asks for."""
+
+    kind = "f32"
+
+
 class PackedInt8(Packed):
     """int8, one scale per output."""
 
@@ -60,7 +66,9 @@ class PackedInt4(Packed):
     kind = "q4_min"
 
 
-METHODS: dict[str, type[Packed]] = {"none": Packed, "int8": PackedInt8, "int4": PackedInt4} | dict.fromkeys(KIND_OF_GGUF, Packed)
+METHODS: dict[str, type[Packed]] = {"auto": Packed, "none": PackedFloats, "int8": PackedInt8, "int4": PackedInt4} | dict.fromkeys(
+    KIND_OF_GGUF, Packed
+)
 
 
 def _kept_kind(part: Stored) -> str:
