@@ -86,6 +86,8 @@ class EngineLoop:
         while self._closed is None:
             while self._commands:
                 self._commands.popleft()()
+            if self._closed is not None:
+                break
             if not self.engine.has_work():
                 self._wake.wait()
                 self._wake.clear()
