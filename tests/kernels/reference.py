@@ -33,7 +33,9 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return [] if value is None else [torch.tensor(value)]
 
 
-def check(name: str, ours: Any, theirs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], length: int = 1, layout: bool = False) -> None:
+def check(
+    name: str, ours: Any, theirs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], length: int = 1, layout: bool = False
+) -> None:
     """Asserts that `ours` equals `theirs`; `length` is how many terms a result sums, which widens the tolerance."""
     got, expected = tensors_of(ours(*args, **kwargs)), tensors_of(theirs(*args, **kwargs))
     wide_kwargs = {k: torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in kwargs.items()}
@@ -53,5 +55,10 @@ def check(name: str, ours: Any, theirs: Any, args: tuple[Any, ...], kwargs: dict
         finite = exact[exact.isfinite()].abs()
         size = float(finite.max()) if finite.numel() else 1.0
         torch.testing.assert_close(
-            mine.double(), exact, rtol=scale, atol=scale * max(min(size, 1e4), 1e-3) / 4, equal_nan=True, msg=lambda m: f"{name}: {m}"
+            mine.double(),
+            exact,
+            rtol=scale,
+            atol=scale * max(min(size, 1e4), 1e-3) / 4,
+            equal_nan=True,
+            msg=lambda m: f"{name}: {m}",
         )

@@ -42,7 +42,9 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_rotary_embedding(dtype: torch.dtype, interleaved: bool, device: str) -> None:
-    cases = [(7, 4, 2, 10, 4), (3, 2, 2, 8, 4)] + ([] if INTERPRETED else [(1, 32, 8, 128, 64), (300, 14, 2, 64, 32), (256, 32, 8, 128, 64)])
+    cases = [(7, 4, 2, 10, 4), (3, 2, 2, 8, 4)] + (
+        [] if INTERPRETED else [(1, 32, 8, 128, 64), (300, 14, 2, 64, 32), (256, 32, 8, 128, 64)]
+    )
     for tokens, q_heads, k_heads, width, pairs in cases:
         fused = torch.randn(tokens, (q_heads + k_heads) * width, device=device).to(dtype)
         q = fused[:, : q_heads * width].unflatten(1, (q_heads, width))

@@ -15,8 +15,15 @@ INTERPRETED = chips.current().interpreted
 
 
 def llama() -> Any:
-    size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1} if INTERPRETED else {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3}  # fmt: skip
-    config = transformers.LlamaConfig(vocab_size=99, num_attention_heads=4, num_key_value_heads=2, **size)
+    hidden, inner, layers = (16, 24, 1) if INTERPRETED else (256, 688, 3)
+    config = transformers.LlamaConfig(
+        vocab_size=99,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
     return transformers.LlamaForCausalLM._from_config(config, attn_implementation="eager")
 
 
@@ -40,7 +47,11 @@ def compare(model: Any, device: str, tokens: torch.Tensor, rtol: float, atol: fl
         model.zero_grad()
         result = model(input_ids=tokens, labels=tokens)
         result.loss.backward()
-        return result.logits.detach(), result.loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        return (
+            result.logits.detach(),
+            result.loss.detach(),
+            {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None},
+        )
 
     logits, loss, grads = run()
     with kernels.use():

@@ -17,7 +17,7 @@ from trireme.kernels import chips
 
 # torch's sample database imports this package only for its own tests.
 sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase, assert_expected_inline=None))
-from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
 
 INTERPRETED = chips.current().interpreted
 BASES = {name.partition(".")[0] for name in kernels.OPERATORS}
@@ -65,4 +65,6 @@ def test_samples(info: Any, device: str) -> None:
                 got, got_grads = run(info, sample, grad)
             assert len(got) == len(expected) and len(got_grads) == len(expected_grads)
             for mine, theirs in zip(got + got_grads, expected + expected_grads, strict=True):
-                torch.testing.assert_close(mine, theirs, rtol=2e-4, atol=2e-4, equal_nan=True, msg=lambda m, s=sample: f"{s}: {m}"[:2000])
+                torch.testing.assert_close(
+                    mine, theirs, rtol=2e-4, atol=2e-4, equal_nan=True, msg=lambda m, s=sample: f"{s}: {m}"[:2000]
+                )

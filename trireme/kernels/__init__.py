@@ -1,8 +1,8 @@
 """Torch's operators in Triton, on any chip that has Triton. Stands alone: knows torch and triton, nothing of the engine.
 
-    from trireme import kernels
-    with kernels.use(exclude=["mm"]):
-        ...  # torch's operators inside are ours
+from trireme import kernels
+with kernels.use(exclude=["mm"]):
+    ...  # torch's operators inside are ours
 """
 
 from trireme.kernels.fused import gelu_and_mul, rotary_embedding, silu_and_mul, skip_layer_norm, skip_rms_norm

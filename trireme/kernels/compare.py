@@ -102,8 +102,6 @@ def isclose(
     return _isclose_nan(self, other, rtol, atol) if equal_nan else _isclose(self, other, rtol, atol)
 
 
-def allclose(
-    self: torch.Tensor, other: torch.Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
-) -> bool:
+def allclose(self: torch.Tensor, other: torch.Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
     """whether every element is close"""
     return bool(reduce.all_all(isclose(self, other, rtol, atol, equal_nan)).item())

@@ -128,7 +128,9 @@ def _tokens(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view(-1, x.shape[-2] * x.shape[-1])
 
 
-def skip_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float = 1e-6) -> tuple[torch.Tensor, torch.Tensor]:
+def skip_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
     """residual += x, in place; returns rms_norm(residual) · weight and the residual"""
     _require_contiguous(x, residual)
     length = x.shape[-1]

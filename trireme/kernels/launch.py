@@ -74,11 +74,13 @@ class Kernel:
             if isinstance(value, torch.Tensor):
                 pointer = value.data_ptr()
                 values.append(pointer)
-                key.append((value.dtype, pointer & 15))
+                key.append((value.dtype, pointer & 15 == 0))
                 device = value.get_device()
             else:
                 values.append(value)
                 key.append(_specialisation(value))
+                if isinstance(value, TensorDescriptor):
+                    device = value.base.get_device()
         if device >= 0 and device != chips.current_device():
             with chips.device_module().device(device):
                 self(grid, *args, warps=warps, stages=stages, dependent=dependent, **constants)
@@ -104,9 +106,11 @@ class Kernel:
         """Compiles through Triton, which also runs it, and keeps the raw handle when Triton's internals look as expected."""
         options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
         built = self.jit[grid](*args, **sizes, **options, **constants)
-        launcher = getattr(built, "run", None)
-        if not hasattr(launcher, "launch") or launcher.global_scratch_size or launcher.profile_scratch_size:
-            self.direct = False if not hasattr(launcher, "launch") else self.direct
+        launcher: Any = getattr(built, "run", None)
+        if not hasattr(launcher, "launch"):
+            self.direct = False
+            return
+        if launcher.global_scratch_size or launcher.profile_scratch_size:
             return
         self.compiled[key] = (
             launcher.launch,

@@ -231,7 +231,8 @@ def _by_pointers(p: _Problem) -> None:
     grid = (blocks(m, tile_m) * blocks(n, tile_n), batch)
     strides = (*p.a.stride(), *p.b.stride(), p.c.stride(0), p.c.stride(1))
     _pointer_tiles(grid, p.a, p.b, p.c, p.bias, m, n, k, *strides, *p.bias_walk, p.alpha, p.beta,
-                   PRECISION=precision(p.a.dtype), BIAS=p.bias_kind, M=tile_m, N=tile_n, K=tile_k, GROUP=8, warps=8 if half else 4)  # fmt: skip
+                   PRECISION=precision(p.a.dtype), BIAS=p.bias_kind, M=tile_m, N=tile_n, K=tile_k, GROUP=8,
+                   warps=8 if half else 4)  # fmt: skip
 
 
 def _run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, alpha: float, beta: float) -> torch.Tensor:
@@ -274,9 +275,7 @@ def bmm(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
     return _run(self, mat2, None, 1.0, 0.0)
 
 
-def addmm(
-    self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Number = 1, alpha: Number = 1
-) -> torch.Tensor:
+def addmm(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Number = 1, alpha: Number = 1) -> torch.Tensor:
     """β c + α a b; with β = 0 the contents of c, even NaN, do not matter"""
     _check(mat1, mat2, 2, "addmm")
     if beta == 0:

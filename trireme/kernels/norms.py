@@ -112,7 +112,9 @@ def _rms_norm(x, residual, weight, y, scales, rows, length, x_stride, eps, DOUBL
 
 
 @kernel
-def _rms_norm_long(x, residual, weight, y, scales, rows, length, x_stride, eps, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+def _rms_norm_long(
+    x, residual, weight, y, scales, rows, length, x_stride, eps, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+):
     """the same for rows longer than a tile"""
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
@@ -220,7 +222,9 @@ def _check_shape(x: torch.Tensor, shape: Sequence[int], *parameters: torch.Tenso
     """Where the normalised dimensions begin."""
     axis = x.dim() - len(shape)
     if axis < 0 or not shape or list(x.shape[axis:]) != list(shape):
-        raise RuntimeError(f"Given normalized_shape={list(shape)}, expected input with shape [*, {list(shape)}], but got {list(x.shape)}")
+        raise RuntimeError(
+            f"Given normalized_shape={list(shape)}, expected input with shape [*, {list(shape)}], but got {list(x.shape)}"
+        )
     for parameter in parameters:
         if parameter is not None and list(parameter.shape) != list(shape):
             raise RuntimeError(f"Expected weight and bias of shape {list(shape)}, but got {list(parameter.shape)}")

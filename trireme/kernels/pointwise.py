@@ -68,9 +68,7 @@ class Pointwise:
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         plan = plan_layout(tensors, outs, self.num_outputs)
         if outs is None:
-            outs = [
-                torch.empty_strided(plan.shape, plan.out_stride, dtype=result, device=device) for _ in range(self.num_outputs)
-            ]
+            outs = [torch.empty_strided(plan.shape, plan.out_stride, dtype=result, device=device) for _ in range(self.num_outputs)]
         if plan.count:
             self.launch(plan, inputs, scalars, outs, compute)
         return outs[0] if self.num_outputs == 1 else tuple(outs)
@@ -228,7 +226,7 @@ def _strided(rank: int, inputs: list[str], extra: list[str], outs: list[str], te
 
 
 def load_source(stem: str, source: str) -> ModuleType:
-    """Imports generated source from the cache folder, writing it there the first time; a read-only folder is replaced by a temporary one."""
+    """Imports generated source from the cache folder, written there the first time; a temporary folder replaces a read-only one."""
     name = f"{stem}_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     try:
         folder = tune.cache_folder() / "generated"

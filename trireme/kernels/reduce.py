@@ -295,7 +295,9 @@ def normalise(dims: Sequence[int] | int | None, rank: int) -> list[int]:
     result = []
     for dim in dims:
         if not -max(rank, 1) <= dim < max(rank, 1):
-            raise IndexError(f"Dimension out of range (expected to be in range of [{-max(rank, 1)}, {max(rank, 1) - 1}], but got {dim})")
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [{-max(rank, 1)}, {max(rank, 1) - 1}], but got {dim})"
+            )
         result.append(dim % max(rank, 1))
     if len(set(result)) != len(result):
         raise RuntimeError(f"dim {result} appears multiple times in the list of dims")
@@ -334,7 +336,9 @@ def _work(dtype: torch.dtype) -> int:
 _WORK_TYPE = [torch.float32, torch.float64, torch.int64, torch.int32]
 
 
-def _run(kind: int, x: torch.Tensor, dims: Any, keepdim: bool, dtype: torch.dtype, factor: float = 1.0, order: float = 1.0) -> torch.Tensor:
+def _run(
+    kind: int, x: torch.Tensor, dims: Any, keepdim: bool, dtype: torch.dtype, factor: float = 1.0, order: float = 1.0
+) -> torch.Tensor:
     """One reduction of a supported type into a new tensor of type `dtype`."""
     if x.dtype not in _SUPPORTED or dtype not in _SUPPORTED:
         raise Unsupported(f"no reduction of {x.dtype} to {dtype}")
@@ -372,7 +376,9 @@ def _sum_type(x: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return x.dtype if x.is_floating_point() or x.is_complex() else torch.int64
 
 
-def sum_dim(self: torch.Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+def sum_dim(
+    self: torch.Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """Σ x over `dim`; integers add up in int64"""
     return _run(SUM, self, dim, keepdim, _sum_type(self, dtype))
 
@@ -382,11 +388,15 @@ def sum_all(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Te
     return sum_dim(self, dtype=dtype)
 
 
-def mean_dim(self: torch.Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+def mean_dim(
+    self: torch.Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """Σ x / n over `dim`"""
     result = dtype or self.dtype
     if not result.is_floating_point and not result.is_complex:
-        raise RuntimeError(f"mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. Got: {result}")
+        raise RuntimeError(
+            f"mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. Got: {result}"
+        )
     count = _product([self.shape[d] for d in normalise(dim, self.dim())])
     return _run(SUM, self, dim, keepdim, result, factor=1.0 / count if count else float("nan"))
 
@@ -457,7 +467,12 @@ def all_all(self: torch.Tensor) -> torch.Tensor:
 
 
 def vector_norm(
-    self: torch.Tensor, ord: Number = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    self: torch.Tensor,
+    ord: Number = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """(Σ |x|^p)^(1/p); p = 0 counts, ±∞ take the extreme"""
     result = dtype or self.dtype
@@ -471,11 +486,13 @@ def vector_norm(
         # factor 0 asks the fold for magnitudes
         wide = _run(MAX if ord > 0 else MIN, self, dim, keepdim, self.dtype, factor=0.0)
         return wide.to(result)
-    kind = {0: NORM0, 1: NORM1, 2: NORM2}.get(ord, NORM_P)
+    kind = {0.0: NORM0, 1.0: NORM1, 2.0: NORM2}.get(float(ord), NORM_P)
     return _run(kind, self, dim, keepdim, result, order=float(ord))
 
 
-def _arg(x: torch.Tensor, dim: int | None, keepdim: bool, least: bool, want_values: bool) -> tuple[torch.Tensor | None, torch.Tensor]:
+def _arg(
+    x: torch.Tensor, dim: int | None, keepdim: bool, least: bool, want_values: bool
+) -> tuple[torch.Tensor | None, torch.Tensor]:
     if x.dtype not in _SUPPORTED:
         raise Unsupported(f"no extreme of {x.dtype}")
     dims = normalise(dim if dim is None else [dim], x.dim())
@@ -487,9 +504,11 @@ def _arg(x: torch.Tensor, dim: int | None, keepdim: bool, least: bool, want_valu
         return values, indices
     m, n = f.tile()
     splits, work = f.splits(m, n), _work(x.dtype)
-    constants = {"LEAST": least, "WORK": work, "M": m, "N": n}
+    constants: dict[str, Any] = {"LEAST": least, "WORK": work, "M": m, "N": n}
     if splits == 1:
-        _arg_fold((blocks(f.rows, m), 1), f.x, None, values, indices, f.rows, f.inner, f.length, f.length, *f.walk, warps=8, **constants)
+        _arg_fold(
+            (blocks(f.rows, m), 1), f.x, None, values, indices, f.rows, f.inner, f.length, f.length, *f.walk, warps=8, **constants
+        )
         return values, indices
     part = blocks(blocks(f.length, splits), n) * n
     splits = blocks(f.length, part)

@@ -88,7 +88,7 @@ def _table() -> dict[str, Operator]:
     for overload in ("Tensor", "Scalar", "Scalar_Tensor"):
         constant[f"bitwise_and.{overload}"] = bitwise.bitwise_and
         constant[f"bitwise_or.{overload}"] = bitwise.bitwise_or
-    own = {
+    own: dict[str, tuple[Function, Function]] = {
         "softmax.int": (softmax.softmax_forward, softmax.softmax),
         "log_softmax.int": (softmax.log_softmax_forward, softmax.log_softmax),
         "rms_norm": (norms.rms_norm_forward, norms.rms_norm),
@@ -240,6 +240,12 @@ def describe() -> list[dict[str, Any]]:
         base, _, overload = name.partition(".")
         ratio = measured.get(name)
         rows.append(
-            {"name": base, "overload": overload or "default", "gradient": operator.gradient, "enabled": name in _active, "ratio": ratio}
+            {
+                "name": base,
+                "overload": overload or "default",
+                "gradient": operator.gradient,
+                "enabled": name in _active,
+                "ratio": ratio,
+            }
         )
     return rows

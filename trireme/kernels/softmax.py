@@ -1,4 +1,5 @@
-"""softmax and log_softmax along any dimension, with their gradients. Knows rows; short ones stay in registers, long ones are read twice."""
+"""softmax and log_softmax along any dimension, with their gradients.
+Knows rows: short ones stay in registers, long ones are read twice."""
 
 from __future__ import annotations
 

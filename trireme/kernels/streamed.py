@@ -159,7 +159,9 @@ def _candidates(rows: int, n: int, k: int, along: bool) -> list[dict[str, Any]]:
     result = []
     for a, b, warps, stages in made:
         splits = _splits(blocks(n, a), k, b)
-        result += [_config(a, b, s, warps, stages) for s in dict.fromkeys((splits, max(1, splits // 2), min(2 * splits, _SPLITS_MOST)))]
+        result += [
+            _config(a, b, s, warps, stages) for s in dict.fromkeys((splits, max(1, splits // 2), min(2 * splits, _SPLITS_MOST)))
+        ]
     return result
 
 
@@ -178,6 +180,7 @@ def few_rows(
         splits = blocks(k, part)
         programs = blocks(n, tile_n)
         parts, counters = _workspace(x.device, splits * rows * n, programs) if splits > 1 else (None, None)
+        extra: dict[str, Any]
         body, extra = (_vector, {}) if rows <= _VECTOR_ROWS else (_tensor, {"PRECISION": precision})
         body((programs, splits), x, w, y, bias, parts, counters, rows, n, k, part, *x.stride(), *w.stride(), *y.stride(),
              *bias_walk, alpha, beta, **extra, ROWS=room, N=tile_n, K=tile_k, SPLITS=splits,
