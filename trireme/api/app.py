@@ -1,0 +1,185 @@
+"""The web application: which path leads to which handler. Knows routes; what they do is in the modules of each API."""
+
+from __future__ import annotations
+
+import contextlib
+import mimetypes
+import pathlib
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from trireme.api.anthropic import Anthropic
+from trireme.api.batches import Batches
+from trireme.api.chat_completions import ChatCompletions
+from trireme.api.completions import Completions
+from trireme.api.failures import Failure, Shape, failure_body, shape_of_path
+from trireme.api.files import Files
+from trireme.api.guard import Guard
+from trireme.api.http import Call, Endpoint, Handler, Reply
+from trireme.api.logs import set_up_logs
+from trireme.api.native import Native
+from trireme.api.ollama import Ollama
+from trireme.api.openapi import openapi_document
+from trireme.api.probes import Probes
+from trireme.api.responses import Responses
+from trireme.api.service import Service
+from trireme.api.shelf import Shelf, default_folder
+from trireme.api.tracing import Tracer
+from trireme.serve.client import Context
+
+WEB = pathlib.Path(__file__).parent / "web"
+_PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; img-src 'self' data:; style-src 'self'; script-src 'self'; connect-src 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; object-src 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+class RouteEntry(NamedTuple):
+    method: str
+    path: str
+    handler: Handler
+    shape: Shape = Shape.OPENAI
+
+
+def create_app(context: Context) -> ASGIApp:
+    """The ASGI application of one HTTP process."""
+    set_up_logs(context.options.log_format)
+    service = Service(context)
+    shelf = Shelf(pathlib.Path(context.options.data_dir) if context.options.data_dir else default_folder())
+    handlers = _Handlers(service, shelf)
+    entries = [*handlers.routes(), *_page_routes()]
+    app = Starlette(
+        routes=_routes(entries, context.options.max_body),
+        exception_handlers={HTTPException: _http_exception},
+        lifespan=handlers.lifespan,
+    )
+    app.router.redirect_slashes = False  # a path is what it says
+    return Guard(app, context.options, frozenset(_page_files()), Tracer(context.options.otlp_endpoint))
+
+
+class _Handlers:
+    """Every handler, made once."""
+
+    def __init__(self, service: Service, shelf: Shelf):
+        self.service = service
+        self.probes = Probes(service)
+        self.chat, self.completions = ChatCompletions(service), Completions(service)
+        self.responses = Responses(service, shelf)
+        self.files = Files(shelf)
+        self.batches = Batches(shelf, self.files, {"/v1/chat/completions": self.chat, "/v1/completions": self.completions})
+        self.anthropic, self.native, self.ollama = Anthropic(service), Native(service), Ollama(service)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Any) -> AsyncIterator[None]:
+        async with self.batches.working():
+            yield
+        await self.responses.close()
+        self.service.close()
+
+    def routes(self) -> list[RouteEntry]:
+        return [*self._server(), *self._openai(), *self._others()]
+
+    def _server(self) -> list[RouteEntry]:
+        probes = self.probes
+        return [
+            RouteEntry("GET", "/health", probes.ready),
+            RouteEntry("GET", "/live", probes.live),
+            RouteEntry("GET", "/ready", probes.ready),
+            RouteEntry("GET", "/version", probes.version),
+            RouteEntry("GET", "/load", probes.load),
+            RouteEntry("GET", "/metrics", probes.metrics),
+            RouteEntry("GET", "/openapi.json", self._openapi),
+            RouteEntry("POST", "/tokenize", probes.tokenize),
+            RouteEntry("POST", "/detokenize", probes.detokenize),
+            RouteEntry("GET", "/tokenizer_info", probes.tokenizer_info),
+        ]
+
+    def _openai(self) -> list[RouteEntry]:
+        return [
+            RouteEntry("GET", "/v1/models", self.probes.models),
+            RouteEntry("GET", "/v1/models/{model:path}", self.probes.model),
+            RouteEntry("POST", "/v1/chat/completions", self.chat),
+            RouteEntry("POST", "/v1/completions", self.completions),
+            RouteEntry("POST", "/v1/responses", self.responses.create),
+            RouteEntry("GET", "/v1/responses/{id}", self.responses.get),
+            RouteEntry("DELETE", "/v1/responses/{id}", self.responses.delete),
+            RouteEntry("POST", "/v1/responses/{id}/cancel", self.responses.cancel),
+            RouteEntry("GET", "/v1/responses/{id}/input_items", self.responses.input_items),
+            RouteEntry("POST", "/v1/files", self.files.create),
+            RouteEntry("GET", "/v1/files", self.files.listed),
+            RouteEntry("GET", "/v1/files/{id}", self.files.get),
+            RouteEntry("GET", "/v1/files/{id}/content", self.files.content),
+            RouteEntry("DELETE", "/v1/files/{id}", self.files.delete),
+            RouteEntry("POST", "/v1/batches", self.batches.create),
+            RouteEntry("GET", "/v1/batches", self.batches.listed),
+            RouteEntry("GET", "/v1/batches/{id}", self.batches.get),
+            RouteEntry("POST", "/v1/batches/{id}/cancel", self.batches.cancel),
+        ]
+
+    def _others(self) -> list[RouteEntry]:
+        anthropic, native, ollama = self.anthropic, self.native, self.ollama
+        return [
+            RouteEntry("POST", "/v1/messages", anthropic.messages, Shape.ANTHROPIC),
+            RouteEntry("POST", "/v1/messages/count_tokens", anthropic.count_tokens, Shape.ANTHROPIC),
+            RouteEntry("POST", "/generate", native.generate, Shape.TGI),
+            RouteEntry("POST", "/generate_stream", native.generate_stream, Shape.TGI),
+            RouteEntry("POST", "/tokens", native.tokens, Shape.TGI),
+            RouteEntry("GET", "/token_load", native.token_load, Shape.TGI),
+            RouteEntry("GET", "/info", native.info, Shape.TGI),
+            RouteEntry("POST", "/api/chat", ollama.chat, Shape.OLLAMA),
+            RouteEntry("POST", "/api/generate", ollama.generate, Shape.OLLAMA),
+            RouteEntry("GET", "/api/tags", ollama.tags, Shape.OLLAMA),
+            RouteEntry("POST", "/api/show", ollama.show, Shape.OLLAMA),
+            RouteEntry("GET", "/api/ps", ollama.ps, Shape.OLLAMA),
+            RouteEntry("GET", "/api/version", ollama.version, Shape.OLLAMA),
+        ]
+
+    async def _openapi(self, call: Call) -> Reply:
+        return Reply(openapi_document([(entry.method, entry.path) for entry in self.routes()]))
+
+
+def _routes(entries: list[RouteEntry], max_body: int) -> list[BaseRoute]:
+    return [Route(e.path, Endpoint(e.handler, e.shape, max_body), methods=[e.method]) for e in entries]
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    """No such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    path = request.scope["path"]
+    text = f"There is nothing at {path[:200]}." if error.status_code == 404 else f"{path[:200]} does not take {request.method}."
+    failure = Failure(error.status_code, text, code="not_found" if error.status_code == 404 else "method_not_allowed")
+    headers = {"connection": "close", **(error.headers or {})}  # its body has not been read
+    return Response(failure_body(failure, shape_of_path(path)), error.status_code, headers, "application/json")
+
+
+def _page_files() -> dict[str, pathlib.Path]:
+    """The page's files by path, fixed when the process starts: no path from outside ever reaches the disk."""
+    if not WEB.is_dir():
+        return {}
+    files = {f"/{file.relative_to(WEB).as_posix()}": file for file in sorted(WEB.rglob("*")) if file.is_file()}
+    return {**files, "/": files["/index.html"]} if "/index.html" in files else files
+
+
+def _page_routes() -> list[RouteEntry]:
+    return [RouteEntry("GET", path, _page_handler(file)) for path, file in _page_files().items()]
+
+
+def _page_handler(file: pathlib.Path) -> Handler:
+    kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    media_type = f"{kind}; charset=utf-8" if kind.startswith(("text/", "application/javascript")) else kind
+
+    async def page(call: Call) -> Reply:
+        return Reply(file.read_bytes(), media_type=media_type, headers=_PAGE_HEADERS)
+
+    return page

@@ -1,0 +1,94 @@
+"""Errors as the clients of each API expect to read them: status, shape and headers. Knows no routes."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from trireme.errors import BadRequest, ModelNotFound, Overloaded, TriremeError, Unavailable
+
+RETRY_AFTER = "2"  # seconds; a queue drains or a worker restarts in about that time
+
+
+class Shape(enum.Enum):
+    """Whose error body a route speaks."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    OLLAMA = "ollama"
+    TGI = "tgi"
+
+
+class Failure(Exception):
+    """An answer that is an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
+        self.headers = headers or {}
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What the client is told. Of an unforeseen error it learns nothing but that it was ours."""
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, BadRequest):
+        return Failure(400, str(error), param=error.param)
+    if isinstance(error, ModelNotFound):
+        return Failure(404, str(error), kind="invalid_request_error", param="model", code="model_not_found")
+    if isinstance(error, Overloaded):
+        code = "unavailable" if isinstance(error, Unavailable) else "overloaded"
+        return Failure(503, str(error), kind="overloaded_error", code=code, headers={"retry-after": RETRY_AFTER})
+    if isinstance(error, TriremeError):
+        return Failure(500, str(error), kind="server_error", code=type(error).__name__)
+    return Failure(500, "The server made a mistake; its log has the details under this request id.", kind="server_error")
+
+
+_ANTHROPIC_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def failure_document(failure: Failure, shape: Shape) -> dict[str, Any]:
+    """The error's body."""
+    if shape is Shape.ANTHROPIC:
+        kind = _ANTHROPIC_KINDS.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": failure.message}}
+    if shape is Shape.OLLAMA:
+        return {"error": failure.message}
+    if shape is Shape.TGI:
+        kind = "validation" if failure.status < 500 else ("overloaded" if failure.status == 503 else "generation")
+        return {"error": failure.message, "error_type": kind}
+    return {
+        "error": {"message": failure.message, "type": failure.kind, "param": failure.param, "code": failure.code or failure.status}
+    }
+
+
+def failure_body(failure: Failure, shape: Shape) -> bytes:
+    return msgspec.json.encode(failure_document(failure, shape))
+
+
+def shape_of_path(path: str) -> Shape:
+    """Whose error body is spoken where no route was reached."""
+    if path.startswith("/v1/messages"):
+        return Shape.ANTHROPIC
+    if path.startswith("/api/"):
+        return Shape.OLLAMA
+    return Shape.OPENAI

@@ -1,0 +1,37 @@
+"""Fill in the middle: prefix and suffix become one prompt by the model's own FIM tokens. Knows spellings of those tokens."""
+
+from __future__ import annotations
+
+from trireme.errors import BadRequest
+from trireme.hub.tokenizer import Tokenizer
+
+# (before the prefix, before the suffix, before the middle); the empty one stands for nothing
+_SPELLINGS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+)
+_SUFFIX_FIRST = ("[SUFFIX]", "[PREFIX]")
+
+
+def infill_tokens(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int]:
+    """The prompt whose continuation stands between prefix and suffix. Text of either never becomes a special token."""
+    first = tokenizer.encode(prefix, add_special=False, allow_special=False)
+    last = tokenizer.encode(suffix, add_special=False, allow_special=False)
+    begin = [tokenizer.bos_token_id] if tokenizer.add_bos and tokenizer.bos_token_id is not None else []
+    for spellings in _SPELLINGS:
+        ids = [_id_of(tokenizer, spelling) for spelling in spellings]
+        if None not in ids:
+            return [*begin, ids[0], *first, ids[1], *last, ids[2]]  # type: ignore[list-item]
+    ids = [_id_of(tokenizer, spelling) for spelling in _SUFFIX_FIRST]
+    if None not in ids:
+        return [*begin, ids[0], *last, ids[1], *first]  # type: ignore[list-item]
+    raise BadRequest("This model has no fill-in-the-middle tokens.", "leave suffix out", "suffix")
+
+
+def _id_of(tokenizer: Tokenizer, spelling: str) -> int | None:
+    ids = tokenizer.encode(spelling, add_special=False)
+    return ids[0] if len(ids) == 1 and tokenizer.token_text(ids[0]) == spelling else None

@@ -1,0 +1,208 @@
+"""What every API needs from the engine: the model's name, tokens of a text, an answer in flight. Knows no protocol.
+
+Work that could hold up the event loop (tokenizing, templates) is done in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from trireme.api.failures import Failure
+from trireme.api.http import Call
+from trireme.api.metrics import Meter, Metrics
+from trireme.config import Config, ServeOptions
+from trireme.errors import BadRequest, ModelNotFound, Overloaded, TriremeError
+from trireme.hub.tokenizer import Tokenizer
+from trireme.serve.answers import Answer, Piece
+from trireme.serve.client import Client, Context, ModelInfo, Stream
+from trireme.types import FinishReason, Output, SamplingParams
+
+LONG_TEXT = 32 << 10  # characters; longer ones have a tokenizer of their own, so that short ones need not wait
+MAX_SEQUENCES = 1024  # that one HTTP request may ask for, over all its prompts
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Flight:
+    """One answer on its way: `async for piece in flight`. Closed with the exchange it belongs to."""
+
+    def __init__(self, stream: Stream, meter: Meter):
+        self._stream, self._meter = stream, meter
+        self._cause = "disconnect"
+
+    @property
+    def answer(self) -> Answer:
+        return self._stream.answer
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        try:
+            piece = await anext(self._stream)
+        except TriremeError:
+            self._cause = "error"
+            raise
+        self._meter.take(piece)
+        if piece.finish_reason is FinishReason.ERROR:
+            self._cause = "error"
+            raise Failure(500, piece.error or "The engine could not go on with this request.", kind="server_error")
+        if piece.finish_reason is FinishReason.ABORT:
+            self._cause = "abort"
+            raise Failure(503, "The server ended this request before it was done.", kind="overloaded_error")
+        return piece
+
+    async def close(self) -> None:
+        """Frees what an unfinished answer holds."""
+        self._meter.end(self.answer, self._cause)
+        await self._stream.abort()
+
+    async def output(self) -> Output:
+        """The whole answer."""
+        async for _ in self:
+            pass
+        return self.answer.output()
+
+
+class Service:
+    """One per HTTP process."""
+
+    def __init__(self, context: Context):
+        self.client: Client = context.client
+        self.options: ServeOptions = context.options
+        self.config: Config = context.config
+        self.metrics = Metrics(context.options.metrics_prefix, context.client.info.name)
+        self._threads = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="trireme-text")
+        self._long_thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="trireme-long-text")
+        self._long_tokenizer: Tokenizer | None = None
+        self._numbers = itertools.count()
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.client.info
+
+    def check_model(self, name: str | None) -> str:
+        """The model's name as served; a 404 for any other."""
+        known = self.info.name
+        if name and name not in (known, f"{known}:latest"):
+            raise ModelNotFound(f"The model {name[:200]!r} is not served here.", f"use {known!r}, or leave the model out")
+        return known
+
+    # --- text -----------------------------------------------------------------------------------------------------------------
+
+    async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs what may take long away from the event loop."""
+        call = functools.partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    async def with_tokenizer(self, size: int, action: Callable[[Tokenizer], T]) -> T:
+        """Runs `action` with the tokenizer, in a thread; `size` is the length of its text."""
+        loop = asyncio.get_running_loop()
+        if size <= LONG_TEXT:
+            return await loop.run_in_executor(self._threads, action, self.client.tokenizer)
+        return await loop.run_in_executor(self._long_thread, lambda: action(self._tokenizer_for_long()))
+
+    def _tokenizer_for_long(self) -> Tokenizer:
+        if self._long_tokenizer is None:
+            self._long_tokenizer = Tokenizer.open(self.info.path)
+        return self._long_tokenizer
+
+    async def encode(self, text: str, add_special: bool = True) -> list[int]:
+        return await self.with_tokenizer(len(text), lambda tokenizer: tokenizer.encode(text, add_special=add_special))
+
+    def check_tokens(self, tokens: Sequence[int], param: str = "prompt") -> None:
+        vocab = self.info.vocab_size or self.client.tokenizer.vocab_size
+        if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
+            raise BadRequest(f"A prompt of token ids takes whole numbers from 0 to {vocab - 1}.", param=param)
+
+    def check_room(self, num_prompt: int, max_tokens: int | None, param: str = "prompt") -> None:
+        """Nothing is cut off in silence: what does not fit is refused, with the numbers."""
+        limit = self.info.max_model_len
+        if not limit:
+            return  # still starting: the client refuses in its own words
+        least = 1 if max_tokens is None else max_tokens
+        if num_prompt == 0:
+            raise BadRequest("The prompt is empty.", "send at least one token", param)
+        if num_prompt + least > limit:
+            asked = f"{num_prompt} in the prompt" + (f" and {max_tokens} for the answer" if max_tokens else "")
+            raise Failure(
+                400,
+                f"The context of this model is {limit} tokens; this request needs {num_prompt + least} ({asked}). "
+                "Fix: shorten the prompt or lower max_tokens.",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    # --- asking ---------------------------------------------------------------------------------------------------------------
+
+    async def open(
+        self,
+        call: Call,
+        tokens: list[int],
+        sampling: SamplingParams,
+        *,
+        prompt: str | None = None,
+        salt: str | None = None,
+        priority: int = 0,
+    ) -> Flight:
+        """Submits one prompt; its answer is closed when the exchange ends."""
+        if self.info.vocab_size:
+            sampling.check(self.info.vocab_size)
+        self.check_room(len(tokens), sampling.max_tokens)
+        try:
+            stream = await self.client.open(
+                tokens,
+                sampling,
+                request_id=f"{call.request_id}.{next(self._numbers)}",
+                prompt=prompt,
+                salt=f"{call.tenant}:{salt or ''}" if call.tenant or salt else "",
+                priority=priority,
+            )
+        except TriremeError as error:
+            reason = "overload" if isinstance(error, Overloaded) else "invalid" if isinstance(error, BadRequest) else "error"
+            self.metrics.count("request_rejected", 1, reason)
+            raise
+        flight = Flight(stream, Meter(self.metrics, call.begun, len(tokens), sampling.n, sampling.max_tokens))
+        call.exits.push_async_callback(flight.close)
+        call.trace.note(gen_ai__request__model=self.info.name, gen_ai__usage__input_tokens=len(tokens))
+        return flight
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._long_thread.shutdown(wait=False, cancel_futures=True)
+
+
+async def merged(call: Call, flights: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
+    """The pieces of several answers, as they come, each with its answer's number."""
+    if len(flights) == 1:
+        async for piece in flights[0]:
+            yield 0, piece
+        return
+    inbox: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(maxsize=2 * len(flights))
+
+    async def forward(number: int, flight: AsyncIterator[T]) -> None:
+        try:
+            async for piece in flight:
+                await inbox.put((number, piece))
+            await inbox.put((number, None))
+        except Exception as error:
+            await inbox.put((number, error))
+
+    tasks = [asyncio.ensure_future(forward(number, flight)) for number, flight in enumerate(flights)]
+    for task in tasks:
+        call.exits.callback(task.cancel)
+    left = len(flights)
+    while left:
+        number, item = await inbox.get()
+        if isinstance(item, Exception):
+            raise item
+        if item is None:
+            left -= 1
+        else:
+            yield number, item
