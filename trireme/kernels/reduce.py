@@ -62,12 +62,12 @@ def _fold(
         work = tl.int32
     else:
         work = tl.float32
-    if KIND == 1 or KIND == 5:
-        neutral = 1
-    elif KIND == 2:
+    if KIND == 2:
         neutral = float("-inf") if work.is_floating() else -(2**31) if WORK == 3 else -(2**63)
     elif KIND == 3:
         neutral = float("inf") if work.is_floating() else 2**31 - 1 if WORK == 3 else 2**63 - 1
+    elif KIND == 1 or KIND == 5:
+        neutral = 1
     else:
         neutral = 0
     total = tl.full((M, N), neutral, work)
@@ -306,7 +306,8 @@ def normalise(dims: Sequence[int] | int | None, rank: int) -> list[int]:
 
 def _merge(x: torch.Tensor, dims: Sequence[int]) -> tuple[int, int] | None:
     """Size and stride of these dimensions as one, or None if no single stride walks them."""
-    size, stride = 1, 1
+    # Stride 0 for nothing: a stride of 1 would hide from the compiler that rows begin aligned.
+    size, stride = 1, 0
     for d in reversed(dims):
         if x.shape[d] == 1:
             continue

@@ -25,18 +25,22 @@ def _scan(
     start = part * chunk
     stop = tl.minimum(start + chunk, length)
     carry = tl.zeros((M,), work)
+    lanes = tl.zeros((M, N), work)
     if carries is not None and not TOTALS:
         carry = tl.load(carries + row * (parts + 1) + part, mask=row < rows, other=0)
     for at in range(start, stop, N):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < length)[None, :]
         value = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0).to(work)
-        if not TOTALS:
+        if TOTALS:
+            lanes += value
+        else:
             running = tl.cumsum(value, 1) + carry[:, None]
             tl.store(out[:, None] + (column.to(tl.int64) * y_step)[None, :], running.to(y.dtype.element_ty), mask=mask)
-        carry += tl.sum(value, 1)
+            # The last running sum, picked out by a sum over one term: adding up the tile again would round differently.
+            carry = tl.sum(tl.where((tl.arange(0, N) == N - 1)[None, :], running, tl.zeros_like(running)), 1)
     if TOTALS:
-        tl.store(carries + row * (parts + 1) + part + 1, carry, mask=row < rows)
+        tl.store(carries + row * (parts + 1) + part + 1, tl.sum(lanes, 1), mask=row < rows)
 
 
 def cumsum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -33,14 +33,15 @@ def _embedding(weight, indices, out, count, width, entries, stride, M: tl.conste
 
 @kernel
 def _triu(x, out, rows, height, width, diagonal, M: tl.constexpr, N: tl.constexpr):
-    """out[i, j] = x[i, j] where j − i ≥ diagonal, else 0, unread"""
+    """out[i, j] = x[i, j] where j − i ≥ diagonal, else 0; a tile below the diagonal is not read"""
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.program_id(1) * N + tl.arange(0, N)
     keep = column[None, :] - (row % height)[:, None] >= diagonal
     mask = (row < rows)[:, None] & (column < width)[None, :]
     at = row[:, None] * width + column[None, :]
-    value = tl.load(x + at, mask=mask & keep, other=0)
-    tl.store(out + at, value, mask=mask)
+    some = tl.max(tl.max(keep.to(tl.int32), 1), 0) > 0
+    value = tl.load(x + at, mask=mask & some, other=0)
+    tl.store(out + at, tl.where(keep, value, tl.zeros_like(value)), mask=mask)
 
 
 def embedding(
