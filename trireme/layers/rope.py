@@ -36,12 +36,10 @@ class Rope:
         """(table, index): token i turns by table[index[i]]."""
         if not self.length_dependent:
             return self.table, batch.positions
-        rows = []
-        for position, reach in zip(batch.positions.tolist(), batch.reach.tolist(), strict=True):
-            frequencies, factor = FREQUENCIES[self.kind](self.settings, self.width, self.max_positions, reach)
-            rows.append(angles(torch.tensor([position]), frequencies, factor))
-        table = torch.cat(rows).to(self.env.device)
-        return table, torch.arange(len(rows), device=self.env.device)
+        # On the device from end to end: a captured step is replayed with other lengths.
+        frequencies = _grown(self.settings, self.width, self.max_positions, batch.reach)
+        turn = batch.positions.unsqueeze(1) * frequencies
+        return torch.cat([turn.cos(), turn.sin()], -1), torch.arange(len(turn), device=turn.device)
 
 
 def angles(positions: Tensor, frequencies: Tensor, factor: float) -> Tensor:
@@ -64,11 +62,17 @@ def _linear(settings: dict[str, Any], width: int, trained: int, length: int) -> 
 
 def _dynamic(settings: dict[str, Any], width: int, trained: int, length: int) -> tuple[Tensor, float]:
     """The base grows with the sequence once it is longer than the model was trained for."""
+    return _grown(settings, width, trained, torch.tensor([length]))[0], 1.0
+
+
+def _grown(settings: dict[str, Any], width: int, trained: int, lengths: Tensor) -> Tensor:
+    """Frequencies [lengths, width / 2] of the grown base: theta (factor length / trained - factor + 1)^(width / (width - 2))"""
     factor, theta = float(settings["factor"]), float(settings.get("rope_theta", 10000.0))
     trained = int(settings.get("original_max_position_embeddings") or trained)
-    length = max(length, trained)
-    theta *= (factor * length / trained - (factor - 1)) ** (width / (width - 2))
-    return _default({"rope_theta": theta}, width, trained, length)
+    growth = factor * lengths.clamp_min(trained).double() / trained - (factor - 1)
+    base = theta * growth ** (width / (width - 2))
+    exponents = torch.arange(0, width, 2, device=lengths.device).double() / width
+    return (base.unsqueeze(1) ** -exponents).float()
 
 
 def _llama3(settings: dict[str, Any], width: int, trained: int, length: int) -> tuple[Tensor, float]:

@@ -49,13 +49,16 @@ class CpuOps(Ops):
 
     def packed_linear(self, weights: list[PackedWeight], x: Tensor, bias: Tensor | None, transform: Transform = PLAIN) -> Tensor:
         """transform(x) · weightsᵀ + bias, the weights one below the other."""
+        width = sum(weight.rows for weight in weights)
+        if not x.numel():  # a step of unfinished prompts alone: nobody wants logits
+            return x.new_empty((*x.shape[:-1], width))
         wide = x.float().reshape(-1, x.shape[-1])
-        output, first = self.empty(len(wide), sum(weight.rows for weight in weights)), 0
+        output, first = self.empty(len(wide), width), 0
         for weight in weights:
             part = slice(first, first + weight.rows)
             self.run("linear", weight, wide, output[:, part], transform, None if bias is None else bias[part])
             first += weight.rows
-        return output.view(*x.shape[:-1], -1).to(x.dtype)
+        return output.view(*x.shape[:-1], width).to(x.dtype)
 
     def packed_embedding(self, table: PackedWeight, ids: Tensor) -> Tensor:
         """Rows of a packed table as float32."""
@@ -73,6 +76,8 @@ class CpuOps(Ops):
     # --- norms and activations --------------------------------------------------------------------------------------------
 
     def _map(self, transform: Transform, x: Tensor, width: int) -> Tensor:
+        if not x.numel():
+            return x.new_empty((*x.shape[:-1], width))
         rows = x.reshape(-1, x.shape[-1])
         output = self.empty(len(rows), width)
         self.run("row_map", transform, rows, output)
