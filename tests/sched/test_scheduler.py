@@ -12,6 +12,7 @@ from tests.sched.fake_worker import FakeWorker, solo
 from trireme.config import ScheduleOptions
 from trireme.errors import BadRequest, Overloaded
 from trireme.sched.engine import Engine
+from trireme.sched.policy import Load, Policy
 from trireme.sched.scheduler import Scheduler
 from trireme.types import FinishReason, Progress, Request, SamplingParams
 
@@ -379,3 +380,39 @@ def test_abort_while_paused_with_a_token_in_flight() -> None:
     house.run()
     assert house.tokens["old"] == solo([1] * 10, 0, set(), 30)
     assert house.tokens["new"] == solo([2] * 10, 0, set(), 30)[: len(house.tokens["new"])]
+
+
+def test_prompt_logprobs_begin_anew_when_their_prompt_was_paused_halfway() -> None:
+    house = House(page_size=1, slots=32, max_step_tokens=4)
+    house.add("old", [1] * 4, max_tokens=24, ignore_eos=True)
+    house.step()
+    prompt = list(range(100, 124))
+    house.add("young", prompt, max_tokens=1, prompt_logprobs=0)
+    house.run()
+    assert house.scheduler.stats().preemptions == 1
+    [scores] = [item.prompt_logprobs for item in house.all if item.id == "young"]
+    assert [score.token for score in scores[1:]] == prompt[1:]
+
+
+class Welcoming(Policy):
+    """Lets everybody in, so that only the door's own count of memory is left."""
+
+    def admit(self, load: Load) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_the_door_admits_only_what_fits_now(cached: bool) -> None:
+    """Cached pages that a newcomer would lock are no longer there to be evicted for its other tokens."""
+    house = House(page_size=4, slots=64, max_step_tokens=64)
+    house.scheduler.policy = Welcoming()
+    if cached:
+        house.add("before", [1] * 32, max_tokens=1, ignore_eos=True)
+        house.run()
+    house.add("running", [2] * 30, max_tokens=6, ignore_eos=True)
+    house.step()
+    house.add("next", [1] * 32 + [3] * 12, max_tokens=2, ignore_eos=True)
+    house.step()
+    assert house.scheduler.stats().running == 1
+    house.run()
+    assert house.tokens["next"] == solo([1] * 32 + [3] * 12, 0, set(), 2)
