@@ -19,6 +19,7 @@ from torch import Tensor
 from trireme.kernels.launch import blocks, kernel, next_power
 
 CHUNK = 4096  # logits of one program when a row is spread over several
+STAGES = tl.constexpr(3)  # blocks of a row in flight while one is counted
 
 
 @triton.jit
@@ -32,6 +33,7 @@ def _order(x):
 def _peaks(logits, peaks, places, stride, size, CHUNK: tl.constexpr, PDL: tl.constexpr):
     """The largest value of one chunk of a row, and where it is."""
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row, part = tl.program_id(0), tl.program_id(1)
     i = part * CHUNK + tl.arange(0, CHUNK)
@@ -45,9 +47,30 @@ def _peaks(logits, peaks, places, stride, size, CHUNK: tl.constexpr, PDL: tl.con
 
 
 @kernel
+def _masses(
+    logits, temperature, peaks, places, sums, stride, size, CHUNK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """As `_peaks`, and the chunk's sum of exp((x - its largest) / temperature)."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row, part = tl.program_id(0), tl.program_id(1)
+    i = part * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits + row.to(tl.int64) * stride + i, mask=i < size, other=float("-inf")).to(tl.float32)
+    x = tl.where(x == x, x, float("inf"))
+    best = tl.max(x, 0)
+    warm = 1.0 / tl.maximum(tl.load(temperature + row), 1e-6)
+    cell = row * tl.num_programs(1) + part
+    tl.store(peaks + cell, best)
+    tl.store(places + cell, tl.min(tl.where((x == best) & (i < size), i, 2147483647), 0))
+    tl.store(sums + cell, tl.sum(tl.where(x > float("-inf"), tl.exp((x - best) * warm), 0.0), 0))
+
+
+@kernel
 def _join(peaks, places, out, parts, PARTS: tl.constexpr, PDL: tl.constexpr):
     """The largest of a row's chunks."""
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row, i = tl.program_id(0), tl.arange(0, PARTS)
     x = tl.load(peaks + row * parts + i, mask=i < parts, other=float("-inf"))
@@ -60,7 +83,7 @@ def _above(row, size, warm, peak, mark, COUNTED: tl.constexpr, BLOCK: tl.constex
     """How many values (or how much of exp(x / temperature - peak)) have an order of at least `mark`, for three marks."""
     a, b, c = mark
     first, second, third = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    for start in range(0, size, BLOCK):
+    for start in tl.range(0, size, BLOCK, num_stages=STAGES):
         i = start + tl.arange(0, BLOCK)
         x = tl.load(row + i, mask=i < size, other=float("-inf")).to(tl.float32) * warm
         order = _order(x)
@@ -93,7 +116,7 @@ def _search(row, size, warm, peak, low, high, goal, COUNTED: tl.constexpr, BLOCK
 def _mass(row, size, warm, peak, last, BLOCK: tl.constexpr):
     """(how many values lie above `last`, their sum of exp(x / temperature - peak))"""
     count, mass = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    for start in range(0, size, BLOCK):
+    for start in tl.range(0, size, BLOCK, num_stages=STAGES):
         i = start + tl.arange(0, BLOCK)
         x = tl.load(row + i, mask=i < size, other=float("-inf")).to(tl.float32) * warm
         over = (_order(x) > last) & (i < size)
@@ -115,23 +138,52 @@ def _kept(row, start, size, warm, peak, last, quota, ties, min_p, BLOCK: tl.cons
     return weight, ties + tl.sum(equal, 0)
 
 
+@triton.jit
+def _uncut(row, size, warm, peak, uniform, peaks, sums, parts, PARTS: tl.constexpr, CHUNK: tl.constexpr):
+    """The choice among all tokens: first the chunk where the running sum passes, then the token in it."""
+    c = tl.arange(0, PARTS)
+    tops = tl.load(peaks + c, mask=c < parts, other=float("-inf"))
+    mass = tl.load(sums + c, mask=c < parts, other=0.0) * tl.exp(tl.where(tops > float("-inf"), tops * warm - peak, float("-inf")))
+    running = tl.cumsum(mass.to(tl.float64), 0)
+    goal = uniform.to(tl.float64) * tl.sum(mass.to(tl.float64), 0)
+    last = tl.max(tl.where(mass > 0, c, 0), 0)
+    chunk = tl.minimum(tl.min(tl.where((running > goal) & (mass > 0), c, PARTS), 0), last)
+    before = tl.sum(tl.where(c < chunk, mass.to(tl.float64), 0.0), 0)
+    i = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(row + i, mask=i < size, other=float("-inf")).to(tl.float32) * warm
+    weight = tl.exp(x - peak)
+    inner = before + tl.cumsum(weight.to(tl.float64), 0)
+    chosen = tl.min(tl.where((inner > goal) & (weight > 0), i, size), 0)
+    return tl.where(chosen < size, chosen, tl.max(tl.where(weight > 0, i, 0), 0))
+
+
 @kernel
 def _sample(
-    logits, temperature, top_k, top_p, min_p, uniform, greedy, out, stride, size, BLOCK: tl.constexpr, PDL: tl.constexpr
+    logits, temperature, top_k, top_p, min_p, uniform, peaks, places, sums, out, stride, size, parts,
+    PARTS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row."""
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     r = tl.program_id(0)
     heat = tl.load(temperature + r)
+    peaks, places, sums = peaks + r * parts, places + r * parts, sums + r * parts
+    c = tl.arange(0, PARTS)
+    tops = tl.load(peaks + c, mask=c < parts, other=float("-inf"))
+    place = tl.load(places + c, mask=c < parts, other=2147483647)
+    likeliest = tl.min(tl.where(tops == tl.max(tops, 0), place, 2147483647), 0)
     if heat == 0.0:
-        tl.store(out + r, tl.load(greedy + r))
+        tl.store(out + r, likeliest.to(tl.int64))
         return
     row, warm = logits + r.to(tl.int64) * stride, 1.0 / tl.maximum(heat, 1e-6)
-    likeliest = tl.load(greedy + r)
     peak = tl.load(row + likeliest).to(tl.float32) * warm
     top = _order(peak)
     limit, share, least = tl.load(top_k + r), tl.load(top_p + r), tl.load(min_p + r)
+    if (limit <= 0 or limit >= size) and share >= 1.0 and least <= 0.0:
+        chosen = _uncut(row, size, warm, peak, tl.load(uniform + r), peaks, sums, parts, PARTS, CHUNK)
+        tl.store(out + r, chosen.to(tl.int64))
+        return
     last = _order(peak * 0.0 + float("-inf"))  # below every finite value: nothing is cut
     quota = size
     if limit > 0 and limit < size:
@@ -153,20 +205,20 @@ def _sample(
             quota = tl.minimum(quota, tl.maximum(tl.ceil((goal - mass) / tl.maximum(edge, 1e-38)).to(tl.int32), 1))
     sums = tl.zeros([BLOCK], tl.float32)
     ties = 0
-    for start in range(0, size, BLOCK):
+    for start in tl.range(0, size, BLOCK, num_stages=STAGES):
         weight, ties = _kept(row, start, size, warm, peak, last, quota, ties, least, BLOCK)
         sums += weight
     goal = tl.load(uniform + r).to(tl.float64) * tl.sum(sums.to(tl.float64), 0)
-    before, ties, chosen, final = goal * 0.0, 0, size, 0
-    for start in range(0, size, BLOCK):
+    before, ties, found, final = goal * 0.0, 0, size, 0
+    for start in tl.range(0, size, BLOCK, num_stages=STAGES):
         weight, ties = _kept(row, start, size, warm, peak, last, quota, ties, least, BLOCK)
         i = start + tl.arange(0, BLOCK)
         running = before + tl.cumsum(weight.to(tl.float64), 0)
-        chosen = tl.minimum(chosen, tl.min(tl.where((running > goal) & (weight > 0), i, size), 0))
+        found = tl.minimum(found, tl.min(tl.where((running > goal) & (weight > 0), i, size), 0))
         final = tl.maximum(final, tl.max(tl.where(weight > 0, i, 0), 0))
         before += tl.sum(weight.to(tl.float64), 0)
     # rounding may carry the goal past the end: then it is the last token kept
-    tl.store(out + r, tl.where(chosen < size, chosen, final).to(tl.int64))
+    tl.store(out + r, tl.where(found < size, found, final).to(tl.int64))
 
 
 @kernel
@@ -177,7 +229,7 @@ def _logprobs(logits, ids, values, ranks, stride, size, BLOCK: tl.constexpr):
     mine = tl.load(row + tl.load(ids + r)).to(tl.float32)
     peak = tl.full([BLOCK], float("-inf"), tl.float32)
     total, larger = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
-    for start in range(0, size, BLOCK):
+    for start in tl.range(0, size, BLOCK, num_stages=STAGES):
         i = start + tl.arange(0, BLOCK)
         x = tl.load(row + i, mask=i < size, other=float("-inf")).to(tl.float32)
         new = tl.maximum(peak, x)
@@ -208,10 +260,15 @@ def sample(
 ) -> Tensor:
     """One token per row; every parameter is [rows]: top_k 0 is all, temperature 0 is greedy, uniform lies in [0, 1)."""
     rows, size = logits.shape
+    parts = blocks(size, CHUNK)
+    peaks, sums = (torch.empty((rows, parts), dtype=torch.float32, device=logits.device) for _ in range(2))
+    places = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    stride, options = logits.stride(0), {"PDL": pdl, "dependent": pdl}
+    _masses((rows, parts), logits, temperature, peaks, places, sums, stride, size, CHUNK=CHUNK, **options, warps=8)
     _sample(
-        (rows,), logits, temperature, top_k, top_p, min_p, uniform, greedy(logits, pdl), out, logits.stride(0), size,
-        BLOCK=min(next_power(size), 4096), PDL=pdl, dependent=pdl, warps=16,
+        (rows,), logits, temperature, top_k, top_p, min_p, uniform, peaks, places, sums, out, stride, size, parts,
+        PARTS=next_power(parts), CHUNK=CHUNK, BLOCK=min(next_power(size), 4096), **options, warps=16,
     )  # fmt: skip
     return out
 
