@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
-
 from tiny_server_model import write_tiny
 
 

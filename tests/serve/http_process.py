@@ -5,6 +5,7 @@ POST /open takes {"tokens", "sampling"} and answers with one JSON line per piece
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 
 from trireme.errors import BadRequest, TriremeError
-from trireme.serve.client import Context
+from trireme.serve.client import Context, Stream
 from trireme.serve.http import serve_http
 from trireme.types import SamplingParams
 
@@ -29,7 +30,9 @@ def create_app(context: Context) -> Any:
     async def answer(send: Any, status: int, body: Any, more: bool = False) -> None:
         headers = [(b"content-type", b"application/json"), (b"x-pid", str(os.getpid()).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": msgspec.json.encode(body) if body is not None else b"", "more_body": more})
+        await send(
+            {"type": "http.response.body", "body": msgspec.json.encode(body) if body is not None else b"", "more_body": more}
+        )
 
     async def stream(asked: Asked, receive: Any, send: Any) -> None:
         tokens = asked.tokens if asked.prompt is None else client.tokenizer.encode(asked.prompt)
@@ -40,13 +43,20 @@ def create_app(context: Context) -> Any:
             return await answer(send, status, {"error": str(error), "kind": type(error).__name__})
         async with opened:
             await answer(send, 200, None, more=True)
-            try:
-                async for piece in opened:
-                    await send({"type": "http.response.body", "body": msgspec.json.encode(piece) + b"\n", "more_body": True})
-            except TriremeError as error:
-                line = msgspec.json.encode({"error": str(error), "kind": type(error).__name__}) + b"\n"
-                await send({"type": "http.response.body", "body": line, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            speaking = asyncio.create_task(speak(opened, send))
+            leaving = asyncio.create_task(receive())  # nothing more is to come but the disconnect
+            await asyncio.wait([speaking, leaving], return_when=asyncio.FIRST_COMPLETED)
+            for task in (speaking, leaving):
+                task.cancel()
+
+    async def speak(opened: Stream, send: Any) -> None:
+        try:
+            async for piece in opened:
+                await send({"type": "http.response.body", "body": msgspec.json.encode(piece) + b"\n", "more_body": True})
+        except TriremeError as error:
+            line = msgspec.json.encode({"error": str(error), "kind": type(error).__name__}) + b"\n"
+            await send({"type": "http.response.body", "body": line, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert scope["type"] == "http", scope["type"]

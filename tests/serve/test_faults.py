@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-
 from running_server import RunningServer
 
 pytestmark = pytest.mark.xdist_group("serve-faults")

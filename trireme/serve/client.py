@@ -76,21 +76,24 @@ class State:
 class _Inbox:
     """What has come for one stream and has not been read. Bounded: a reader too far behind loses its stream."""
 
-    def __init__(self, max_bytes: int):
+    def __init__(self, ids: list[str], max_bytes: int):
+        self.ids = ids
         self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: TriremeError | None = None
         self._gains: deque[Gain] = deque()
         self._bytes, self._max_bytes = 0, max_bytes
         self._news = asyncio.Event()
 
-    def put(self, gain: Gain) -> None:
+    def put(self, gain: Gain) -> bool:
+        """Keeps a gain for the reader; False, and an end of it, if the reader is too far behind."""
         self._bytes += _weight(gain)
         if self._bytes > self._max_bytes:
             self._gains.clear()
             self.fail(BadRequest(f"The reader fell more than {self._max_bytes} bytes behind; the stream was cut.", "read faster"))
-            return
+            return False
         self._gains.append(gain)
         self._news.set()
+        return True
 
     def fail(self, error: TriremeError) -> None:
         self.error = self.error or error
@@ -199,8 +202,8 @@ class Client:
         self._check_open()
         self._check(prompt_tokens, sampling)
         answer = Answer(request_id, prompt, prompt_tokens, sampling, f"{self._name}:{next(self._numbers)}")
-        inbox = self._inboxes[answer.key] = _Inbox(self._backlog)
         requests = answer.requests(self.info.eos_token_ids, salt=salt, priority=priority)
+        inbox = self._inboxes[answer.key] = _Inbox([request.id for request in requests], self._backlog)
         for follower in requests[1:]:
             follower.tokens = []  # the router knows them from the first
         assert self._router is not None
@@ -313,9 +316,10 @@ class Client:
     def _heard(self, message: Any) -> None:
         if isinstance(message, Said):
             for gain in message.gains:
-                inbox = self._inboxes.get(gain.id.rpartition("/")[0])
-                if inbox is not None:
-                    inbox.put(gain)
+                key = gain.id.rpartition("/")[0]
+                inbox = self._inboxes.get(key)
+                if inbox is not None and not inbox.put(gain):
+                    self._cut(key)
         elif isinstance(message, Taken):
             inbox = self._inboxes.get(message.id.rpartition("/")[0])
             if inbox is not None and not inbox.taken.done():
@@ -328,6 +332,12 @@ class Client:
             question = self._questions[message.number]
             if not question.done():
                 question.set_result(message.stats)
+
+    def _cut(self, key: str) -> None:
+        """Ends a stream whose reader may never look again: its memory, here and on the device, is needed by others."""
+        inbox = self._inboxes.pop(key)
+        if self._router is not None:
+            self._router.post(Abort(inbox.ids))
 
     def stand(self, standing: Standing) -> None:
         """Takes what the supervisor says of the whole server."""

@@ -57,20 +57,23 @@ class Crew:
         self.num_starts = 0
         self._failures, self._retry_at, self._ready_since = 0, 0.0, 0.0
         self._numbers: Ready | None = None  # of the last group that was ready
+        self.is_asleep = self._rises = False
 
     @property
     def is_ready(self) -> bool:
         return self.standing.name == "ready"
 
     @property
-    def is_asleep(self) -> bool:
-        return self.standing.name == "sleeping"
+    def takes_requests(self) -> bool:
+        """Whether requests are, or soon will be, computed: one that comes to sleeping workers waits until they are up."""
+        return self.standing.name in ("ready", "sleeping")
 
     def start(self) -> None:
         """Begins to load; `tend` until it is ready."""
-        self._stand("starting", "workers")
+        name = "sleeping" if self._rises else "starting"
+        self._stand(name, "workers")
         self.num_starts += 1
-        self.ranks = self._open(lambda phase, share: self._stand("starting", phase, share))
+        self.ranks = self._open(lambda phase, share: self._stand(name, phase, share))
 
     def tend(self) -> bool:
         """Looks after the ranks; True when they have just become ready. Raises what ended them: the group is gone then."""
@@ -88,7 +91,7 @@ class Crew:
             self._failures = 0
         if self.is_ready or not self.ranks.is_ready:
             return False
-        self._numbers, self._ready_since = self.ranks.ready, now
+        self._numbers, self._ready_since, self._rises = self.ranks.ready, now, False
         self._stand("ready")
         return True
 
@@ -97,10 +100,13 @@ class Crew:
         if self.ranks is not None:
             self.ranks.kill()
             self.ranks = None
+        self.is_asleep = True
         self._stand("sleeping")
 
     def wake(self) -> None:
+        """Begins to load again. The standing is "sleeping" until they are up, for requests are taken all the while."""
         if self.is_asleep:
+            self.is_asleep, self._rises = False, True
             self.start()
 
     def close(self) -> None:
@@ -110,7 +116,7 @@ class Crew:
 
     def lose(self, error: TriremeError) -> None:
         """The group has ended itself, for this reason; another one is started after a while."""
-        self.ranks = None
+        self.ranks, self._rises = None, False
         self._failures += 1
         self._retry_at = self._clock() + backoff(self._failures)
         name = "failed" if self._failures >= FAILURES_TO_TELL else "starting"

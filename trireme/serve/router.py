@@ -187,8 +187,7 @@ class Router:
             raise Unavailable("The server is shutting down.", "try again later")
         if not self._has_detokenizer():
             raise Unavailable("The detokenizer is being restarted.", "try again in a moment")
-        waking = self.crew.is_asleep or bool(self._held)
-        if self.scheduler is None and not waking:
+        if not self.crew.takes_requests:
             raise Unavailable(f"The workers are not ready: {self.crew.standing.phase or 'starting'}.", "try again later")
         if len(self._held) >= self.config.schedule.max_waiting:
             raise Overloaded(f"{len(self._held)} requests are waiting already.", "try again later, or raise max_waiting")
