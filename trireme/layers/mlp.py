@@ -36,5 +36,10 @@ class MLP(Module):
 
 
 def _unit(env: Env, inner: int) -> int:
-    """Ranks share the inner width in units of this many columns, so that blocks of quantized weights are never cut."""
-    return 32 if inner >= 32 * env.tp.size else 1
+    """Ranks share the inner width in units of this many columns, so that blocks of quantized weights are not cut where the shares
+    stay near equal."""
+    size = env.tp.size
+    for unit in (256, 32):
+        if inner % unit == 0 and (inner // unit % size == 0 or inner // unit >= 4 * size):
+            return unit
+    return 32 if inner >= 32 * size else 1

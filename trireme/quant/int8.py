@@ -28,7 +28,8 @@ class Int8:
         return rows * ops.embedding(ids, self.scale.unsqueeze(1)).to(self.dtype)
 
     def num_bytes(self) -> int:
-        return self.q.numel() + 4 * self.scale.numel()
+        bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()
+        return self.q.numel() + 4 * self.scale.numel() + bias
 
 
 def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from trireme.backends import Backend
 from trireme.config import Config
-from trireme.errors import BadCheckpoint, BadConfig, OutOfMemory
+from trireme.errors import BadCheckpoint, BadConfig, OutOfMemory, UnsupportedModel
 from trireme.hub.checkpoint import Checkpoint
 from trireme.layers import Env, Module
 from trireme.models import ModelConfig, cache_specs, model_class
@@ -35,9 +36,13 @@ class Loaded:
 
 def load_model(config: Config, path: pathlib.Path, backend: Backend, group: Group, report: Report) -> Loaded:
     """Builds the model for this rank and pulls its weights."""
-    checkpoint = Checkpoint.open(path)
+    checkpoint = Checkpoint.open(path, read_pickle)
     cls = model_class(checkpoint.config)
     cfg = cls.config(checkpoint.config)
+    if group.size > cfg.heads.num:
+        raise BadConfig(
+            f"tp is {group.size}; the model has {cfg.heads.num} attention heads to share.", f"use --tp {cfg.heads.num} or less"
+        )
     dtype = backend.dtype(config.model.dtype, _stored_dtype(checkpoint.config))
     max_len = model_length(cfg, config.model.max_model_len)
     env = Env(backend, dtype, group, config.model.quantize, max_len)
@@ -55,6 +60,25 @@ def load_model(config: Config, path: pathlib.Path, backend: Backend, group: Grou
         model.load(read)
     report("weights", 1.0)
     return Loaded(model, cfg, dtype, max_len, weight_bytes(model))
+
+
+def read_pickle(path: pathlib.Path) -> dict[str, tuple[str, np.ndarray]]:
+    """The tensors of a .bin file: (kind, bits) by name. Only tensors are unpickled, never code."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # whatever a broken or hostile pickle brings up
+        first = str(error).strip().partition("\n")[0]
+        raise BadCheckpoint(f"{path} cannot be read as tensors alone: {first}", "use a safetensors copy of the model") from None
+    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        raise BadCheckpoint(f"{path} holds something else than named tensors.", "use a safetensors copy of the model")
+    return {name: _bits(path, name, value.contiguous()) for name, value in found.items()}
+
+
+def _bits(path: pathlib.Path, name: str, value: torch.Tensor) -> tuple[str, np.ndarray]:
+    kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    if value.dtype not in kinds:
+        raise UnsupportedModel(f"{path}: {name} is {value.dtype}.", "use a safetensors copy of the model")
+    return kinds[value.dtype], (value.view(torch.uint16) if value.dtype is torch.bfloat16 else value).numpy()
 
 
 def _checked(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Stored:
