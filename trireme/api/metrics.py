@@ -114,7 +114,7 @@ class Metrics:
         }
 
 
-@dataclass
+@dataclass(eq=False)
 class _Router:
     """The router's numbers and the state, as they were at this scrape."""
 
