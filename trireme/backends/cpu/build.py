@@ -34,7 +34,7 @@ VARIANTS = {
     "x86_64": (
         Variant("avx2", "kernels.c", ("-DISA_AVX2", "-mavx2", "-mfma", "-mf16c")),
         Variant("avx512vnni", "kernels.c", ("-DISA_AVX512", *_AVX512)),
-        Variant("amx", "amx.c", ("-DISA_AVX512", *_AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16")),
+        Variant("amx", "amx_kernels.c", ("-DISA_AVX512", *_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16")),
     ),
     "aarch64": (Variant("dotprod", "kernels.c", ("-DISA_DOTPROD", "-march=armv8.2-a+dotprod+fp16")),),
 }

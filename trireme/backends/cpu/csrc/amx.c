@@ -2,6 +2,7 @@
  *
  * Grouped kinds are decoded to bf16 once per 32 weight rows and reused for all activation rows, so that scales cost nothing
  * in the inner loop; bf16 weights are read as they lie; int8 weights times int8 rows stay integers to the end. */
+#include "amx.h"
 #include "layout.h"
 #include "vector.h"
 
@@ -9,28 +10,8 @@ extern void prepare_avx512vnni(const Transform *, const float *, int, float *, c
 extern void matmul_avx512vnni(const Linear *, const Activations *, int, int, int, float *);
 extern void row_map_avx512vnni(const RowMap *, int, float *);
 extern void rope_store_avx512vnni(const RopeStore *, int, int);
-extern void attention_avx512vnni(const Attention *, const AttentionTask *, float *);
+extern void attention_amx(const Attention *, const AttentionTask *, float *);
 extern int best_avx512vnni(const float *, int);
-
-typedef struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t bytes_per_row[16];
-    uint8_t rows[16];
-} __attribute__((packed)) TileConfig;
-
-static void configure(void) {
-    TileConfig config = {.palette = 1};
-    for (int i = 0; i < 8; i++) config.bytes_per_row[i] = 64, config.rows[i] = 16;
-    _tile_loadconfig(&config);
-}
-
-/* Two neighbouring columns, rounded to bf16, as one int per weight row. */
-INLINE __m512i pair_bf16(__m512 even, __m512 odd) {
-    __m512i low = _mm512_castps_si512(even), high = _mm512_castps_si512(odd), half = _mm512_set1_epi32(0x8000);
-    low = _mm512_srli_epi32(_mm512_add_epi32(low, half), 16);
-    high = _mm512_and_si512(_mm512_add_epi32(high, half), _mm512_set1_epi32((int)0xffff0000));
-    return _mm512_or_si512(low, high);
-}
 
 /* Four columns of 16 rows (a byte each in every int) become two rows of a bf16 tile: value = q · d + m. */
 INLINE void decode_quad(__m512i quad, __m512 d, __m512 m, uint8_t *out) {
@@ -164,7 +145,7 @@ void matmul_amx(const Linear *linear, const Activations *x, int tile0, int tile1
     uint8_t *decoded = (uint8_t *)scratch;
     size_t tile_size = (size_t)weight->padded * 32;
     float *sums = (float *)(decoded + 2 * tile_size);
-    configure();
+    configure_tiles();
     for (int tile = tile0; tile < tile1; tile += 2) {
         int two = tile + 1 < tile1;
         const uint8_t *w0 = weight->data + tile * weight->tile_bytes, *w1 = w0 + weight->tile_bytes;
@@ -185,7 +166,7 @@ const Kernels kernels_amx = {
     .matmul = matmul_avx512vnni,
     .row_map = row_map_avx512vnni,
     .rope_store = rope_store_avx512vnni,
-    .attention = attention_avx512vnni,
+    .attention = attention_amx,
     .best = best_avx512vnni,
     .wide_rows = 16,
     .wide_matmul = matmul_amx,

@@ -61,8 +61,10 @@ static void decode(const int8_t *from, float scale, float *to, int width) {
 static void gather(AttentionState *state, int key0, int count) {
     const Attention *args = state->args;
     int64_t width = args->head_dim;
+    int32_t slots[KEYS];
+    slots_from(args->sequences, state->task->sequence, key0, count, slots);
     for (int j = 0; j < count; j++) {
-        int64_t row = (int64_t)slot_at(args->sequences, state->task->sequence, key0 + j) * args->kv_heads + state->task->kv_head;
+        int64_t row = (int64_t)slots[j] * args->kv_heads + state->task->kv_head;
         if (!args->key_scales) {
             state->keys[j] = (const float *)args->keys + row * width;
             state->values[j] = (const float *)args->values + row * width;

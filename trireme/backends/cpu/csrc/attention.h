@@ -24,9 +24,15 @@ static inline size_t attention_scratch_bytes(const Attention *args, int rows) {
     return floats * 4 + 256;
 }
 
-static inline int slot_at(const Sequences *sequences, int sequence, int position) {
-    const int32_t *pages = sequences->page_table + sequences->page_rows[sequence] * sequences->page_stride;
-    return pages[position / sequences->page_size] * sequences->page_size + position % sequences->page_size;
+/* The slots of `count` tokens from a position on; division only at the first. */
+static inline void slots_from(const Sequences *sequences, int sequence, int position, int count, int32_t *slots) {
+    const int32_t *page = sequences->page_table + sequences->page_rows[sequence] * sequences->page_stride;
+    int size = sequences->page_size, offset = position % size;
+    page += position / size;
+    for (int i = 0; i < count; i++) {
+        slots[i] = *page * size + offset;
+        if (++offset == size) offset = 0, page++;
+    }
 }
 
 static inline void attention_begin(AttentionState *state, const Attention *args, const AttentionTask *task, float *scratch) {

@@ -53,14 +53,22 @@ INLINE vf minimum(vf a, vf b) { return -maximum(-a, -b); }
 INLINE vf absolute(vf a) { return (vf)((vi)a & 0x7fffffff); }
 
 INLINE float sum_of(vf value) {
+#if defined(ISA_AVX512)
+    return _mm512_reduce_add_ps((__m512)value);
+#else
     float sum = 0;
     for (int i = 0; i < LANES; i++) sum += value[i];
     return sum;
+#endif
 }
 INLINE float max_of(vf value) {
+#if defined(ISA_AVX512)
+    return _mm512_reduce_max_ps((__m512)value);
+#else
     float best = value[0];
     for (int i = 1; i < LANES; i++) best = value[i] > best ? value[i] : best;
     return best;
+#endif
 }
 
 enum { MAGIC_BITS = 0x4b400000 }; /* 1.5 · 2^23: adding it rounds to an integer and leaves that in the low bits */
