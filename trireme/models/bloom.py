@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from trireme.layers import MLP, Batch, Embedding, Env, Head, Heads, LayerNorm, Linear, Module, Rows, alibi_slopes
-from trireme.models.config import ModelConfig, number
+from trireme.models.config import MAX_LAYERS, ModelConfig, number
 from trireme.models.registry import register
 from trireme.ops import AttentionKind, CacheSpec
 
@@ -88,12 +88,12 @@ class Bloom(Module):
         hidden, num_heads = number(raw, "hidden_size"), number(raw, "n_head")
         return ModelConfig(
             hidden=hidden,
-            num_layers=number(raw, "n_layer"),
+            num_layers=number(raw, "n_layer", MAX_LAYERS),
             heads=Heads(num_heads, num_heads, hidden // num_heads),
             inner=4 * hidden,
             vocab=number(raw, "vocab_size"),
             eps=float(raw.get("layer_norm_epsilon", 1e-5)),
-            max_positions=int(raw.get("seq_length", 2048)),
+            max_positions=number({"seq_length": 2048} | raw, "seq_length"),
             tied=bool(raw.get("tie_word_embeddings", True)),
             activation="gelu_tanh",
             raw=raw,

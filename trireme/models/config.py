@@ -17,6 +17,8 @@ _ACTIVATIONS = {
     "relu": "relu",
 }
 
+MAX_LAYERS = 4096
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -44,7 +46,7 @@ def read_config(raw: dict[str, Any]) -> ModelConfig:
     head_dim = int(raw.get("head_dim") or hidden // num_heads)
     if num_heads % num_kv:
         raise BadCheckpoint(f"config.json: {num_heads} attention heads cannot share {num_kv} KV heads.", "check the file")
-    num_layers = number(raw, "num_hidden_layers")
+    num_layers = number(raw, "num_hidden_layers", MAX_LAYERS)
     return ModelConfig(
         hidden=hidden,
         num_layers=num_layers,
@@ -52,7 +54,7 @@ def read_config(raw: dict[str, Any]) -> ModelConfig:
         inner=number(raw, "intermediate_size"),
         vocab=number(raw, "vocab_size"),
         eps=float(raw.get("rms_norm_eps", 1e-6)),
-        max_positions=int(raw.get("max_position_embeddings", 2048)),
+        max_positions=number({"max_position_embeddings": 2048} | raw, "max_position_embeddings"),
         tied=bool(raw.get("tie_word_embeddings", False)),
         activation=activation(raw.get("hidden_act") or raw.get("hidden_activation") or "silu"),
         rope=rope_settings(raw),
@@ -88,9 +90,9 @@ def rope_settings(raw: dict[str, Any], layer_type: str = "full_attention") -> di
 
 def windows(raw: dict[str, Any], num_layers: int) -> tuple[int, ...]:
     """How many tokens each layer sees: from layer_types, from a pattern (every n-th layer sees all), or one window for all."""
-    size = raw.get("sliding_window")
-    if not size or raw.get("use_sliding_window") is False:
+    if not raw.get("sliding_window") or raw.get("use_sliding_window") is False:
         return ()
+    size = number(raw, "sliding_window", 2**40)
     if raw.get("layer_types"):
         return tuple(size if kind == "sliding_attention" else 0 for kind in raw["layer_types"])
     if raw.get("sliding_window_pattern"):

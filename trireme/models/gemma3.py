@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ class Block(Module):
             cfg.heads,
             layer,
             rope,
-            scale=float(cfg.raw.get("query_pre_attn_scalar", cfg.heads.dim)) ** -0.5,
+            scale=1.0 / math.sqrt(cfg.raw.get("query_pre_attn_scalar", cfg.heads.dim)),
             bias=bool(cfg.raw.get("attention_bias")),
             out_bias=bool(cfg.raw.get("attention_bias")),
             qk_norm=HeadNormSpec(cfg.eps, _NORM_OFFSET),

@@ -37,16 +37,12 @@ class Loaded:
 def load_model(config: Config, path: pathlib.Path, backend: Backend, group: Group, report: Report) -> Loaded:
     """Builds the model for this rank and pulls its weights."""
     checkpoint = Checkpoint.open(path, read_pickle)
-    cls = model_class(checkpoint.config)
-    cfg = cls.config(checkpoint.config)
-    if group.size > cfg.heads.num:
-        raise BadConfig(
-            f"tp is {group.size}; the model has {cfg.heads.num} attention heads to share.", f"use --tp {cfg.heads.num} or less"
-        )
-    dtype = backend.dtype(config.model.dtype, _stored_dtype(checkpoint.config))
-    max_len = model_length(cfg, config.model.max_model_len)
-    env = Env(backend, dtype, group, config.model.quantize, max_len)
-    model = cls(env, cfg)
+    try:
+        model, cfg, env = _build(config, checkpoint.config, backend, group)
+    except _ILL_FORMED as error:
+        # Anything may stand where a config should have a number; whatever trips over it is the config's fault.
+        cause = f"{checkpoint.path}: the config makes no sense ({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})."
+        raise BadCheckpoint(cause, "check config.json, or fetch the model again") from error
     names = 1 if config.model.random_weights else max(len(checkpoint.names()), 1)
     done = 0
 
@@ -59,16 +55,30 @@ def load_model(config: Config, path: pathlib.Path, backend: Backend, group: Grou
     with torch.inference_mode():
         model.load(read)
     report("weights", 1.0)
-    return Loaded(model, cfg, dtype, max_len, weight_bytes(model))
+    return Loaded(model, cfg, env.dtype, env.max_len, weight_bytes(model))
+
+
+_ILL_FORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+
+
+def _build(config: Config, raw: dict[str, Any], backend: Backend, group: Group) -> tuple[Module, ModelConfig, Env]:
+    """The model of a checkpoint's config, still without weights."""
+    cls = model_class(raw)
+    cfg = cls.config(raw)
+    if group.size > cfg.heads.num:
+        heads = cfg.heads.num
+        raise BadConfig(f"tp is {group.size}; the model has {heads} attention heads to share.", f"use --tp {heads} or less")
+    dtype = backend.dtype(config.model.dtype, _stored_dtype(raw))
+    env = Env(backend, dtype, group, config.model.quantize, model_length(cfg, config.model.max_model_len))
+    return cls(env, cfg), cfg, env
 
 
 def read_pickle(path: pathlib.Path) -> dict[str, tuple[str, np.ndarray]]:
     """The tensors of a .bin file: (kind, bits) by name. Only tensors are unpickled, never code."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # whatever a broken or hostile pickle brings up
-        first = str(error).strip().partition("\n")[0]
-        raise BadCheckpoint(f"{path} cannot be read as tensors alone: {first}", "use a safetensors copy of the model") from None
+    except Exception:  # whatever a broken or hostile pickle brings up; torch's own advice would be to trust it
+        raise BadCheckpoint(f"{path} is damaged, or holds more than tensors.", "use a safetensors copy of the model") from None
     if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
         raise BadCheckpoint(f"{path} holds something else than named tensors.", "use a safetensors copy of the model")
     return {name: _bits(path, name, value.contiguous()) for name, value in found.items()}
