@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import importlib.resources
 import pathlib
 import random
 import statistics
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -18,6 +15,7 @@ from trireme.cli.fetch import fetched
 from trireme.cli.flags import add_settings, config_from
 from trireme.cli.startup import phases
 from trireme.llm import LLM
+from trireme.sched.simulator import trace_by_name
 from trireme.types import SamplingParams
 
 
@@ -103,7 +101,4 @@ class Prompts:
 
 def sharegpt(count: int, seed: int = 1) -> list[tuple[int, int]]:
     """(prompt, output) lengths of real conversations."""
-    with importlib.resources.files("trireme.bench").joinpath("data/sharegpt_lengths.csv").open() as file:
-        rows: Iterable[dict[str, str]] = csv.DictReader(file)
-        lengths = [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in rows]
-    return random.Random(seed).choices(lengths, k=count)
+    return [(arrival.prompt, arrival.output) for arrival in trace_by_name("sharegpt", count, seed)]

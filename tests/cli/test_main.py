@@ -1,0 +1,115 @@
+"""The command line as a user meets it: quick help, one-line errors with their own exit codes, real answers."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from trireme.cli.main import COMMANDS
+
+
+def trireme(*args: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trireme.cli.main", *args]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+    return subprocess.run(command, capture_output=True, text=True, input=stdin, env=env, timeout=180)
+
+
+def test_help_names_every_command_and_loads_no_torch() -> None:
+    code = "import sys; from trireme.cli.main import main; main(['--help'])"
+    check = f"import sys\ntry:\n    exec({code!r})\nexcept SystemExit:\n    pass\nsys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0 and all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_help_without_torch(name: str) -> None:
+    check = (
+        "import sys\nfrom trireme.cli.main import main\n"
+        f"try:\n    main([{name!r}, '--help'])\nexcept SystemExit as end:\n    assert not end.code\nsys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "usage: trireme" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "word"),
+    [
+        (("generate", "x", "--model", "no-such-model"), 4, "no-such-model"),
+        (("generate", "x", "--model", "/nowhere/model.gguf"), 4, "/nowhere/model.gguf"),
+        (("generate", "x", "--tp", "0"), 3, "tp"),
+        (("generate", "x", "--config", "/nowhere.toml"), 3, "/nowhere.toml"),
+        (("pull", "no-such-model"), 4, "no-such-model"),
+        (("generate", "x", "--backend", "abacus"), 11, "abacus"),
+        (("generate", "x", "--temperature", "nan"), 2, "temperature"),
+        (("generate", "x", "--kv-tokens", "1000000000000"), 9, "--kv-tokens"),
+    ],
+)
+def test_errors_are_one_line_with_their_own_code(args: tuple[str, ...], code: int, word: str, smollm2_path: pathlib.Path) -> None:
+    done = trireme(*args)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("trireme: ") and word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_unknown_variable_is_refused() -> None:
+    done = trireme("generate", "x", TRIREME_PAGE_SISE="3")
+    assert done.returncode == 3 and "page_size" in done.stderr
+
+
+def test_truncated_model_is_one_line(tmp_path: pathlib.Path, smollm2_path: pathlib.Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    with smollm2_path.open("rb") as whole:
+        cut.write_bytes(whole.read(5_000_000))
+    done = trireme("generate", "x", "--model", str(cut))
+    assert done.returncode == 5 and done.stderr.count("\n") == 1 and "cut.gguf" in done.stderr
+
+
+@pytest.mark.xdist_group("smollm2")
+def test_generate_streams_and_prints_json(smollm2_path: pathlib.Path) -> None:
+    settings = ("--quantize", "none", "--dtype", "float32", "--max-model-len", "256", "--max-tokens", "6")
+    assert trireme("generate", "The capital of France is", *settings).stdout == " Paris.\n\nThe answer\n"
+    answer = json.loads(trireme("generate", "-", "--json", *settings, stdin="The capital of France is").stdout)
+    assert answer["completions"][0]["token_ids"] == [7042, 30, 198, 198, 504, 2988]
+
+
+@pytest.mark.xdist_group("smollm2")
+def test_a_chat_with_commands(smollm2_path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    saved = tmp_path / "talk.json"
+    lines = [
+        "What is the capital of France? Answer in one sentence.",
+        "/stats",
+        "/set temperature 9999",
+        "/set nonsense 1",
+        "/nonsense",
+        f"/save {saved}",
+        "/load /nowhere",
+        "/exit",
+    ]
+    settings = ("--quantize", "none", "--dtype", "float32", "--max-model-len", "512", "--temperature", "0")
+    done = trireme("chat", *settings, stdin="\n".join(lines) + "\n")
+    assert done.returncode == 0, done.stderr
+    assert "The capital of France is Paris." in done.stdout and "8 tokens" in done.stdout
+    assert "temperature is 9999" in done.stdout and "/nonsense is no command" in done.stdout and "/load" in done.stdout
+    assert [m["role"] for m in json.loads(saved.read_text())] == ["user", "assistant"]
+
+
+def test_models_and_doctor_say_what_is_here() -> None:
+    assert "smollm2 (default)" in trireme("models").stdout
+    told = trireme("doctor").stdout
+    assert "would choose" in told and "backend reference" in told and "can run here" in told
+
+
+def test_broken_pipe_is_quiet() -> None:
+    process = subprocess.Popen([sys.executable, "-m", "trireme.cli.main", "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout and process.stderr
+    process.stdout.close()
+    deadline = time.monotonic() + 30
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
