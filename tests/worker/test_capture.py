@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from drive import Drive
 from tiny_models import LENGTH, prompt
 
+from trireme.backends import reason_against
 from trireme.errors import BadRequest
 from trireme.worker.capture import Tap
 
@@ -131,3 +133,22 @@ def test_no_such_layer_is_one_line(drive: Drive, family: str) -> None:
     with pytest.raises(BadRequest, match=r"No layer at 'model\.layers\.99"), drive.worker.capture("lm_head", "model.layers.99.mlp"):
         pass
     assert everything(drive) == before
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_every_layer_is_seen_on_other_backends(backend: str, tmp_path: pathlib.Path) -> None:
+    """Fused steps come apart where somebody looks: the same layers, the same values."""
+    reason = reason_against(backend)
+    if reason:
+        pytest.skip(f"{backend}: {reason}")
+    tiny_models.save("qwen3", tmp_path)
+    seen = []
+    for name in ("reference", backend):
+        drive = Drive(tmp_path, backend=name, dtype="float32", max_model_len=LENGTH)
+        with drive.worker.capture("model.*", "lm_head") as values:
+            drive.run("a", PROMPT, max_tokens=3)
+        seen.append(values)
+    for path, exact in seen[0].items():
+        assert len(seen[1][path]) == len(exact), path
+        for a, b in zip(seen[1][path], exact, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-4 * float(b.abs().max()), rtol=0)

@@ -8,7 +8,7 @@ from torch import Tensor
 from trireme.backends.cpu.methods import Packed
 from trireme.backends.cpu.ops import CpuOps, gate_transform
 from trireme.backends.cpu.program import PLAIN, Transform
-from trireme.layers import Attention, Batch, GatedMLP
+from trireme.layers import Attention, Batch, GatedMLP, HeadNorm, Linear
 
 
 class CpuAttention(Attention):
@@ -16,7 +16,8 @@ class CpuAttention(Attention):
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         ops, cache = self.env.ops, batch.caches[self.layer]
-        if x.dtype != torch.float32 or cache.k.dtype != torch.float32:
+        looked_at = self.q_norm is not None and not (isinstance(self.q_norm, HeadNorm) and isinstance(self.k_norm, HeadNorm))
+        if x.dtype != torch.float32 or cache.k.dtype != torch.float32 or looked_at:
             return super().__call__(x, batch)
         assert isinstance(ops, CpuOps), type(ops)
         q, k, v = (part.unflatten(-1, (-1, self.dim)) for part in self.qkv.split(x))
@@ -31,7 +32,7 @@ class CpuGatedMLP(GatedMLP):
     """The gate's activation happens as the down projection reads its input."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not isinstance(self.down.weight, Packed):
+        if not isinstance(self.down, Linear) or not isinstance(self.down.weight, Packed):  # a tap stands where somebody looks
             return super().__call__(x)
         y = self.down.weight.linear(self.env.ops, self.gate_up(x), gate_transform(self.activation))
         return self.env.tp.comm.all_reduce(y)
