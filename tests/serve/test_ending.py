@@ -67,6 +67,9 @@ def test_a_second_signal_ends_at_once(tiny_path: pathlib.Path, short_folder: pat
         tasks = await _running(server, 4, max_tokens=5000)
         server.process.send_signal(signal.SIGTERM)
         await server.until("draining")
+        server.process.send_signal(signal.SIGTERM)  # an echo of the first
+        await asyncio.sleep(0.7)
+        assert server.process.poll() is None
         server.process.send_signal(signal.SIGINT)
         assert await asyncio.to_thread(server.process.wait, 5) == 128 + signal.SIGINT
         assert all(answer["error"] for answer in await asyncio.gather(*tasks))

@@ -13,6 +13,7 @@ KINDS = {
     "gpu": "the CUDA backend on the shapes and the trace of the baseline",
     "cpu": "the CPU kernels against the memory bandwidth",
     "peers": "this engine beside llama.cpp, vllm and transformers",
+    "overhead": "serving against the offline engine, the same requests",
     "serve": "load on any OpenAI-compatible server",
 }
 _MODULES = {"latency": "engine", "throughput": "engine", "startup": "startup", "cpu": "cpu_kernels"}

@@ -139,6 +139,7 @@ class Alive(msgspec.Struct, array_like=True, tag="alive"):
 
     active: int
     drains: bool = False  # it has heard that nothing new is to be taken
+    ages: dict[str, float] = {}  # of processes it looks after itself: seconds since their last sign of life
 
 
 class Standing(msgspec.Struct, array_like=True, tag="standing"):

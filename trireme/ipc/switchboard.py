@@ -12,6 +12,7 @@ from typing import Any
 from trireme.ipc.channel import Channel, ChannelClosed
 
 Readable = Callable[[], None]
+MESSAGES_A_TURN = 512  # of one channel, so that whoever talks without end keeps nobody from being heard
 
 
 class Switchboard:
@@ -19,6 +20,7 @@ class Switchboard:
         self._selector = selectors.DefaultSelector()
         self._channels: dict[Channel, tuple[Readable, Callable[[str], None]]] = {}
         self._woken_by: list[Channel] = []
+        self._unheard: set[Channel] = set()  # with messages that arrived and had to wait for the next turn
         self._max_backlog = max_backlog
 
     def watch(self, source: Any, readable: Readable) -> None:
@@ -38,8 +40,12 @@ class Switchboard:
         """Takes a channel in: `heard` gets every message, `gone` is called once, with the reason, when the other side is lost."""
 
         def readable() -> None:
-            while channel in self._channels and (message := channel.receive(timeout=0)) is not None:
+            self._unheard.discard(channel)
+            for _ in range(MESSAGES_A_TURN):
+                if channel not in self._channels or (message := channel.receive(timeout=0)) is None:
+                    return
                 heard(message)
+            self._unheard.add(channel)
 
         self._channels[channel] = (readable, gone)
         self._selector.register(channel, selectors.EVENT_READ, readable)
@@ -48,6 +54,7 @@ class Switchboard:
         """Lets a channel go, and closes it. Nobody is told."""
         if self._channels.pop(channel, None) is not None:
             self._selector.unregister(channel)
+        self._unheard.discard(channel)
         channel.close()
 
     def post(self, channel: Channel, message: Any) -> None:
@@ -58,12 +65,16 @@ class Switchboard:
     def turn(self, timeout: float) -> None:
         """Waits until something comes or the time is up, and hands out everything that has come."""
         self._see_to_backlogs()
-        for key, events in self._selector.select(timeout):
+        waiting = list(self._unheard)
+        for key, events in self._selector.select(0.0 if waiting else timeout):
             channel = key.fileobj if isinstance(key.fileobj, Channel) else None
             if channel is None:
                 key.data()  # a watched source, not a channel
             elif channel in self._channels:
                 self._serve(channel, events)
+        for channel in waiting:
+            if channel in self._unheard:
+                self._serve(channel, selectors.EVENT_READ)
 
     def _serve(self, channel: Channel, events: int) -> None:
         readable, _ = self._channels[channel]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from typing import Any
 
 from trireme.hub.tokenizer import Tokenizer
@@ -91,22 +92,22 @@ class DetokenizerLoop:
     def _speak(self, gained: list[Progress]) -> None:
         """Sends each HTTP process its new text in one message."""
         said: dict[str, list[Gain]] = {}
-        stopped: list[str] = []
+        over: list[str] = []  # what the router does not know of yet: a stop string was met, the text failed
         for progress in gained:
             if progress.id not in self._texts:
                 continue  # a step that was in flight when the request ended
             client, text = self._texts[progress.id]
-            gain = text.take(progress)
+            gain = _gain_or_error(text, progress)
             said.setdefault(client, []).append(gain)
             if gain.finish is not None:
                 del self._texts[progress.id]
                 if progress.finish is None:
-                    stopped.append(progress.id)
+                    over.append(progress.id)
         for client, gains in said.items():
             if client in self._clients:
                 self.board.post(self._clients[client], Said(gains))
-        if stopped and self._router is not None:
-            self.board.post(self._router, Abort(stopped, FinishReason.STOP))
+        if over and self._router is not None:
+            self.board.post(self._router, Abort(over, FinishReason.STOP))
 
     # ---- HTTP processes
 
@@ -125,3 +126,13 @@ class DetokenizerLoop:
                 del self._clients[name[0]]
 
         self.board.join(channel, heard, gone)
+
+
+def _gain_or_error(text: SequenceText, progress: Progress) -> Gain:
+    """A sequence whose text cannot be made fails alone: the process serves all the others."""
+    try:
+        return text.take(progress)
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"the text could not be made: {type(error).__name__}"
+        return Gain(id=progress.id, text="", tokens=progress.tokens, finish=FinishReason.ERROR, error=reason)

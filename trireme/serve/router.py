@@ -308,7 +308,8 @@ class Router:
         now = time.monotonic()
         if now - self._beaten >= BEAT_SECONDS:
             self._beaten = now
-            self.board.post(self.control, Alive(len(self._owners)))
+            ages = self.crew.ranks.ages() if self.crew.ranks and self.crew.is_ready else {}
+            self.board.post(self.control, Alive(len(self._owners), self._draining, ages))
 
     def stats(self) -> dict[str, Any]:
         """The scheduler's numbers, counted over restarts, and the router's own."""

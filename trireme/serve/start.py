@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import pathlib
 import socket
@@ -23,6 +24,8 @@ def serve(config: Config, path: pathlib.Path, *, display: Display | None = None,
     display = display or Display()
     try:
         listener, url = open_listener(config.serve)
+        if not config.serve.api_key and not config.serve.uds and not _is_loopback(listener):
+            display.line("Warning: everybody who reaches this address may use the server. Fix: give an --api-key.")
         with listener:
             folder = own_folder()
             name = config.serve.served_model_name or model_name(config.model.model)
@@ -64,6 +67,10 @@ def open_listener(options: ServeOptions) -> tuple[socket.socket, str]:
     listener.listen(BACKLOG)
     host, port = listener.getsockname()[:2]
     return listener, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _is_loopback(listener: socket.socket) -> bool:
+    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
 def _refusal(error: OSError, options: ServeOptions) -> tuple[str, str]:

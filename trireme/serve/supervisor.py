@@ -33,7 +33,8 @@ from trireme.serve.runtime import Record, write_record
 
 TURN_SECONDS = 0.25
 START_SILENCE_SECONDS = 60.0  # importing on a busy machine may hold the first beat back
-STOP_SECONDS = 5.0  # for children that were told to stop
+ECHO_SECONDS = 0.5  # a signal repeated within this time is the same signal
+STOP_SECONDS = 8.0  # for children that were told to stop
 HTTP_MODULE, ENGINE_MODULE = "trireme.api.process", "trireme.serve.launch"
 
 
@@ -58,6 +59,7 @@ class Child:
         self.channel: Channel | None = None
         self.active, self.drains = 0, False  # requests in hand, and whether it takes no more, as it last said
         self.beaten, self.is_up = 0.0, False
+        self.ages: dict[str, float] = {}  # of the processes it looks after itself
         self.failures, self.lives = 0, 0
         self.retry_at, self.up_since = 0.0, 0.0
         self.last_words = ""
@@ -85,7 +87,7 @@ class Child:
         return Begin(f"{self.role}.{self.lives}", groups, str(orders.path), orders.model, str(orders.folder), listener)
 
     def beat(self, alive: Alive) -> None:
-        self.beaten, self.active, self.drains = time.monotonic(), alive.active, alive.drains
+        self.beaten, self.active, self.drains, self.ages = time.monotonic(), alive.active, alive.drains, alive.ages
         if not self.is_up:
             self.is_up, self.up_since = True, self.beaten
         elif self.failures and self.beaten - self.up_since > HEALTHY_SECONDS:
@@ -128,7 +130,7 @@ class Supervisor:
         self._told: Standing | None = None
         self._told_at = 0.0
         self._been_ready = False
-        self._signals: list[int] = []
+        self._signals: list[tuple[int, float]] = []  # (number, when)
         self._drain_until = 0.0
 
     def run(self) -> int:
@@ -217,7 +219,8 @@ class Supervisor:
     def standing(self) -> Standing:
         """How the whole server stands: the engine as the router says, unless one of its processes is down."""
         now = time.monotonic()
-        ages = {child.role: child.silence(now) for child in self.children if child.is_up}
+        up = [child for child in self.children if child.is_up]
+        ages = {child.role: child.silence(now) for child in up}
         hung = any(age > self.options.heartbeat_timeout for age in ages.values())
         down = next((child for child in self._engine if not child.is_up), None)
         name, phase, share, reason = self._standing.name, self._standing.phase, self._standing.share, self._standing.reason
@@ -230,6 +233,7 @@ class Supervisor:
             phase, reason = f"restarting {down.role}", down.last_words
         elif down is not None or not self._https_up():
             name = "starting" if name == "ready" else name
+        ages |= {rank: age + child.silence(now) for child in up for rank, age in child.ages.items()}
         return Standing(name, phase, share, reason, self._standing.ready, ages, hung)
 
     def _https_up(self) -> bool:
@@ -274,7 +278,7 @@ class Supervisor:
             end.setblocking(False)
         self.board.watch(ours, lambda: _discard(ours))
         wanted = (signal.SIGTERM, signal.SIGINT)
-        before = {number: signal.signal(number, lambda n, frame: self._signals.append(n)) for number in wanted}
+        before = {number: signal.signal(number, lambda n, frame: self._signals.append((n, time.monotonic()))) for number in wanted}
         wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
 
         def restore() -> None:
@@ -288,9 +292,9 @@ class Supervisor:
 
     def _ending(self) -> int | None:
         """The first signal drains, the second ends at once; the exit code when it is over."""
-        if len(self._signals) > 1 or not self._been_ready:
+        if self._signalled_again() or not self._been_ready:
             print("trireme: ended at once.", file=sys.stderr)
-            return 128 + self._signals[-1]
+            return 128 + self._signals[-1][0]
         if not self._drain_until:
             self._begin_drain()
         active = sum(child.active for child in self._https)
@@ -302,6 +306,10 @@ class Supervisor:
         self._stop(self._https)
         self._stop(self._engine)
         return 0
+
+    def _signalled_again(self) -> bool:
+        """Whether a second signal has come. `timeout` and the like send one twice within moments, and mean it once."""
+        return self._signals[-1][1] - self._signals[0][1] > ECHO_SECONDS
 
     def _begin_drain(self) -> None:
         self._drain_until = time.monotonic() + self.options.drain_timeout
@@ -317,7 +325,7 @@ class Supervisor:
             if child.channel is not None:
                 self.board.post(child.channel, Stop())
         deadline = time.monotonic() + STOP_SECONDS
-        while any(child.process is not None for child in children) and time.monotonic() < deadline and len(self._signals) < 2:
+        while any(child.process is not None for child in children) and time.monotonic() < deadline and not self._signalled_again():
             self.board.turn(TURN_SECONDS)
 
 

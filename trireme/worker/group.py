@@ -92,6 +92,11 @@ class RankGroup:
     def channels(self) -> list[Channel]:
         return [rank.channel for rank in self.ranks]
 
+    def ages(self) -> dict[str, float]:
+        """Seconds since each rank's last sign of life."""
+        now = time.monotonic()
+        return {f"rank-{rank.rank}": now - rank.beaten for rank in self.ranks}
+
     def launch(self, plan: Plan) -> None:
         for rank in self.ranks:
             try:

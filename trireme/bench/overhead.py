@@ -1,0 +1,195 @@
+"""What serving costs: the same requests to the offline engine and through a server's processes and HTTP, in turns.
+
+Knows both doors of the engine; prints ratios, because the machine's own speed varies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import pathlib
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from trireme.cli.flags import add_settings, config_from
+from trireme.config import Config
+from trireme.errors import WorkerDied
+from trireme.hub.resolve import resolve_model
+from trireme.llm import LLM
+from trireme.types import SamplingParams
+
+READY_SECONDS = 300.0
+
+
+@dataclass
+class Run:
+    """One round at one door."""
+
+    tokens_per_second: float
+    first_token: float  # seconds, the median over the streams
+
+
+@dataclass
+class Overhead:
+    """Serving beside offline, with as many streams at once."""
+
+    streams: int
+    offline: Run
+    served: Run
+
+    @property
+    def throughput(self) -> float:
+        return self.served.tokens_per_second / self.offline.tokens_per_second
+
+    @property
+    def added_first_token(self) -> float:
+        return self.served.first_token - self.offline.first_token
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="requests at once")
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds at each door; the median counts")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_settings(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    results = measure(config_from(args), args.streams, args.prompt_tokens, args.max_tokens, args.rounds)
+    if args.json:
+        print(msgspec.json.encode(results).decode())
+        return 0
+    print("streams  offline tok/s  served tok/s   ratio   TTFT ms  served ms   added")
+    for result in results:
+        offline, served = result.offline, result.served
+        print(
+            f"{result.streams:>7}  {offline.tokens_per_second:>13.1f}  {served.tokens_per_second:>12.1f}  {result.throughput:>6.1%}"
+            f"  {1e3 * offline.first_token:>8.1f}  {1e3 * served.first_token:>9.1f}  {1e3 * result.added_first_token:>6.1f}"
+        )
+    return 0
+
+
+def measure(config: Config, streams: list[int], prompt_tokens: int, max_tokens: int, rounds: int) -> list[Overhead]:
+    """Both doors are open all the time; only one is used at a time."""
+    with tempfile.TemporaryDirectory(prefix="trireme-") as folder, LLM(config=config) as llm, _Server(config, folder) as server:
+        return [_compare(llm, server, count, prompt_tokens, max_tokens, rounds) for count in streams]
+
+
+def _compare(llm: LLM, server: _Server, streams: int, prompt_tokens: int, max_tokens: int, rounds: int) -> Overhead:
+    offline, served = [], []
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    for number in range(rounds + 1):
+        prompts = _prompts(streams, prompt_tokens, llm.worker.ready.vocab_size, seed=1000 * streams + number)
+        runs = asyncio.run(_offline(llm, prompts, sampling)), asyncio.run(server.ask(prompts, sampling))
+        if number:  # the first round warms both up
+            offline.append(runs[0])
+            served.append(runs[1])
+    return Overhead(streams, _median(offline), _median(served))
+
+
+def _prompts(count: int, length: int, vocab: int, seed: int) -> list[list[int]]:
+    """Fresh prompts every round, so that no prefix is cached at either door."""
+    dice = random.Random(seed)
+    return [[dice.randrange(100, min(vocab, 40_000)) for _ in range(length)] for _ in range(count)]
+
+
+def _median(runs: list[Run]) -> Run:
+    return Run(statistics.median(r.tokens_per_second for r in runs), statistics.median(r.first_token for r in runs))
+
+
+async def _offline(llm: LLM, prompts: list[list[int]], sampling: SamplingParams) -> Run:
+    begun = time.perf_counter()
+
+    async def one(prompt: list[int]) -> float:
+        first = 0.0
+        async for _ in llm.astream(prompt, sampling):
+            first = first or time.perf_counter() - begun
+        return first
+
+    firsts = await asyncio.gather(*(one(prompt) for prompt in prompts))
+    seconds = time.perf_counter() - begun
+    return Run(len(prompts) * (sampling.max_tokens or 0) / seconds, statistics.median(firsts))
+
+
+class _Server:
+    """`trireme serve` as a process of its own, asked over its unix socket with as little work here as possible."""
+
+    def __init__(self, config: Config, folder: str):
+        self._uds, self._folder, self._config = os.path.join(folder, "api.sock"), pathlib.Path(folder), config
+
+    def __enter__(self) -> _Server:
+        flags = _flags(self._config)
+        with (self._folder / "log").open("wb") as log:
+            command = [sys.executable, "-m", "trireme.cli.main", "serve", *flags, "--uds", self._uds]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        asyncio.run(self._until_ready())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(60)
+
+    async def _until_ready(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                last = (self._folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
+                raise WorkerDied(f"The server did not start: {last}.", "start it by hand to see why")
+            try:
+                reader, writer = await asyncio.open_unix_connection(self._uds)
+            except OSError:
+                await asyncio.sleep(0.2)
+                continue
+            writer.write(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+            if b" 200 " in answer[:20]:
+                return
+            await asyncio.sleep(0.2)
+        raise WorkerDied("The server was not ready in time.", "start it by hand to see why")
+
+    async def ask(self, prompts: list[list[int]], sampling: SamplingParams) -> Run:
+        connections = [await asyncio.open_unix_connection(self._uds) for _ in prompts]
+        begun = time.perf_counter()
+
+        async def one(prompt: list[int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
+            wanted = {"max_tokens": sampling.max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+            body = msgspec.json.encode({"prompt": prompt, **wanted})
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            first, end = 0.0, b""
+            while piece := await reader.read(1 << 16):
+                if not first and b'data: {"' in piece:
+                    first = time.perf_counter() - begun
+                end = (end + piece)[-64:]
+            writer.close()
+            if b"[DONE]" not in end:
+                raise WorkerDied(f"A stream broke off: {end!r}.", "see the server's log")
+            return first
+
+        asked = zip(prompts, connections, strict=True)
+        firsts = await asyncio.gather(*(one(prompt, *connection) for prompt, connection in asked))
+        return Run(len(prompts) * (sampling.max_tokens or 0) / (time.perf_counter() - begun), statistics.median(firsts))
+
+
+def _flags(config: Config) -> list[str]:
+    """The engine's settings as flags of `trireme serve`."""
+    flags = [str(resolve_model(config.model.model)), "--served-model-name", "model"]
+    default = Config()
+    for group in ("model", "device", "cache", "schedule"):
+        chosen, usual = getattr(config, group), getattr(default, group)
+        for name, value in vars(chosen).items():
+            if value != getattr(usual, name) and name != "model":
+                flag = "--" + name.replace("_", "-")
+                flags += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
+    return flags
