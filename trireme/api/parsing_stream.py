@@ -72,16 +72,12 @@ class Stream:
         return character
 
     def follows(self, *markers: str) -> Steps[str]:
-        """Which of these markers comes next, read; empty if none does."""
-        while True:
-            rest = self._text[self._at : self._at + max(map(len, markers))]
-            for marker in markers:
-                if rest.startswith(marker):
-                    self._advance(len(marker))
-                    return marker
-            if self._closed or not any(marker.startswith(rest) for marker in markers):
-                return ""
-            yield
+        """Which of these markers comes next, read; empty if none does. Where one begins another, the longer stands first."""
+        for marker in markers:
+            if (yield from self.sees(marker)):
+                self._advance(len(marker))
+                return marker
+        return ""
 
     def sees(self, marker: str) -> Steps[bool]:
         """Whether this marker comes next; it stays unread."""
