@@ -1,0 +1,73 @@
+"""Recorded CPU steps: replaying equals running again, on whatever the inputs hold by then."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from trireme.backends import reason_against
+
+if reason_against("cpu"):
+    pytest.skip(str(reason_against("cpu")), allow_module_level=True)
+
+from trireme.backends.cpu import Cpu
+from trireme.backends.cpu.tape import Arena
+from trireme.backends.cpu.weights import PackedWeight
+from trireme.config import DeviceOptions
+
+
+@pytest.fixture
+def backend() -> Cpu:
+    return Cpu(DeviceOptions(threads=2))
+
+
+def test_replay_follows_the_inputs(backend: Cpu) -> None:
+    ops, norm = backend.ops, torch.randn(64)
+    up, down = (PackedWeight.from_floats("q8", torch.randn(*shape)) for shape in ((256, 64), (64, 128)))
+    x, index, table = torch.randn(5, 64), torch.tensor([4, 0, 2]), torch.zeros(3, 8)
+
+    def step() -> torch.Tensor:
+        hidden, residual = ops.add_rms_norm(x, x * 2, norm, 1e-5)
+        y = ops.packed_linear([down], ops.gated(ops.packed_linear([up], hidden, None), "silu"), None)
+        logits = ops.select(y + residual, index)
+        ids = ops.sample_greedy(logits)
+        table[torch.arange(3), ids % 8] += 1
+        return torch.where(ids > 30, ids, -ids)
+
+    with torch.inference_mode():
+        replay = backend.graph(step)
+        for seed in range(4):
+            x.copy_(torch.randn(5, 64, generator=torch.Generator().manual_seed(seed)))
+            index.copy_(torch.tensor([seed, 1, 4 - seed]))
+            table.zero_()
+            expected, counted = step().clone(), table.clone()
+            table.zero_()
+            assert torch.equal(replay(), expected)
+            assert torch.equal(table, counted)
+
+
+def test_a_step_that_asks_the_host_is_left_alone(backend: Cpu) -> None:
+    x = torch.ones(2)
+
+    def step() -> torch.Tensor:
+        return x * 2 if float(x[0]) > 0 else x
+
+    with torch.inference_mode():
+        replay = backend.graph(step)
+        x.fill_(-1)
+        assert torch.equal(replay(), torch.tensor([-1.0, -1.0]))
+
+
+def test_arena_reuses_what_nobody_holds() -> None:
+    arena = Arena()
+    first = arena.empty((4, 16), torch.float32)
+    address, view = first.data_ptr(), first[1:]
+    del first
+    gc.collect()
+    second = arena.empty((4, 16), torch.float32)
+    assert second.data_ptr() != address, "a view still looks at it"
+    del view
+    gc.collect()
+    assert arena.empty((4, 16), torch.float32).data_ptr() == address
