@@ -54,6 +54,7 @@ class Kernel:
         self.jit = triton.jit(function)
         self.compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self.direct = not chips.current().interpreted
+        self.latest: tuple[Any, ...] | None = None  # the handle of the last start, for callers that remember whole calls
 
     def __call__(
         self, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 3, dependent: bool = False, **constants: Any
@@ -71,7 +72,11 @@ class Kernel:
         values: list[Any] = []
         device = -1
         for value in args:
-            if isinstance(value, torch.Tensor):
+            if type(value) is int:
+                values.append(value)
+                small = -(2**31) <= value < 2**31
+                key.append(-1 if value == 1 else (value & 15 == 0) if small else _specialisation(value))
+            elif isinstance(value, torch.Tensor):
                 pointer = value.data_ptr()
                 values.append(pointer)
                 key.append((value.dtype, pointer & 15 == 0))
@@ -86,7 +91,7 @@ class Kernel:
                 self(grid, *args, warps=warps, stages=stages, dependent=dependent, **constants)
             return
         key.append(device)
-        entry = self.compiled.get(tuple(key))
+        entry = self.latest = self.compiled.get(tuple(key))
         if entry is None:
             self._first(tuple(key), grid, args, {"num_warps": warps, "num_stages": stages}, dependent, constants)
             return
@@ -112,7 +117,7 @@ class Kernel:
             return
         if launcher.global_scratch_size or launcher.profile_scratch_size:
             return
-        self.compiled[key] = (
+        self.latest = self.compiled[key] = (
             launcher.launch,
             built.function,
             launcher.launch_cooperative_grid,
@@ -124,9 +129,7 @@ class Kernel:
 def _specialisation(value: Any) -> Any:
     """At least as fine as what Triton itself specialises an argument on."""
     if type(value) is int:
-        if value == 1:
-            return 1
-        return (value & 15 == 0, -(2**31) <= value < 2**31, value < 2**63)
+        return (value & 15 == 0, value < 2**63)
     if isinstance(value, TensorDescriptor):
         return (value.base.dtype, tuple(value.block_shape), len(value.shape))
     return value if value is None else type(value)

@@ -4,7 +4,7 @@ Knows how a tensor folds to kept × reduced; a long fold is split over programs 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -263,8 +263,27 @@ class Fold:
         return max(1, min(wanted, blocks(self.length, 4 * n), 1024))
 
 
-def fold(x: torch.Tensor, dims: Sequence[int] | None, keepdim: bool) -> Fold:
+_folds: dict[Any, Fold] = {}
+_MOST_FOLDS = 4096
+_NOTHING = torch.empty(0)
+
+
+def fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool) -> Fold:
     """Folds `dims` of `x` (all if None or empty), copying only where kept and reduced dimensions interleave too much."""
+    key = (x.shape, x.stride(), dims if dims is None or isinstance(dims, int) else tuple(dims), keepdim)
+    known = _folds.get(key)
+    if known is not None:
+        return replace(known, x=x)
+    made = _fold_anew(x, dims, keepdim)
+    if made.x is x:
+        if len(_folds) >= _MOST_FOLDS:
+            _folds.clear()
+        # Only the numbers are remembered: the tensor must not outlive its call.
+        _folds[key] = replace(made, x=_NOTHING)
+    return made
+
+
+def _fold_anew(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool) -> Fold:
     rank = x.dim()
     chosen = normalise(dims, rank)
     kept = [d for d in range(rank) if d not in chosen]

@@ -39,6 +39,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trireme" / "kernels"
 
 
+@functools.cache
 def shape_class(*sizes: int) -> str:
     """Sizes rounded up to powers of two: shapes that share a configuration."""
     return "x".join(str(1 << max(size - 1, 0).bit_length()) for size in sizes)
