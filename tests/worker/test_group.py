@@ -27,8 +27,9 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_ranks_give_the_tokens_of_one_process(smollm2_path: pathlib.Path) -> None:
-    with open_llm(smollm2_path, 2) as llm:
+@pytest.mark.parametrize("tp", [2, 3])
+def test_ranks_give_the_tokens_of_one_process(smollm2_path: pathlib.Path, tp: int) -> None:
+    with open_llm(smollm2_path, tp) as llm:
         outputs = llm.generate([PROMPT, list(range(50, 90)), PROMPT], SamplingParams(temperature=0.0, max_tokens=8))
         assert outputs[0].token_ids == outputs[2].token_ids == GREEDY
         ranks = llm.worker.ranks
