@@ -20,6 +20,6 @@ static inline void configure_tiles(void) {
 static inline __attribute__((always_inline)) __m512i pair_bf16(__m512 even, __m512 odd) {
     __m512i low = _mm512_castps_si512(even), high = _mm512_castps_si512(odd), half = _mm512_set1_epi32(0x8000);
     low = _mm512_srli_epi32(_mm512_add_epi32(low, half), 16);
-    high = _mm512_and_si512(_mm512_add_epi32(high, half), _mm512_set1_epi32((int)0xffff0000));
-    return _mm512_or_si512(low, high);
+    high = _mm512_add_epi32(high, half);
+    return _mm512_ternarylogic_epi32(high, _mm512_set1_epi32((int)0xffff0000), low, 0xea); /* (high & mask) | low */
 }
