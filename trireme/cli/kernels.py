@@ -13,6 +13,7 @@ def run(args: argparse.Namespace) -> int:
     from trireme.kernels import registry
 
     for row in registry.describe():
-        ratio = f"{row.ratio:5.2f} x torch" if row.ratio else "not measured"
-        print(f"{row.name:<40} {'differentiable' if row.differentiable else '':<15} {ratio}")
+        ratio = f"{row['ratio']:5.2f} x torch" if row["ratio"] else "not measured"
+        name = row["name"] if row["overload"] == "default" else f"{row['name']}.{row['overload']}"
+        print(f"{name:<40} {row['gradient']:<10} {ratio}")
     return 0
