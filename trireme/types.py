@@ -13,6 +13,7 @@ from trireme.errors import BadRequest
 MAX_N = 128
 MAX_LOGPROBS = 64
 MAX_STOP_STRINGS = 64
+MAX_GRAMMAR = 256 << 10  # characters
 MAX_LIST = 4096  # token ids in any one list or map of a request
 
 
@@ -49,6 +50,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None  # alternatives per output token; 0: only the chosen token's own
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    grammar: str | None = None  # what the text must obey, as llguidance writes it
 
     @property
     def greedy(self) -> bool:
@@ -70,6 +72,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise BadRequest(f"stop takes at most {MAX_STOP_STRINGS} strings of 1 to 1024 characters.", param="stop")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise BadRequest(f"min_tokens is {self.min_tokens}, above max_tokens, {self.max_tokens}.", param="min_tokens")
+        if self.grammar is not None and len(self.grammar) > MAX_GRAMMAR:
+            cause = f"The grammar has {len(self.grammar)} characters; at most {MAX_GRAMMAR} are taken."
+            raise BadRequest(cause, "make the schema smaller", "grammar")
         for name in ("allowed_token_ids", "banned_token_ids", "stop_token_ids", "logit_bias"):
             _check_ids(name, getattr(self, name), vocab_size)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:

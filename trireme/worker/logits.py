@@ -177,7 +177,8 @@ def ruled(sampling: SamplingParams) -> bool:
     """Whether any rule applies to a request."""
     s = sampling
     penalized = s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
-    return penalized or bool(s.no_repeat_ngram or s.logit_bias or s.allowed_token_ids or s.banned_token_ids or s.min_tokens)
+    bound = penalized or s.grammar is not None
+    return bound or bool(s.no_repeat_ngram or s.logit_bias or s.allowed_token_ids or s.banned_token_ids or s.min_tokens)
 
 
 def _forbid(choice: Choice, at: list[int], tokens: list[list[int]]) -> None:

@@ -77,6 +77,7 @@ class Runner:
 
     def _run(self, step: Step) -> tuple[Pick, list[RowNote]]:
         """A step as it comes: any mix of prompts and decodes, every sampling rule."""
+        self.sampler.prepare(step)
         logits = self._forward(step)
         notes = self._prompt_notes(logits, step)
         if not step.samples.any():

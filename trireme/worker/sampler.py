@@ -15,7 +15,8 @@ from torch import Tensor
 from trireme.ipc.messages import Admit, RowNote
 from trireme.ops import Ops
 from trireme.types import TokenLogprobs
-from trireme.worker.logits import RULES, Choice, ruled
+from trireme.worker.grammar import Grammars
+from trireme.worker.logits import RULES, Choice, Rule, ruled
 from trireme.worker.tables import Step, Tables
 
 BROKEN = -1  # the id of a row that could not choose
@@ -31,9 +32,11 @@ class Pick:
 
 
 class Sampler:
-    def __init__(self, ops: Ops, tables: Tables, max_rows: int):
-        self.ops, self.tables = ops, tables
-        self.rules = [rule() for rule in RULES]
+    def __init__(self, ops: Ops, tables: Tables, max_rows: int, grammars: Grammars | None = None):
+        self.ops, self.tables, self.grammars = ops, tables, grammars
+        self.rules: list[Rule] = [rule() for rule in RULES]
+        if grammars is not None:
+            self.rules.append(grammars)
         self.seeds = np.zeros(max_rows + 1, dtype=np.uint64)
         self.ruled = np.zeros(max_rows + 1, dtype=bool)
         self.greedy = np.ones(max_rows + 1, dtype=bool)
@@ -48,6 +51,12 @@ class Sampler:
         self.num_prompt_top[row] = -1 if s.prompt_logprobs is None else s.prompt_logprobs
         for rule in self.rules:
             rule.admit(admit)
+
+    def prepare(self, step: Step) -> None:
+        """Begins with what a step's sampling needs from the host, before the device computes its logits."""
+        if self.grammars is not None and step.samples.any():
+            rows, lengths = step.rows[step.samples], (step.starts + step.counts)[step.samples]
+            self.grammars.prepare(rows, lengths, self.tables.tokens)
 
     def uniforms(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """The random number in [0, 1) of each row for the token at each position."""
@@ -97,7 +106,8 @@ class Sampler:
     def note(self, row: int, token: int, values: tuple | None) -> RowNote | None:
         """What there is to say of a row's choice besides its token."""
         if token == BROKEN:
-            return RowNote(row, error=_ERROR)
+            reason = self.grammars.errors.pop(row, None) if self.grammars is not None else None
+            return RowNote(row, error=reason or _ERROR)
         if values is None:
             return None
         logprob, rank, top_ids, top = values

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from trireme.backends import open_backend
 from trireme.config import Config
+from trireme.hub.tokenizer import Tokenizer
 from trireme.ipc.messages import Plan, Ready, Sampled
 from trireme.models import cache_specs
 from trireme.parallel import Group
 from trireme.worker.capture import capture
+from trireme.worker.grammar import Grammars
 from trireme.worker.load import Report, load_model, size_cache
 from trireme.worker.runner import Runner
 from trireme.worker.sampler import Sampler
@@ -41,7 +43,7 @@ class LocalWorker:
         slots = (kv.num_pages + 1) * kv.page_size  # one page more, for the padding of captured steps
         caches = [backend.cache(spec, slots, loaded.dtype) for spec in cache_specs(loaded.model)]
         tables = Tables(backend, max_rows, kv.max_model_len, kv.page_size, kv.num_pages, config.schedule.max_step_tokens)
-        sampler = Sampler(backend.ops, tables, max_rows)
+        sampler = Sampler(backend.ops, tables, max_rows, Grammars(lambda: Tokenizer.open(path), loaded.cfg.vocab))
         self.model, self.backend = loaded.model, backend
         self.runner = Runner(loaded.model, backend, caches, tables, sampler, max_rows)
         self.depth = backend.depth

@@ -1,0 +1,134 @@
+"""The rule that holds rows to a grammar: masks over the vocabulary, made on the host while the device computes the logits.
+
+Knows grammars and tokens; nothing of what the grammar stands for. A row whose grammar fails, fails alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from llguidance import LLMatcher
+from torch import Tensor
+
+from trireme.errors import TriremeError
+from trireme.hub.grammar import GrammarTokens
+from trireme.hub.tokenizer import Tokenizer
+from trireme.ipc.messages import Admit
+from trireme.worker.logits import NEGATIVE, Choice
+
+MAX_COMPILED = 64  # grammars kept compiled: many requests bring the same one
+
+
+class Grammars:
+    """One per worker. The tokenizer is opened when the first grammar arrives: most workers never see one."""
+
+    def __init__(self, open_tokenizer: Callable[[], Tokenizer], width: int):
+        self.errors: dict[int, str] = {}  # by row: why its grammar failed
+        self._open, self._width = open_tokenizer, width
+        self._nothing = np.zeros(-(-width // 32) * 4, dtype=np.uint8)  # one bit per token, in whole words
+        self._tokens: GrammarTokens | None = None
+        self._rows: dict[int, _Row] = {}
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        # One thread: compiling and masks go beside the steps, in order.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+
+    def admit(self, admit: Admit) -> None:
+        self.errors.pop(admit.row, None)
+        self._rows.pop(admit.row, None)
+        grammar = admit.sampling.grammar
+        if grammar is not None:
+            self._rows[admit.row] = _Row(admit, self._thread.submit(self._compile, grammar, admit.eos_token_ids), self._nothing)
+
+    def touches(self, rows: np.ndarray) -> list[int]:
+        return [i for i, row in enumerate(rows.tolist()) if row in self._rows] if self._rows else []
+
+    def prepare(self, rows: np.ndarray, lengths: np.ndarray, tokens: Tensor) -> None:
+        """Begins with the masks of a step before its forward. Only rows with a grammar wait for the step before to have answered.
+
+        rows, lengths: those that sample, and how many tokens each has; tokens: the token table
+        """
+        at = self.touches(rows)
+        if not at:
+            return
+        waiting = [(self._rows[int(rows[i])], int(rows[i]), int(lengths[i])) for i in at]
+        fresh = _fresh(waiting, tokens)
+        for (row, _, length), ids in zip(waiting, fresh, strict=True):
+            row.seen = length
+            row.mask = self._thread.submit(row.advance, ids)
+
+    def apply(self, choice: Choice, at: list[int]) -> None:
+        """Forbids what the grammars do not allow."""
+        masks = np.stack([self._mask(int(choice.rows[i])) for i in at])
+        device, width = choice.logits.device, choice.logits.shape[1]
+        bits = torch.from_numpy(masks).to(device, non_blocking=True)
+        allowed = (bits.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=device)) & 1
+        allowed = torch.nn.functional.pad(allowed.flatten(1), (0, max(0, width - masks.shape[1] * 8)))[:, :width].bool()
+        where = torch.tensor(at, device=device)
+        choice.logits[where] = choice.logits[where].masked_fill(~allowed, NEGATIVE)
+        for i in at:
+            row = self._rows[int(choice.rows[i])]
+            if row.ended and row.ends:  # whatever other rules say: there is nothing else to choose
+                choice.logits[i, row.ends] = 0.0
+
+    def _mask(self, row: int) -> np.ndarray:
+        mask = self._rows[row].mask
+        assert mask is not None, f"row {row} is sampled without having been prepared"
+        try:
+            return mask.result()
+        except Exception as error:
+            reason = str(error) if isinstance(error, TriremeError) else f"{type(error).__name__}: {error}"
+            self.errors[row] = f"the grammar of this request failed: {reason}"
+            return self._nothing
+
+    def _compile(self, grammar: str, eos_token_ids: list[int]) -> LLMatcher:
+        if self._tokens is None:
+            self._tokens = GrammarTokens(self._open(), eos_token_ids, self._width)
+        found = self._compiled.pop(grammar, None) or self._tokens.matcher(grammar)
+        self._compiled[grammar] = found
+        while len(self._compiled) > MAX_COMPILED:
+            self._compiled.popitem(last=False)
+        return found.deep_copy()
+
+
+class _Row:
+    """A row's way through its grammar."""
+
+    def __init__(self, admit: Admit, compiled: Future[LLMatcher], nothing: np.ndarray):
+        self.seen = admit.num_prompt  # after a pause, what had been generated is followed again
+        self.ends = admit.eos_token_ids
+        self.ended = False  # nothing may follow but the end
+        self.mask: Future[np.ndarray] | None = None
+        self._compiled, self._nothing = compiled, nothing
+
+    def advance(self, ids: list[int]) -> np.ndarray:
+        """Follows the tokens that have come since, and says which may come next: one bit per token of the vocabulary."""
+        matcher = self._compiled.result()
+        for token in ids:
+            if token in self.ends:
+                self.ended = True
+            if not self.ended and not matcher.consume_token(token):
+                raise ValueError(f"token {token} does not fit: {matcher.get_error()[:200]}")
+        self.ended = self.ended or (matcher.is_stopped() and not matcher.is_error())
+        if self.ended:
+            return self._nothing
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)[: len(self._nothing)]
+        if matcher.is_error():
+            raise ValueError(matcher.get_error()[:200])
+        return mask
+
+
+def _fresh(waiting: list[tuple[_Row, int, int]], tokens: Tensor) -> list[list[int]]:
+    """The tokens of each row that its grammar has not seen: one copy from the device for all of them."""
+    counts = [length - row.seen for row, _, length in waiting]
+    longest = max(counts)
+    if not longest:
+        return [[] for _ in waiting]
+    starts = torch.tensor([[row.seen] for row, _, _ in waiting], device=tokens.device)
+    places = (starts + torch.arange(longest, device=tokens.device)).clamp_max(tokens.shape[1] - 1)
+    rows = torch.tensor([[number] for _, number, _ in waiting], device=tokens.device)
+    found = tokens[rows, places].tolist()
+    return [ids[:count] for ids, count in zip(found, counts, strict=True)]
