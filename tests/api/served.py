@@ -26,7 +26,17 @@ class Served:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         command = [sys.executable, "-m", "trireme.cli.main", "serve", MODEL, "--port", str(self.port), "--served-model-name", MODEL]
-        command += ["--quantize", "none", "--data-dir", str(folder / "data"), "--log-format", "json", *arguments]
+        command += [
+            "--quantize",
+            "none",
+            "--kv-tokens",
+            "16384",
+            "--data-dir",
+            str(folder / "data"),
+            "--log-format",
+            "json",
+            *arguments,
+        ]
         environ = dict(os.environ, XDG_RUNTIME_DIR=str(folder), OMP_NUM_THREADS="1", TRIREME_API_KEY=",".join(KEYS))
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

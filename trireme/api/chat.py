@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from trireme.api.http import Call
-from trireme.api.parsing import CallDelta, Delta, OutputParser, parser_for
+from trireme.api.parsing import CallDelta, Delta, OutputParser, ParserFor, parser_for
 from trireme.api.protocol import ContentPart, FunctionCall, Message, Tool, ToolCall
 from trireme.api.service import Flight, Service
 from trireme.errors import BadRequest
@@ -22,6 +22,7 @@ from trireme.hub.tokenizer import Tokenizer
 from trireme.types import FinishReason, SamplingParams, TokenLogprobs
 
 MAX_TOOLS = 128
+PROMPT_END = 16  # tokens
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # What a request may hand to the template besides messages and tools, and of which kind.
 _TEMPLATE_KINDS: dict[str, tuple[type, ...]] = {
@@ -130,10 +131,24 @@ def _named(call: CallDelta) -> CallDelta:
 async def open_chat(service: Service, call: Call, job: ChatJob) -> Conversation:
     """Renders, tokenizes and submits a turn."""
     tokens = await chat_tokens(service, job)
-    template = service.client.tokenizer.chat_template
-    make_parser = parser_for(template, str(service.info.config.get("model_type", "")), tools=bool(job.offered))
-    flight = await service.open(call, tokens, job.sampling, salt=job.salt, priority=job.priority)
+    make_parser = parser_of(service, job, tokens)
+    sampling = job.sampling
+    if make_parser.needs_special and sampling.skip_special_tokens:
+        sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
+    flight = await service.open(call, tokens, sampling, salt=job.salt, priority=job.priority)
     return Conversation(flight, make_parser, job.parallel)
+
+
+def parser_of(service: Service, job: ChatJob, tokens: list[int]) -> ParserFor:
+    """The parser for the turn's answers. A prompt may end inside an open thought, so its end is read, too."""
+    tokenizer = service.client.tokenizer
+    template = tokenizer.templates.get("tool_use") if job.offered else None
+    return parser_for(
+        template or tokenizer.chat_template,
+        str(service.info.config.get("model_type", "")),
+        tools=job.offered,
+        prompt_end=tokenizer.decode(tokens[-PROMPT_END:], skip_special_tokens=False),
+    )
 
 
 async def chat_tokens(service: Service, job: ChatJob) -> list[int]:

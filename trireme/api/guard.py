@@ -157,7 +157,7 @@ class _Exchange:
         client = self._scope.get("client")
         quiet = self._scope["path"] in PROBES or self._scope["path"] == "/metrics"
         access.log(
-            logging.DEBUG if quiet and self.status < 400 else logging.INFO,
+            logging.DEBUG if quiet else logging.INFO,
             "request",
             extra={
                 "request_id": self.request_id,

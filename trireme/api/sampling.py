@@ -26,6 +26,7 @@ _SAME_NAME = (
     "stop_token_ids",
     "allowed_token_ids",
 )
+_OTHER_NAMES = {"no_repeat_ngram": "no_repeat_ngram_size"}  # ours -> the request's
 
 
 def sampling_of(fields: SamplingFields, advice: dict[str, Any], **more: Any) -> SamplingParams:
@@ -44,7 +45,11 @@ def sampling_of(fields: SamplingFields, advice: dict[str, Any], **more: Any) -> 
         "ignore_eos": fields.ignore_eos,
         "include_stop": fields.include_stop_str_in_output,
     }
-    return sampling_params(chosen | {name: value for name, value in more.items() if value is not None})
+    try:
+        return sampling_params(chosen | {name: value for name, value in more.items() if value is not None})
+    except BadRequest as error:
+        error.param = _OTHER_NAMES.get(error.param or "", error.param)
+        raise
 
 
 def sampling_params(chosen: dict[str, Any]) -> SamplingParams:

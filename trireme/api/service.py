@@ -23,6 +23,7 @@ from trireme.serve.client import Client, Context, ModelInfo, Stream
 from trireme.types import FinishReason, Output, SamplingParams
 
 LONG_TEXT = 32 << 10  # characters; longer ones have a tokenizer of their own, so that short ones need not wait
+MAX_PRIORITY = 1000  # to either side
 MAX_SEQUENCES = 1024  # that one HTTP request may ask for, over all its prompts
 
 P = ParamSpec("P")
@@ -155,6 +156,8 @@ class Service:
         if self.info.vocab_size:
             sampling.check(self.info.vocab_size)
         self.check_room(len(tokens), sampling.max_tokens)
+        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise BadRequest(f"priority must lie between {-MAX_PRIORITY} and {MAX_PRIORITY}.", param="priority")
         try:
             stream = await self.client.open(
                 tokens,

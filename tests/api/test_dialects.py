@@ -1,0 +1,116 @@
+"""The other APIs over plain HTTP: LightLLM's native one, TGI's, Ollama's; probes, tokens, metrics, the OpenAPI document."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import httpx
+import msgspec
+
+from .served import MODEL
+
+PROMPT = "The capital of France is"
+
+
+def events(response: httpx.Response) -> list[dict]:
+    assert response.status_code == 200, response.text
+    return [json.loads(line[5:]) for line in response.text.splitlines() if line.startswith("data:")]
+
+
+def lines(response: httpx.Response) -> list[dict]:
+    assert response.status_code == 200, response.text
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def test_native_and_tgi_share_a_path(http: httpx.Client) -> None:
+    native = http.post("/generate", json={"inputs": PROMPT, "parameters": {"max_new_tokens": 4, "do_sample": False}}).json()
+    tgi = http.post("/generate", json={"inputs": PROMPT, "parameters": {"max_new_tokens": 4, "details": True}}).json()
+    assert native["generated_text"] == [tgi["generated_text"]] and native["generated_text"][0].startswith(" Paris")
+    assert native["count_output_tokens"] == tgi["details"]["generated_tokens"] == 4
+    assert len(tgi["details"]["tokens"]) == 4 and tgi["details"]["finish_reason"] == "length"
+    full = http.post("/generate?api=tgi", json={"inputs": PROMPT, "parameters": {"max_new_tokens": 1, "return_full_text": True}})
+    assert full.json()["generated_text"] == f"{PROMPT} Paris"
+
+
+def test_streams_of_both(http: httpx.Client) -> None:
+    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 3}}
+    whole = http.post("/generate", json=body).json()["generated_text"][0]
+    native = events(http.post("/generate_stream", json=body))
+    assert "".join(event["token"]["text"] for event in native) == whole and native[-1]["finished"]
+    tgi = events(http.post("/generate_stream?api=tgi", json=body))
+    assert "".join(event["token"]["text"] for event in tgi) == whole == tgi[-1]["generated_text"]
+
+
+def test_native_counts(http: httpx.Client) -> None:
+    count = http.post("/tokens", json={"text": PROMPT}).json()["ntokens"]
+    assert count == http.post("/tokenize", json={"prompt": PROMPT}).json()["count"] == 5
+    assert set(http.get("/token_load").json()) == {"current_load", "logical_max_load", "dynamic_max_load"}
+    assert http.get("/info").json()["max_total_tokens"] == 8192
+
+
+def test_tokens_go_both_ways(http: httpx.Client) -> None:
+    text = "Grüße, 世界! <|im_start|>"
+    tokens = http.post("/tokenize", json={"prompt": text}).json()["tokens"]
+    assert http.post("/detokenize", json={"tokens": tokens}).json()["prompt"] == text
+    assert http.post("/detokenize", json={"tokens": [10**9]}).status_code == 400
+    assert http.get("/tokenizer_info").json()["eos_token"] == "<|im_end|>"
+
+
+def test_ollama_chat(http: httpx.Client) -> None:
+    body = {
+        "model": f"{MODEL}:latest",
+        "messages": [{"role": "user", "content": "What is the capital of France? Answer in one word."}],
+        "options": {"temperature": 0, "num_predict": 8},
+    }
+    streamed = lines(http.post("/api/chat", json=body))
+    whole = http.post("/api/chat", json={**body, "stream": False}).json()
+    assert "".join(line["message"]["content"] for line in streamed) == whole["message"]["content"]
+    assert "Paris" in whole["message"]["content"]
+    assert streamed[-1]["done"] and streamed[-1]["eval_count"] == whole["eval_count"] > 0
+    assert all(not line["done"] for line in streamed[:-1])
+
+
+def test_ollama_generate_raw(http: httpx.Client) -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "raw": True, "options": {"temperature": 0, "num_predict": 2, "stop": ["."]}}
+    assert "".join(line["response"] for line in lines(http.post("/api/generate", json=body))) == " Paris"
+
+
+def test_ollama_tells_of_its_model(http: httpx.Client) -> None:
+    (model,) = http.get("/api/tags").json()["models"]
+    assert model["name"] == f"{MODEL}:latest" == http.get("/api/ps").json()["models"][0]["name"]
+    assert http.post("/api/show", json={"model": model["name"]}).json()["model_info"]["llama.context_length"] == 8192
+    refused = http.post("/api/chat", json={"model": "other", "messages": [{"role": "user", "content": "x"}]})
+    assert refused.status_code == 404 and isinstance(refused.json()["error"], str)
+
+
+def test_probes(http: httpx.Client) -> None:
+    assert http.get("/live").json()["status"] == "alive"
+    assert http.get("/ready").json()["status"] == http.get("/health").json()["status"] == "ready"
+    assert http.get("/version").json()["name"] == "trireme"
+    load = http.get("/load").json()
+    assert load["state"] == "ready" and load["stats"]["pages_total"] > 0
+
+
+def test_metrics_have_the_names_that_dashboards_know(http: httpx.Client) -> None:
+    before = http.get("/load").json()["totals"]
+    http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 3})
+    after = http.get("/load").json()
+    assert after["totals"]["generation_tokens"] - before["generation_tokens"] == 3
+    assert after["percentiles"]["time_to_first_token"]["p50"] > 0
+    text = http.get("/metrics").text
+    names = "num_requests_running num_requests_waiting kv_cache_usage_perc prompt_tokens_total generation_tokens_total "
+    names += "prefix_cache_queries_total prefix_cache_hits_total num_preemptions_total request_success_total "
+    names += "time_to_first_token_seconds_bucket inter_token_latency_seconds_count e2e_request_latency_seconds_sum "
+    names += "request_prompt_tokens_sum request_generation_tokens_sum request_params_n_count heartbeat_age_seconds"
+    for name in names.split():
+        assert re.search(rf"^trireme:{name}{{.*}} ", text, re.M), name
+
+
+def test_openapi_names_every_route(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    assert {"/v1/chat/completions", "/v1/messages", "/generate", "/api/chat", "/v1/batches/{id}"} <= set(document["paths"])
+    known = document["components"]["schemas"]
+    for reference in re.findall(r'"#/components/schemas/([^"]+)"', msgspec.json.encode(document).decode()):
+        assert reference in known

@@ -1,0 +1,183 @@
+"""Load on a server: what is asked (workloads), when (open or closed loop), and what came of it (samples). Knows no tables."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from trireme.bench.sse import RequestFailed, Server
+from trireme.errors import BadConfig
+from trireme.sched.simulator import trace_by_name
+
+_TEXT = (
+    "time year people way day man thing woman life child world school state family student group country problem hand part place "
+    "case week company system program question work number night point home water room mother area money story fact month lot "
+    "right study book eye job word business issue side kind head house service friend father power hour game line end member law"
+)
+_WORDS = _TEXT.split()
+
+
+@dataclass
+class Ask:
+    """One request: its prompt and how many tokens are to be made. Those with a chain are asked one after the other."""
+
+    prompt: str
+    output_tokens: int
+    chain: int | None = None
+
+
+@dataclass
+class Sample:
+    """What one request experienced; times in seconds."""
+
+    begun: float
+    first: float = 0.0  # since begun
+    whole: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    text: str = ""
+    error: str | None = None
+
+    @property
+    def per_token(self) -> float:
+        return (self.whole - self.first) / max(self.output_tokens - 1, 1)
+
+
+@dataclass
+class Shape:
+    """The numbers of a workload."""
+
+    requests: int = 100
+    prompt_tokens: int = 128
+    output_tokens: int = 64
+    prefix_tokens: int = 512
+    groups: int = 4
+    turns: int = 4
+    max_tokens: int = 2048  # prompt and answer together, for lengths drawn from conversations
+    seed: int = 1
+
+
+def asks_of(workload: str, shape: Shape) -> list[Ask]:
+    """The requests of a workload. About one word is one token; the server's own counts are what is reported."""
+    draw = random.Random(shape.seed)
+
+    def words(count: int) -> str:
+        return " ".join(draw.choices(_WORDS, k=max(count, 1)))
+
+    if workload == "random":
+        return [Ask(words(shape.prompt_tokens), shape.output_tokens) for _ in range(shape.requests)]
+    if workload == "sharegpt":
+        lengths = [(arrival.prompt, arrival.output) for arrival in trace_by_name("sharegpt", shape.requests, shape.seed)]
+        cut = [(min(p, shape.max_tokens * 3 // 4), o) for p, o in lengths]
+        return [Ask(words(p), max(1, min(o, shape.max_tokens - p))) for p, o in cut]
+    if workload == "prefix":
+        prefixes = [words(shape.prefix_tokens) for _ in range(shape.groups)]
+        return [
+            Ask(f"{prefixes[i % shape.groups]} {words(shape.prompt_tokens)}", shape.output_tokens) for i in range(shape.requests)
+        ]
+    if workload == "multiturn":
+        chains = max(1, shape.requests // shape.turns)
+        return [Ask(words(shape.prompt_tokens), shape.output_tokens, c) for _ in range(shape.turns) for c in range(chains)]
+    raise BadConfig(f"No workload is called {workload!r}.", "use one of: random, sharegpt, prefix, multiturn")
+
+
+@dataclass
+class Pace:
+    """When requests are sent: `rate` per second (open loop, gaps of a gamma law), at most `concurrency` at once (closed loop)."""
+
+    rate: float = float("inf")
+    concurrency: int = 0  # 0: no bound
+    burstiness: float = 1.0  # 1: Poisson; less: burstier
+    seed: int = 1
+
+    def times(self, count: int) -> list[float]:
+        draw, now, times = random.Random(self.seed), 0.0, []
+        for _ in range(count):
+            times.append(now)
+            if self.rate != float("inf"):
+                now += draw.gammavariate(self.burstiness, 1.0 / (self.rate * self.burstiness))
+        return times
+
+
+class Load:
+    """Sends a workload to a server."""
+
+    def __init__(self, server: Server, model: str, *, chat: bool = False, extra: dict[str, Any] | None = None):
+        self._server, self._model, self._chat, self._extra = server, model, chat, extra or {}
+
+    async def run(self, asks: list[Ask], pace: Pace, progress: Callable[[], None] = lambda: None) -> tuple[list[Sample], float]:
+        """(a sample per request, seconds in all)."""
+        places = asyncio.Semaphore(pace.concurrency or len(asks))
+        histories: dict[int, str] = {}
+        chains: dict[int, asyncio.Lock] = {}
+        begun = time.perf_counter()
+
+        async def one(ask: Ask, at: float) -> Sample:
+            await asyncio.sleep(max(0.0, begun + at - time.perf_counter()))
+            lock = chains.setdefault(ask.chain, asyncio.Lock()) if ask.chain is not None else asyncio.Lock()
+            async with lock, places:
+                said = histories.get(ask.chain, "") if ask.chain is not None else ""
+                prompt = f"{said} {ask.prompt}".strip()
+                sample = await self.ask(prompt, ask.output_tokens)
+                if ask.chain is not None:
+                    histories[ask.chain] = f"{prompt} {sample.text}"
+            progress()
+            return sample
+
+        samples = await asyncio.gather(*(one(ask, at) for ask, at in zip(asks, pace.times(len(asks)), strict=True)))
+        return list(samples), time.perf_counter() - begun
+
+    async def ask(self, prompt: str, output_tokens: int) -> Sample:
+        """One request, streamed and timed."""
+        body: dict[str, Any] = {
+            "model": self._model,
+            "max_tokens": output_tokens,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+            **self._extra,
+        }
+        body |= {"messages": [{"role": "user", "content": prompt}]} if self._chat else {"prompt": prompt}
+        path = "/v1/chat/completions" if self._chat else "/v1/completions"
+        sample = Sample(time.perf_counter())
+        last = 0.0
+        try:
+            async for when, data in self._server.events(path, msgspec.json.encode(body)):
+                if data == b"[DONE]":
+                    continue
+                text = self._take(sample, msgspec.json.decode(data))
+                if text:
+                    if last:
+                        sample.gaps.append(when - last)
+                    else:
+                        sample.first = when - sample.begun
+                    last = when
+                    sample.text += text
+            if not last:
+                raise RequestFailed("The answer had no text.")
+            sample.whole = last - sample.begun
+            sample.output_tokens = sample.output_tokens or len(sample.gaps) + 1
+        except (RequestFailed, msgspec.DecodeError) as error:
+            sample.error = str(error)
+        return sample
+
+    def _take(self, sample: Sample, document: dict[str, Any]) -> str:
+        """The text of one event; its usage goes into the sample."""
+        if document.get("error"):
+            raise RequestFailed(str(document["error"])[:200])
+        usage = document.get("usage") or {}
+        sample.prompt_tokens = usage.get("prompt_tokens", sample.prompt_tokens)
+        sample.output_tokens = usage.get("completion_tokens", sample.output_tokens)
+        choices = document.get("choices") or [{}]
+        if self._chat:
+            delta = choices[0].get("delta") or {}
+            return (delta.get("content") or "") + (delta.get("reasoning_content") or "")
+        return choices[0].get("text") or ""
