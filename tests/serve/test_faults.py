@@ -17,7 +17,7 @@ from running_server import RunningServer
 pytestmark = pytest.mark.xdist_group("serve-faults")
 
 STREAMS = 16
-SILENCE = 3.0
+SILENCE = 2.0
 LONG = {"max_tokens": 7_000, "ignore_eos": True}
 QUESTION, SHORT = [5, 6, 7, 8], {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
 
