@@ -49,7 +49,7 @@ def run(info: Any, sample: Any, grad: bool) -> tuple[list[torch.Tensor], list[to
     return [r.detach() for r in results], [g for g in gradients if g is not None]
 
 
-@pytest.mark.parametrize("info", chosen())
+@pytest.mark.parametrize("info", list(chosen()))
 def test_samples(info: Any, device: str) -> None:
     kinds = [t for t in (torch.float32, torch.int64, torch.bool) if t in info.supported_dtypes(device)]
     for dtype in kinds[:1] if INTERPRETED else kinds:

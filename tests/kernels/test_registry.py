@@ -124,6 +124,16 @@ def test_gradients(name: str, device: str) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_the_gradient_of_a_sum_of_losses(device: str) -> None:
+    """Such a gradient arrives expanded, without memory of its own."""
+    x, target = torch.randn(5, 7, device=device), torch.arange(5, device=device)
+    expected, got = x.clone().requires_grad_(), x.clone().requires_grad_()
+    F.cross_entropy(expected, target, reduction="none").sum().backward()
+    with kernels.use():
+        F.cross_entropy(got, target, reduction="none").sum().backward()
+    torch.testing.assert_close(got.grad, expected.grad)
+
+
 def test_inference_mode(device: str) -> None:
     with torch.inference_mode():
         x = torch.randn(3, 5, device=device)

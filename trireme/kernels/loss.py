@@ -121,7 +121,7 @@ class _CrossEntropy(torch.autograd.Function):
         flat, targets, weight, shares, logs = ctx.saved_tensors
         shape, reduction, ignored, smoothing = ctx.settings
         rows, classes = flat.shape
-        grads = grad.float().reshape(-1)
+        grads = grad.float().reshape(-1).contiguous()  # the gradient of a sum comes as one number, expanded
         if reduction == _MEAN:
             grads = grads / reduce.sum_all(shares)
         dx = torch.empty_like(flat)

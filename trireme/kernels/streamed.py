@@ -155,13 +155,11 @@ def _candidates(rows: int, n: int, k: int, along: bool) -> list[dict[str, Any]]:
         made = [(a, b, warps, 2) for a, b in shapes for warps in (4, 8)]
     else:
         shapes = [(16, 256), (32, 128), (32, 256), (64, 128), (64, 64)] if along else [(64, 64), (128, 64), (64, 128)]
-        made = [(a, b, 4, stages) for a, b in shapes for stages in (3, 4, 5)]
+        made = [(a, b, 4, stages) for a, b in shapes for stages in (3, 5)]
     result = []
     for a, b, warps, stages in made:
         splits = _splits(blocks(n, a), k, b)
-        result += [
-            _config(a, b, s, warps, stages) for s in dict.fromkeys((splits, max(1, splits // 2), min(2 * splits, _SPLITS_MOST)))
-        ]
+        result += [_config(a, b, count, warps, stages) for count in dict.fromkeys((splits, min(2 * splits, _SPLITS_MOST)))]
     return result
 
 

@@ -20,6 +20,7 @@ Config = dict[str, Any]
 SHIPPED = Path(__file__).with_name("tuned.json")
 BUDGET_SECONDS = 5.0  # the most that tuning one shape class may take
 _REPEATS, _CALLS = 5, 10
+_rehearsing = False
 _enabled = os.environ.get("TRIREME_TUNE", "") not in ("", "0")
 _known: dict[tuple[str, str], Config] = {}
 
@@ -29,6 +30,14 @@ def enable(on: bool = True) -> None:
     global _enabled
     _enabled = on
     _known.clear()
+
+
+def rehearse() -> None:
+    """From now on every candidate of an unknown class runs once, untimed, and the default is chosen: this fills Triton's
+    cache of compiled kernels from a side process, so that measuring later waits for no compiler."""
+    global _rehearsing
+    _rehearsing = True
+    enable()
 
 
 def cache_folder() -> Path:
@@ -90,6 +99,11 @@ def _database() -> Any:
 
 def _measure(key: tuple[str, str], default: Config, candidates: Sequence[Config], run: Callable[[Config], None]) -> Config:
     """The fastest of the candidates that run at all; stops at the time budget and remembers the winner on disk."""
+    if _rehearsing:
+        for config in candidates:
+            with contextlib.suppress(Exception):
+                run(config)
+        return default
     deadline = time.monotonic() + BUDGET_SECONDS
     best, best_time = default, float("inf")
     for config in [default, *[c for c in candidates if c != default]]:
