@@ -140,7 +140,9 @@ def test_formats_are_found_from_templates() -> None:
         "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>",
         "generic": "<|im_start|>",
     }
-    assert {name: format_for(template, "").name for name, template in templates.items()} == {name: name for name in templates}
+    found = {name: format_for(template + "{% if tools %}", "").name for name, template in templates.items()}
+    assert found == {name: name for name in templates}
+    assert format_for(templates["llama3"], "").name == "generic", "a template without tools is told of the generic format"
     assert format_for(None, "gpt_oss").name == "gpt-oss"
     assert format_for(None, "llama").name == "generic"
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from trireme.api.constraints import constrained_turn
 from trireme.api.http import Call
 from trireme.api.parsing import CallDelta, Delta, OutputParser, ParserFor, parser_for
 from trireme.api.protocol import ContentPart, FunctionCall, Message, Tool, ToolCall
@@ -42,8 +43,8 @@ class ChatJob:
     messages: list[dict[str, Any]]
     sampling: SamplingParams
     tools: list[dict[str, Any]] = field(default_factory=list)
-    tool_choice: str = "auto"  # auto, none, required; or the name of a tool, in `named`
-    named: str | None = None
+    tool_choice: str = "auto"  # auto, none, required
+    named: str | None = None  # the one tool that is required
     parallel: bool = True
     template: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
@@ -132,7 +133,15 @@ async def open_chat(service: Service, call: Call, job: ChatJob) -> Conversation:
     """Renders, tokenizes and submits a turn."""
     tokens = await chat_tokens(service, job)
     make_parser = parser_of(service, job, tokens)
-    sampling = job.sampling
+    sampling = await constrained_turn(
+        service,
+        job.sampling,
+        make_parser,
+        tools=job.offered,
+        required=job.tool_choice == "required",
+        named=job.named,
+        parallel=job.parallel,
+    )
     if make_parser.needs_special and sampling.skip_special_tokens:
         sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
     flight = await service.open(call, tokens, sampling, salt=job.salt, priority=job.priority)

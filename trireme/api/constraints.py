@@ -1,23 +1,111 @@
-"""From what a request says of its answer's form to sampling parameters with a grammar. Knows the requests' fields."""
+"""From what a request says of its answer's form to sampling parameters with a grammar. Knows fields, no grammar language."""
 
 from __future__ import annotations
 
-from trireme.api.chat import ChatJob
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from trireme.api.grammars import (
+    choice_grammar,
+    object_grammar,
+    regex_grammar,
+    rules_grammar,
+    schema_grammar,
+    tools_grammar,
+    with_thought,
+)
+from trireme.api.parsing import ParserFor
 from trireme.api.protocol import ResponseFormat, StructuredOutputs
 from trireme.api.service import Service
 from trireme.errors import BadRequest
+from trireme.hub.tokenizer import Tokenizer
 from trireme.types import SamplingParams
 
 
 async def constrained(
     service: Service, sampling: SamplingParams, response_format: ResponseFormat | None, outputs: StructuredOutputs | None
 ) -> SamplingParams:
-    """The sampling parameters with the grammar that was asked for."""
-    if (response_format and response_format.type != "text") or outputs:
-        raise BadRequest("Structured output is not available yet.", param="response_format")
-    return sampling
+    """The sampling parameters with the grammar that was asked for, compiled once to see that it is one."""
+    if outputs is not None:
+        return await _with(service, sampling, _of_outputs(outputs), "structured_outputs")
+    if response_format is None or response_format.type == "text":
+        return sampling
+    if response_format.type == "json_object":
+        return await _with(service, sampling, object_grammar(), "response_format")
+    if response_format.json_schema is None:
+        raise BadRequest("The format json_schema needs a schema.", param="response_format.json_schema")
+    grammar = schema_grammar(response_format.json_schema.schema, "response_format")
+    return await _with(service, sampling, grammar, "response_format")
 
 
-async def constrained_to_tools(service: Service, job: ChatJob) -> ChatJob:
-    """The turn, held to a tool call where one is required."""
-    return job
+def _of_outputs(outputs: StructuredOutputs) -> str:
+    given = [name for name in outputs.__struct_fields__ if getattr(outputs, name) is not None]
+    if len(given) != 1:
+        cause = "structured_outputs takes exactly one of json, json_object, regex, choice, grammar."
+        raise BadRequest(cause, "leave the others out", "structured_outputs")
+    if outputs.json is not None:
+        return schema_grammar(_schema(outputs.json), "structured_outputs.json")
+    if outputs.regex is not None:
+        return regex_grammar(outputs.regex, "structured_outputs.regex")
+    if outputs.choice is not None:
+        return choice_grammar(outputs.choice, "structured_outputs.choice")
+    if outputs.grammar is not None:
+        return rules_grammar(outputs.grammar, "structured_outputs.grammar")
+    return object_grammar()
+
+
+def _schema(given: dict[str, Any] | str) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        return msgspec.json.decode(given)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"The schema is no JSON: {error}.", param="structured_outputs.json") from None
+
+
+async def _with(service: Service, sampling: SamplingParams, grammar: str, param: str) -> SamplingParams:
+    await service.grammars.check(grammar, param)
+    return msgspec.structs.replace(sampling, grammar=grammar)
+
+
+async def constrained_turn(
+    service: Service,
+    sampling: SamplingParams,
+    parser: ParserFor,
+    *,
+    tools: Sequence[dict[str, Any]],
+    required: bool,
+    named: str | None,
+    parallel: bool,
+) -> SamplingParams:
+    """The sampling parameters of a turn: held to a tool call where one is required, with room for thoughts before."""
+    pieces = _SpecialPieces(service.client.tokenizer)
+    grammar, param = sampling.grammar, "response_format"
+    if required:
+        chosen = [tool for tool in tools if named in (None, tool["function"]["name"])]
+        if not chosen:
+            raise BadRequest(f"tool_choice asks for {(named or 'a tool')[:64]!r}, which is not in tools.", "send it", "tool_choice")
+        grammar, param = tools_grammar(chosen, parser.format, parallel=parallel and named is None, special=pieces), "tools"
+    if grammar is None:
+        return sampling
+    template = service.client.tokenizer.chat_template or ""
+    if parser.tags is not None and (parser.opened or parser.tags.closing in template):
+        grammar = with_thought(grammar, parser.tags, parser.opened, pieces)
+    return await _with(service, sampling, grammar, param) if grammar != sampling.grammar else sampling
+
+
+class _SpecialPieces:
+    """Splits a text into plain text and special tokens, as grammars need them."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._ids = {tokenizer.token_text(token): token for token in tokenizer.special_ids}
+        spellings = sorted(filter(None, self._ids), key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, spellings))})") if spellings else None
+
+    def __call__(self, text: str) -> list[tuple[str, int | None]]:
+        if self._pattern is None:
+            return [(text, None)]
+        return [(piece, self._ids.get(piece)) for piece in self._pattern.split(text) if piece]

@@ -13,10 +13,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from trireme.api.failures import Failure
+from trireme.api.grammars import GrammarCheck
 from trireme.api.http import Call
 from trireme.api.metrics import Meter, Metrics
 from trireme.config import Config, ServeOptions
 from trireme.errors import BadRequest, ModelNotFound, Overloaded, TriremeError
+from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer
 from trireme.serve.answers import Answer, Piece
 from trireme.serve.client import Client, Context, ModelInfo, Stream
@@ -82,6 +84,7 @@ class Service:
         self._threads = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="trireme-text")
         self._long_thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="trireme-long-text")
         self._long_tokenizer: Tokenizer | None = None
+        self.grammars = GrammarCheck(self._grammar_tokens)
         self._numbers = itertools.count()
 
     @property
@@ -113,6 +116,9 @@ class Service:
         if self._long_tokenizer is None:
             self._long_tokenizer = Tokenizer.open(self.info.path)
         return self._long_tokenizer
+
+    def _grammar_tokens(self) -> GrammarTokens:
+        return GrammarTokens(self.client.tokenizer, self.info.eos_token_ids, self.info.vocab_size)
 
     async def encode(self, text: str, add_special: bool = True) -> list[int]:
         return await self.with_tokenizer(len(text), lambda tokenizer: tokenizer.encode(text, add_special=add_special))
@@ -177,6 +183,7 @@ class Service:
         return flight
 
     def close(self) -> None:
+        self.grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._long_thread.shutdown(wait=False, cancel_futures=True)
 

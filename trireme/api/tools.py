@@ -294,8 +294,13 @@ HARMONY_ENDS = (END, RETURN, CALL)
 
 
 def format_for(template: str | None, model_type: str) -> Format:
-    """The format of a model, from its chat template or, where that says nothing, its type."""
+    """The format of a model, from its chat template or, where that says nothing, its type.
+
+    A template that knows no tools is told of them, and of the generic format, in words.
+    """
     for format in FORMATS:
+        if template and "tools" not in template and not format.own_reasoning:
+            continue
         if any(mark in (template or "") for mark in format.marks) or model_type in format.model_types:
             return format
     return BY_NAME["generic"]
