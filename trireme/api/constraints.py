@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from trireme.api.grammars import (
+    SpecialTokens,
     choice_grammar,
     object_grammar,
     regex_grammar,
     rules_grammar,
     schema_grammar,
     tools_grammar,
+    with_channels,
     with_thought,
 )
 from trireme.api.parsing import ParserFor
 from trireme.api.protocol import ResponseFormat, StructuredOutputs
 from trireme.api.service import Service
 from trireme.errors import BadRequest
-from trireme.hub.tokenizer import Tokenizer
 from trireme.types import SamplingParams
 
 
@@ -82,30 +82,18 @@ async def constrained_turn(
     parallel: bool,
 ) -> SamplingParams:
     """The sampling parameters of a turn: held to a tool call where one is required, with room for thoughts before."""
-    pieces = _SpecialPieces(service.client.tokenizer)
+    special = SpecialTokens(service.client.tokenizer)
     grammar, param = sampling.grammar, "response_format"
     if required:
         chosen = [tool for tool in tools if named in (None, tool["function"]["name"])]
         if not chosen:
             raise BadRequest(f"tool_choice asks for {(named or 'a tool')[:64]!r}, which is not in tools.", "send it", "tool_choice")
-        grammar, param = tools_grammar(chosen, parser.format, parallel=parallel and named is None, special=pieces), "tools"
+        grammar, param = tools_grammar(chosen, parser.format, parallel=parallel and named is None, special=special), "tools"
     if grammar is None:
         return sampling
     template = service.client.tokenizer.chat_template or ""
-    if parser.tags is not None and (parser.opened or parser.tags.closing in template):
-        grammar = with_thought(grammar, parser.tags, parser.opened, pieces)
+    if parser.format.own_reasoning:
+        grammar = with_channels(grammar, required, special)
+    elif parser.tags is not None and (parser.opened or parser.tags.closing in template):
+        grammar = with_thought(grammar, parser.tags, parser.opened, special)
     return await _with(service, sampling, grammar, param) if grammar != sampling.grammar else sampling
-
-
-class _SpecialPieces:
-    """Splits a text into plain text and special tokens, as grammars need them."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._ids = {tokenizer.token_text(token): token for token in tokenizer.special_ids}
-        spellings = sorted(filter(None, self._ids), key=len, reverse=True)
-        self._pattern = re.compile(f"({'|'.join(map(re.escape, spellings))})") if spellings else None
-
-    def __call__(self, text: str) -> list[tuple[str, int | None]]:
-        if self._pattern is None:
-            return [(text, None)]
-        return [(piece, self._ids.get(piece)) for piece in self._pattern.split(text) if piece]
