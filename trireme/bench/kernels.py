@@ -25,6 +25,16 @@ from trireme.kernels import chips, matmul, tune
 
 _TARGET_SECONDS = 0.012  # device time of one measurement
 _CALLS = 10  # calls in one recorded graph
+_ALWAYS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "silu_and_mul",
+    "skip_rms_norm",
+    "rotary_embedding",
+    "rms_norm",
+    "softmax.int",
+)  # in the short table
 
 
 @dataclass
@@ -163,12 +173,22 @@ def report(rows: list[Row], ceilings: dict[str, float]) -> str:
             f"{row.op:<22} {row.shape:<26} {row.torch_us:9.2f} {row.ours_us:9.2f} {row.ratio:6.2f} {row.rate:8.0f} {row.unit:<7}"
             f" {row.share:5.0%}  {launch}"
         )
-    good = [row for row in rows if not row.error]
-    if good:
-        mean = math.exp(sum(math.log(row.ratio) for row in good) / len(good))
-        lines.append(f"geometric mean {mean:.3f} over {len(good)} cases; {sum(row.ratio < 0.9 for row in good)} under 0.9")
     lines.append(f"ceilings: copy {ceilings['GB/s']:.0f} GB/s, product {ceilings['TFLOP/s']:.0f} TFLOP/s")
     return "\n".join(lines)
+
+
+def summary(rows: list[Row]) -> str:
+    """One line over all cases: the mean ratio, the losses, what launching costs."""
+    good = [row for row in rows if not row.error]
+    if not good:
+        return "nothing measured"
+    mean = math.exp(sum(math.log(row.ratio) for row in good) / len(good))
+    started = [row for row in good if row.ours_launch_us]
+    launch = ""
+    if started:
+        theirs, ours = (statistics.median(getattr(row, name) for row in started) for name in ("torch_launch_us", "ours_launch_us"))
+        launch = f"; median launch {theirs:.1f} µs torch, {ours:.1f} µs ours"
+    return f"geometric mean {mean:.3f} over {len(good)} cases; {sum(row.ratio < 0.9 for row in good)} under 0.9{launch}"
 
 
 def plot(rows: list[Row], path: Path) -> bool:
@@ -206,6 +226,7 @@ def by_operator(rows: list[Row]) -> dict[str, float]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for kernels.json, measured.json and kernels.png")
     parser.add_argument("--only", default="", help="comma-separated operators; default all")
+    parser.add_argument("--all", action="store_true", help="print every row, not only products, fused steps and losses")
     parser.add_argument("--tune", action="store_true", help="first tune matrix products and write tuned.json")
     parser.add_argument("--budget", type=float, default=170.0, help="stop starting new cases after this many seconds")
 
@@ -237,7 +258,10 @@ def run(args: argparse.Namespace) -> int:
     (args.out / "kernels.json").write_text(json.dumps(result, indent=1) + "\n")
     (args.out / "measured.json").write_text(json.dumps(by_operator(rows), indent=1) + "\n")
     plot(rows, args.out / "kernels.png")
-    print(report(rows, ceilings))
+    (args.out / "kernels.txt").write_text(report(rows, ceilings) + "\n")
+    short = rows if args.all or wanted else [row for row in rows if row.error or row.ratio < 0.95 or row.op in _ALWAYS]
+    print(report(short, ceilings))
+    print(summary(rows))
     print(f"took {time.monotonic() - began:.0f} s" + (f"; {skipped} cases left out by the time budget" if skipped else ""))
     return 0
 
