@@ -295,6 +295,8 @@ def test_embedding_gathers_packed_rows(kind: str) -> None:
 def test_gather_and_top_k() -> None:
     source, picked = torch.randn(6, 50), torch.empty(3, 50)
     source[4, 7] = source[4, 9] = 9.0  # equals: the lower id first
+    broken, broken_id = torch.randn(2, 50), torch.empty(2, 1, dtype=torch.int32)
+    broken[0, 33] = broken[1, 49] = math.nan  # as torch has it: what is no number is largest
     best, best_id = torch.empty(3, 1), torch.empty(3, 1, dtype=torch.int32)
     five, five_ids = torch.empty(3, 5), torch.empty(3, 5, dtype=torch.int32)
     program = Program()
@@ -302,9 +304,12 @@ def test_gather_and_top_k() -> None:
     program.gather(source, index, picked)
     program.top_k(picked, best, best_id)
     program.top_k(picked, five, five_ids)
+    ignored = torch.empty(2, 1)
+    program.top_k(broken, ignored, broken_id)
     program.run()
     expected = source[[4, 0, 5]]
     assert torch.equal(picked, expected)
+    assert broken_id[:, 0].tolist() == [33, 49]
     values, ids = expected.sort(dim=-1, descending=True, stable=True)
     assert torch.equal(best_id[:, 0].long(), ids[:, 0]) and torch.equal(best, values[:, :1])
     assert torch.equal(five_ids.long(), ids[:, :5]) and torch.equal(five, values[:, :5])
@@ -434,14 +439,20 @@ def run_attention(lengths: tuple[tuple[int, int], ...], kv_heads: int, width: in
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
-def test_attention(variant: str, int8: bool, isa: str) -> None:
-    limit = 0.02 if isa == "amx" else 2e-5  # AMX multiplies prompt chunks as bf16
-    assert run_attention(LENGTHS, 2, 64, int8, **VARIANTS[variant]) < limit
+def test_attention(variant: str, int8: bool) -> None:
+    assert run_attention(LENGTHS, 2, 64, int8, **VARIANTS[variant]) < 2e-5
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rounded_attention(variant: str, isa: str) -> None:
+    """AMX multiplies prompt chunks as bf16 where it may."""
+    assert run_attention(LENGTHS, 2, 64, False, rounded=True, **VARIANTS[variant]) < (0.02 if isa == "amx" else 2e-5)
 
 
 @pytest.mark.parametrize(("kv_heads", "width"), [(6, 64), (1, 80), (3, 128), (2, 20), (2, 256)])
 def test_attention_shapes(kv_heads: int, width: int, isa: str) -> None:
-    assert run_attention(((1, 90), (17, 100)), kv_heads, width, False) < (0.02 if isa == "amx" else 2e-5)
+    assert run_attention(((1, 90), (17, 100)), kv_heads, width, False) < 2e-5
+    assert run_attention(((1, 90), (17, 100)), kv_heads, width, False, rounded=True) < (0.02 if isa == "amx" else 2e-5)
 
 
 @pytest.mark.parametrize("threads", [1, 5])

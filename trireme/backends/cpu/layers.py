@@ -25,7 +25,13 @@ class CpuAttention(Attention):
         if self.q_norm and self.k_norm:
             norms = Transform(weight=self.q_norm.weight.float(), bias=self.k_norm.weight.float(), epsilon=self.q_norm.eps)
         ops.rope_store_in_place(q, k, v, *self.rope.at(batch), cache, batch.slots, norms)
-        return self.out(ops.attention(q, cache, batch.plan, self.kind).flatten(1))
+        return self.out(ops.attention(q, cache, batch.plan, self.kind, self.rounded).flatten(1))
+
+    @property
+    def rounded(self) -> bool:
+        """Whether the weights before it were rounded anyway, so that attention may be."""
+        weight = self.qkv.weight
+        return isinstance(weight, Packed) and any(part.kind != "f32" for part in weight.weights)
 
 
 class CpuGatedMLP(GatedMLP):

@@ -94,6 +94,7 @@ class AttentionStruct(Structure):
         ("softcap", c_float),
         *((name, c_void_p) for name in ("slopes", "sinks", "keys", "values", "key_scales", "value_scales")),
         ("causal", c_int32),
+        ("rounded", c_int32),
     ]
 
 

@@ -140,13 +140,13 @@ class CpuOps(Ops):
         places = (layout.query_starts, layout.context_lengths, layout.page_table, layout.rows_device)
         return CpuPlan(Sequences(*places, layout.page_size), layout)
 
-    def attention(self, q: Tensor, cache: KVCache, plan: CpuPlan, kind: AttentionKind) -> Tensor:
+    def attention(self, q: Tensor, cache: KVCache, plan: CpuPlan, kind: AttentionKind, rounded: bool = False) -> Tensor:
         if not _heads(q) or cache.k.dtype != torch.float32:
             return super().attention(q, cache, super().plan_attention(plan.layout), kind)
         output = self.empty(*q.shape)
         flat = output.view(len(q), -1)
         slopes = None if kind.slopes is None else kind.slopes.float().contiguous()
-        options = {"window": kind.window, "softcap": kind.softcap, "slopes": slopes}
+        options = {"window": kind.window, "softcap": kind.softcap, "slopes": slopes, "rounded": rounded}
         self.run("attention", q, flat, (cache.k, cache.v), plan.sequences, kind.scale, **options)
         return output
 

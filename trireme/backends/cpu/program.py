@@ -141,13 +141,14 @@ class Program:
         slopes: Tensor | None = None,
         sinks: Tensor | None = None,
         causal: bool = True,
+        rounded: bool = False,
     ) -> None:
-        """output = attention of query [tokens, heads, head_dim] over the slots of its sequences."""
+        """output = attention of query [tokens, heads, head_dim] over the slots of its sequences; rounded: in bf16 where faster."""
         args = AttentionStruct(
             *(sequences.pointer, *_rows(query), *_rows(output)),
             *(query.shape[1], cache[0].shape[1], query.shape[2], window, scale, softcap),
             *(pointer(slopes), pointer(sinks), *(pointer(t) for t in cache)),
-            *(*(pointer(t) for t in scales or (None, None)), causal),
+            *(*(pointer(t) for t in scales or (None, None)), causal, rounded),
         )
         self._add("attention", len(query), args, cache, sequences, scales, slopes, sinks)
 

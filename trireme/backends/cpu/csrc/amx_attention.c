@@ -167,7 +167,7 @@ static void finish(const Work *work, AttentionState *state) {
 /* Whole tiles pay from a few queries on; int8 caches and odd widths go the other way. */
 void attention_amx(const Attention *args, const AttentionTask *task, float *scratch) {
     int rows = task->queries * (args->heads / args->kv_heads), width = args->head_dim;
-    if (rows < 8 || rows > ROWS || task->queries < 2 || width % 32 || width > MOST_WIDTH || args->key_scales) {
+    if (rows < 8 || rows > ROWS || task->queries < 2 || width % 32 || width > MOST_WIDTH || args->key_scales || !args->rounded) {
         attention_avx512vnni(args, task, scratch);
         return;
     }

@@ -179,13 +179,24 @@ void KERNEL(row_map)(const RowMap *map, int row, float *temporary) {
     if (map->accumulate) for (int i = 0; i < map->width; i++) output[i] += temporary[i];
 }
 
-/* The first index of the largest value. */
+/* The first index of the largest value; one that is not a number counts as largest. */
 int KERNEL(best)(const float *values, int count) {
     int i = 0, found = 0;
     vf top = splat(-INFINITY);
-    for (; i + LANES <= count; i += LANES) top = maximum(top, load(values + i));
+    vi broken = {0};
+    for (; i + LANES <= count; i += LANES) {
+        vf value = load(values + i);
+        top = maximum(top, value);
+        broken |= value != value;
+    }
     float best = max_of(top);
-    for (; i < count; i++) best = values[i] > best ? values[i] : best;
+    int any = 0;
+    for (int lane = 0; lane < LANES; lane++) any |= broken[lane];
+    for (; i < count; i++) best = values[i] > best ? values[i] : best, any |= values[i] != values[i];
+    if (any) {
+        while (values[found] == values[found]) found++;
+        return found;
+    }
     while (found < count - 1 && !(values[found] >= best)) found++;
     return found;
 }

@@ -107,7 +107,7 @@ typedef struct {
     const float *slopes, *sinks; /* per head: ALiBi slope; logit of a key without a value */
     const void *keys, *values;
     const float *key_scales, *value_scales;
-    int32_t causal;
+    int32_t causal, rounded; /* rounded: products may be of bf16, where that is faster */
 } Attention;
 
 /* output[r] = row tokens[r] of the table, times scale */
