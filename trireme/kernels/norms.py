@@ -51,10 +51,12 @@ def _layer_norm_long(
     x, residual, weight, bias, y, means, scales, length, groups, channel, eps,
     DOUBLE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """the same for rows longer than a tile, in three passes that the cache serves"""
+    """the same for rows longer than a tile, in two passes: each lane updates its own moments as Welford does"""
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
-    total = tl.zeros((N,), work)
+    count = tl.zeros((N,), work)
+    centre = tl.zeros((N,), work)
+    square = tl.zeros((N,), work)
     for at in range(0, length, N):
         column = at + tl.arange(0, N)
         value = tl.load(x + row * length + column, mask=column < length, other=0.0).to(work)
@@ -63,17 +65,16 @@ def _layer_norm_long(
             rounded = value.to(residual.dtype.element_ty)
             tl.store(residual + row * length + column, rounded, mask=column < length)
             value = rounded.to(work)
-        total += value
+        inside = column < length
+        count += inside.to(work)
+        delta = tl.where(inside, value - centre, 0.0)
+        centre += delta / tl.maximum(count, 1.0)
+        square += tl.where(inside, delta * (value - centre), 0.0)
     if residual is not None:
         x = residual
         tl.debug_barrier()
-    mean = tl.sum(total, 0) / length
-    square = tl.zeros((N,), work)
-    for at in range(0, length, N):
-        column = at + tl.arange(0, N)
-        value = tl.load(x + row * length + column, mask=column < length, other=0.0).to(work)
-        centred = tl.where(column < length, value - mean, 0.0)
-        square += centred * centred
+    mean = tl.sum(centre * count, 0) / length
+    square += count * (centre - mean) * (centre - mean)
     scale = 1.0 / tl.sqrt(tl.sum(square, 0) / length + eps)
     for at in range(0, length, N):
         column = at + tl.arange(0, N)

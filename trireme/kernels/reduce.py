@@ -176,10 +176,11 @@ def _arg_fold(
 
 @kernel
 def _moments(
-    x, count_out, mean_out, square_out, rows, inner, length, split_length, x_outer, x_inner, x_step,
+    x, count_out, mean_out, square_out, rows, inner, length, split_length, x_outer, x_inner, x_step, correction,
     DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """count, mean and Σ(x − mean)² of each split, each lane by Welford's update, lanes joined by Chan's"""
+    """count, mean and Σ(x − mean)² of each split, each lane by Welford's update, lanes joined by Chan's;
+    without a place for counts there is one split, and Σ(x − mean)² / (n − correction) is stored at once"""
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
     row64 = row.to(tl.int64)
@@ -203,9 +204,12 @@ def _moments(
     off = tl.where(count > 0, mean - centre[:, None], 0.0)
     spread = tl.sum(square + count * off * off, 1)
     where = split.to(tl.int64) * rows + row
-    tl.store(count_out + where, total, mask=row < rows)
-    tl.store(mean_out + where, centre, mask=row < rows)
-    tl.store(square_out + where, spread, mask=row < rows)
+    if count_out is None:
+        spread = spread / tl.maximum(total - correction, 0.0)
+    else:
+        tl.store(count_out + where, total, mask=row < rows)
+    tl.store(mean_out + where, centre.to(mean_out.dtype.element_ty), mask=row < rows)
+    tl.store(square_out + where, spread.to(square_out.dtype.element_ty), mask=row < rows)
 
 
 @kernel
@@ -536,8 +540,9 @@ def _arg(
     places = torch.empty((splits, f.rows), dtype=torch.int64, device=x.device)
     _arg_fold((blocks(f.rows, m), splits), f.x, None, some, places, f.rows, f.inner, f.length, part, *f.walk, warps=8, **constants)
     columns = next_power(splits)
-    _arg_fold((f.rows, 1), some, places, values, indices, f.rows, f.rows, splits, splits, 0, 1, f.rows,
-              LEAST=least, WORK=work, M=1, N=columns)  # fmt: skip
+    height = max_tile(64, columns)
+    _arg_fold((blocks(f.rows, height), 1), some, places, values, indices, f.rows, f.rows, splits, splits, 0, 1, f.rows,
+              LEAST=least, WORK=work, M=height, N=columns)  # fmt: skip
     return values, indices
 
 
@@ -574,12 +579,16 @@ def var_mean(
     splits = blocks(f.length, part)
     double = self.dtype is torch.float64
     work = torch.float64 if double else torch.float32
+    correction = float(1 if correction is None else correction)
+    grid, sizes = (blocks(f.rows, m), splits), (f.rows, f.inner, f.length, part, *f.walk, correction)
+    if splits == 1:
+        _moments(grid, f.x, None, mean_, var, *sizes, DOUBLE=double, M=m, N=n, warps=8)
+        return var, mean_
     counts, means, squares = torch.empty((3, splits, f.rows), dtype=work, device=self.device)
-    _moments((blocks(f.rows, m), splits), f.x, counts, means, squares, f.rows, f.inner, f.length, part, *f.walk,
-             DOUBLE=double, M=m, N=n, warps=8)  # fmt: skip
+    _moments(grid, f.x, counts, means, squares, *sizes, DOUBLE=double, M=m, N=n, warps=8)
     height = max_tile(64, next_power(splits))
-    _finish_moments((blocks(f.rows, height),), counts, means, squares, var, mean_, f.rows, splits,
-                    float(1 if correction is None else correction), M=height, S=next_power(splits))  # fmt: skip
+    _finish_moments((blocks(f.rows, height),), counts, means, squares, var, mean_, f.rows, splits, correction,
+                    M=height, S=next_power(splits))  # fmt: skip
     return var, mean_
 
 

@@ -62,8 +62,8 @@ def cumsum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) ->
 
 def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
     f, g = fold(x, [dim], True), fold(y, [dim], True)
-    n = min(next_power(f.length), 1024 if f.step == 1 else 128)
-    m = max(1, min(2048 // n, next_power(f.rows), 32))
+    n = min(next_power(f.length), 1024 if f.step == 1 or f.inner == 1 else 64)
+    m = max(1, min(2048 // n if n > 64 else 64, next_power(f.rows)))
     chip = chips.current()
     programs = blocks(f.rows, m)
     parts = 1

@@ -98,7 +98,9 @@ def tile(f: Fold, limit: int) -> tuple[int, int, int]:
     if f.step == 1 or f.inner == 1:
         m = 1 if n >= 2048 else max(1, min(2048 // n, next_power(f.rows)))
     else:
-        m = min(next_power(f.inner), max(1, min(64, limit // n)))
+        # Neighbours lie across rows: 32 of them fill whole sectors, and what does not fit is read twice.
+        m = min(next_power(f.inner), 32)
+        n = min(n, max(1, limit // m))
     size = m * n
     return m, n, 4 if size < 4096 else 8 if size < 8192 else 16
 
