@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
-import uvloop
 
 from trireme.config import Config
 from trireme.ipc.async_channel import AsyncChannel
@@ -22,6 +21,11 @@ from trireme.ipc.messages import Stop
 from trireme.ipc.serving import Alive, Begin, Standing, ToChild
 from trireme.serve.child import open_tokenizer, run_child
 from trireme.serve.client import Client, Context
+
+try:
+    from uvloop import run as run_loop
+except ImportError:  # an extra; without it everything works, a little slower
+    from asyncio import run as run_loop  # type: ignore[assignment]
 
 BEAT_SECONDS = 0.5
 KEEP_ALIVE_SECONDS = 60
@@ -39,7 +43,7 @@ class _Server(uvicorn.Server):
 
 def serve_http(create_app: CreateApp) -> None:
     """The main of an HTTP process."""
-    run_child(lambda begin, config, control: uvloop.run(_serve(begin, config, control, create_app)))
+    run_child(lambda begin, config, control: run_loop(_serve(begin, config, control, create_app)))
 
 
 async def _serve(begin: Begin, config: Config, control: Channel, create_app: CreateApp) -> None:
@@ -84,7 +88,7 @@ def _settings(app: Any, config: Config) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http="auto",
         lifespan="auto",
         log_config=None,
         access_log=False,
