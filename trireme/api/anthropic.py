@@ -8,7 +8,6 @@ from typing import Any, Literal
 import msgspec
 
 from trireme.api.chat import ChatJob, ChatResult, Conversation, chat_tokens, open_chat, template_variables, tools_of
-from trireme.api.constraints import constrained_to_tools
 from trireme.api.failures import Failure, Shape, failure_document
 from trireme.api.http import Call, Events, Reply, event, json_reply
 from trireme.api.protocol import FunctionDefinition, Tool
@@ -90,7 +89,7 @@ class Anthropic:
         if request.max_tokens < 1:
             raise BadRequest(f"max_tokens is {request.max_tokens}; the least is 1.", param="max_tokens")
         job = _job(request, await self._sampling(request))
-        conversation = await open_chat(self.service, call, await constrained_to_tools(self.service, job))
+        conversation = await open_chat(self.service, call, job)
         writer = _Writer(self.service, f"msg_{call.request_id}", model)
         if request.stream:
             return Events(writer.stream(conversation), failed=_failed, keep_alive=event({"type": "ping"}, "ping"))

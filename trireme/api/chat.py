@@ -168,22 +168,24 @@ async def chat_tokens(service: Service, job: ChatJob) -> list[int]:
 
 def _rendered(tokenizer: Tokenizer, job: ChatJob) -> list[int]:
     messages, tools = job.messages, job.offered
-    if tools and not any("tools" in template for template in tokenizer.templates.values()):
-        messages, tools = _with_tools_told(messages, tools), []
+    if not any("tool" in template for template in tokenizer.templates.values()):
+        messages, tools = _tools_in_words(messages, tools), []
     return tokenizer.encode_chat(messages, tools=tools or None, add_generation_prompt=job.add_generation_prompt, **job.template)
 
 
-def _with_tools_told(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For templates that know no tools: the system message describes them, and how to call one."""
+def _tools_in_words(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For templates that know no tools: calls and results are written out, and the system message tells of the tools."""
+    known = {"system", "user", "assistant"}
+    turned = [message if message["role"] in known else {**message, "role": "user"} for message in messages]
+    turned = [_with_calls_told(message) for message in turned]
+    if not tools:
+        return turned
     listed = "\n".join(msgspec.json.encode(tool["function"]).decode() for tool in tools)
     told = (
         f"You can call these functions:\n{listed}\n"
         "To call one, answer with nothing but <tool_call>\n"
         '{"name": "<the function\'s name>", "arguments": {<its arguments>}}\n</tool_call>'
     )
-    known = {"system", "user", "assistant"}
-    turned = [message if message["role"] in known else {**message, "role": "user"} for message in messages]
-    turned = [_with_calls_told(message) for message in turned]
     if turned and turned[0]["role"] == "system":
         return [{**turned[0], "content": f"{turned[0]['content']}\n\n{told}"}, *turned[1:]]
     return [{"role": "system", "content": told}, *turned]

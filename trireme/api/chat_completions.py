@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from trireme.api.chat import ChatJob, ChatPiece, ChatResult, Conversation, messages_of, open_chat, template_variables, tools_of
 from trireme.api.completions import usage_of
-from trireme.api.constraints import constrained, constrained_to_tools
+from trireme.api.constraints import constrained
 from trireme.api.http import DONE, Call, Events, Reply, event, json_reply, openai_event_failure
 from trireme.api.logprobs import LogprobWriter
 from trireme.api.protocol import (
@@ -52,7 +52,7 @@ class ChatCompletions:
     async def job(self, request: ChatRequest) -> ChatJob:
         named = request.tool_choice.function.name if isinstance(request.tool_choice, NamedTool) else None
         choice = request.tool_choice if isinstance(request.tool_choice, str) else "required" if named else "auto"
-        job = ChatJob(
+        return ChatJob(
             messages=messages_of(request.messages),
             sampling=await constrained(self.service, self._sampling(request), request.response_format, request.structured_outputs),
             tools=tools_of(request.tools),
@@ -64,7 +64,6 @@ class ChatCompletions:
             salt=request.cache_salt,
             priority=request.priority,
         )
-        return await constrained_to_tools(self.service, job)
 
     def _sampling(self, request: ChatRequest) -> SamplingParams:
         if request.top_logprobs is not None and not request.logprobs:

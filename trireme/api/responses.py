@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from trireme.api.chat import ChatJob, ChatResult, Conversation, open_chat, template_variables, tools_of
-from trireme.api.constraints import constrained, constrained_to_tools
+from trireme.api.constraints import constrained
 from trireme.api.failures import Failure, failure_of
 from trireme.api.http import Call, Events, Reply, event, json_reply
 from trireme.api.logprobs import LogprobWriter
@@ -120,7 +120,7 @@ class Responses:
         choice = request.tool_choice
         named = choice.name if isinstance(choice, ResponseToolChoice) else None
         effort = request.reasoning.effort if request.reasoning else None
-        job = ChatJob(
+        return ChatJob(
             messages=response_messages(items, request.instructions),
             sampling=await constrained(self.service, self._sampling(request), response_format(request.text), None),
             tools=tools_of(response_tools(request.tools)),
@@ -129,7 +129,6 @@ class Responses:
             parallel=request.parallel_tool_calls is not False,
             template=template_variables(None, reasoning_effort=effort),
         )
-        return await constrained_to_tools(self.service, job)
 
     def _sampling(self, request: ResponsesRequest) -> SamplingParams:
         names = ("temperature", "top_p", "top_k", "min_p", "seed")
