@@ -184,6 +184,9 @@ def few_rows(
              *bias_walk, alpha, beta, **extra, ROWS=room, N=tile_n, K=tile_k, SPLITS=splits,
              warps=config["warps"], stages=config["stages"])  # fmt: skip
 
-    name = f"rows.{room}.{x.element_size()}.{int(along)}"
-    default = _default(rows, n, k, along, x.element_size())
-    run(tune.choose(name, tune.shape_class(n, k), default, _candidates(rows, n, k, along), run))
+    name, shape = f"rows.{room}.{x.element_size()}.{int(along)}", tune.shape_class(n, k)
+    config = tune.remembered(name, shape)
+    if config is None:
+        default = _default(rows, n, k, along, x.element_size())
+        config = tune.choose(name, shape, default, _candidates(rows, n, k, along), run)
+    run(config)

@@ -54,6 +54,11 @@ def shape_class(*sizes: int) -> str:
     return "x".join(str(1 << max(size - 1, 0).bit_length()) for size in sizes)
 
 
+def remembered(operator: str, shape: str) -> Config | None:
+    """The configuration of a class met before in this process; asking costs next to nothing."""
+    return _known.get((operator, shape))
+
+
 def choose(operator: str, shape: str, default: Config, candidates: Sequence[Config], run: Callable[[Config], None]) -> Config:
     """The configuration for this class: remembered, from the user's database, shipped, measured now if enabled, or `default`."""
     key = (operator, shape)
