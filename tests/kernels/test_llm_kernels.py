@@ -1,8 +1,9 @@
-"""The engine's kernels against the op table's plain bodies: tiny shapes in the interpreter, the same and more where there is a GPU."""
+"""The engine's kernels against the plain bodies of the op table: tiny shapes in the interpreter, the same and more on a GPU."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,14 +118,28 @@ def test_prompt_attention(name: str, dense: bool, dtype: torch.dtype) -> None:
     close(torch.cat([out[:30], out[31:]]), torch.cat([expected[:30], expected[31:]]))
 
 
-def test_backend_takes_mixed_steps_apart() -> None:
-    """Prompts behind a prefix, drafts and decodes in one step, and padding rows behind them."""
+@pytest.mark.parametrize("replayed", [False, True])
+def test_backend_takes_mixed_steps_apart(replayed: bool) -> None:
+    """Prompts behind a prefix, drafts, decodes and a sequence without tokens in one step, and padding rows behind them."""
     kind = AttentionKind(0.2)
-    step, q, cache, expected = attention_case([0, 40, 7], [9, 1, 3], 4, (4, 2, 32), kind, torch.float32)
+    step, q, cache, expected = attention_case([0, 40, 7, 0], [9, 1, 3, 0], 4, (4, 2, 32), kind, torch.float32)
     ops = CudaOps()
-    out = ops.attention(torch.cat([q, q[:2]]), cache, ops.plan_attention(step), kind)
+    out = ops.attention(torch.cat([q, q[:2]]), cache, ops.plan_attention(replace(step, replayed=replayed)), kind)
     close(out[:13], expected)
-    assert not out[13:].any()
+    assert replayed or not out[13:].any()
+
+
+def test_tables() -> None:
+    tokens, pages = torch.arange(200, dtype=torch.int32, device=DEVICE).view(5, 40), torch.arange(35, dtype=torch.int32).view(5, 7)
+    spots = torch.tensor([[4, 0, 2, 2], [39, 0, 7, 6]], dtype=torch.int32, device=DEVICE)
+    for ours, plain in zip(
+        kv.inputs(tokens, pages.to(DEVICE), *spots, 6), PLAIN.step_inputs(tokens, pages.to(DEVICE), *spots, 6), strict=True
+    ):
+        assert torch.equal(ours, plain)
+    other, ids = tokens.clone(), torch.tensor([800, -1, 0, 7], device=DEVICE)
+    kv.append(tokens, *spots, ids)
+    PLAIN.append_tokens(other, *spots, ids)
+    assert torch.equal(tokens, other)
 
 
 @pytest.mark.parametrize("heads, turned, normed", [((4, 2, 32), 16, False), ((20, 3, 80), 20, True), ((3, 3, 64), 32, True)])
@@ -216,3 +231,6 @@ def test_greedy_shows_broken_rows() -> None:
     logits = drawn(3, 5000)
     logits[1, 4500], logits[2] = float("nan"), float("-inf")
     assert sampling.greedy(logits).tolist() == [int(logits[0].argmax()), 4500, 0]
+    assert sampling.greedy(logits, checked=True).tolist() == [int(logits[0].argmax()), -1, -1]
+    ones = torch.ones(3, device=DEVICE)
+    assert sampling.sample(logits, ones, ones.int() * 9, ones, ones * 0, ones / 2, checked=True).tolist()[1:] == [-1, -1]

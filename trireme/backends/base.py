@@ -69,6 +69,10 @@ class Backend:
         """The padded numbers of rows at which decode steps are captured; none where graphs bring nothing."""
         return ()
 
+    def graph_tokens(self, max_rows: int) -> tuple[int, ...]:
+        """The padded numbers of tokens at which steps with prompts are captured; none where graphs bring nothing."""
+        return ()
+
     def mark(self) -> Callable[[], None]:
         """Marks this point of the device's work; calling the mark waits until it is reached."""
         return lambda: None

@@ -117,6 +117,8 @@ def _attend(
     # q: [tokens, heads, DIM]; k, v: [slots, kv_heads, DIM], or descriptors of [tokens, kv_heads * DIM] where DENSE
     kv_head, t = tl.program_id(0), tl.program_id(1)
     seq, tile = tl.load(tiles + 2 * t), tl.load(tiles + 2 * t + 1)
+    if seq < 0:
+        return
     first = tl.load(query_starts + seq)
     count = tl.load(query_starts + seq + 1) - first
     length, base = tl.load(contexts + seq), tl.load(kv_starts + seq)
@@ -151,6 +153,25 @@ def _attend(
     )  # fmt: skip
     target = out + cell[:, None] * out_stride + head[:, None] * DIM + d[None, :]
     tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
+
+
+@kernel
+def _plan(
+    query_starts, tiles, num_sequences, num_tiles,
+    LEAST: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SEQUENCES: tl.constexpr,
+):  # fmt: skip
+    """tiles[t] = (sequence, tile of it) of every sequence with at least LEAST new tokens, in order; -1 for tiles nobody has"""
+    i = tl.arange(0, SEQUENCES)
+    first = tl.load(query_starts + i, mask=i < num_sequences, other=0)
+    after = tl.load(query_starts + i + 1, mask=i < num_sequences, other=0)
+    count = tl.where(after - first >= LEAST, tl.cdiv((after - first) * GROUP, ROWS), 0)
+    begin = tl.cumsum(count) - count
+    for start in range(0, num_tiles, SEQUENCES):
+        t = start + i
+        tl.store(tiles + 2 * t, -1, mask=(t >= tl.sum(count)) & (t < num_tiles))
+    for j in range(tl.max(count)):
+        tl.store(tiles + 2 * (begin + j), i, mask=j < count)
+        tl.store(tiles + 2 * (begin + j) + 1, j, mask=j < count)
 
 
 @kernel
@@ -200,6 +221,21 @@ def make_plan(
     moved = torch.from_numpy(listed).to(device, non_blocking=True)
     dense = not few and total >= LEAST_DENSE and head_dim in (64, 128, 256) and chips.current().descriptors
     return PromptPlan(shape, moved[: 2 * len(order)].view(-1, 2), moved[2 * len(order) :], total, longest, dense)
+
+
+def plan_on_device(
+    query_starts: Tensor, num_tokens: int, group: int, head_dim: int, least: int = 2, shape: Shape | None = None
+) -> PromptPlan:
+    """As make_plan, worked out on the device for any division of `num_tokens` among the sequences: fit for capture."""
+    shape = shape or LARGE[max(next_power(head_dim), 64)]
+    sequences = query_starts.shape[0] - 1
+    most = blocks(num_tokens * group, shape.rows) + min(sequences, num_tokens // least)
+    tiles = torch.empty((most, 2), dtype=torch.int32, device=query_starts.device)
+    _plan(
+        (1,), query_starts, tiles, sequences, most, LEAST=least, GROUP=group, ROWS=shape.rows,
+        SEQUENCES=next_power(max(sequences, 32)),
+    )  # fmt: skip
+    return PromptPlan(shape, tiles, query_starts, 0, 0, False)
 
 
 def collect(k: Tensor, v: Tensor, page_table: Tensor, rows: Tensor, plan: PromptPlan, page_size: int) -> tuple[Tensor, Tensor]:

@@ -88,6 +88,55 @@ def _store(k, v, cache_k, cache_v, slots, k_stride, v_stride, slot_stride, SIZE:
     tl.store(cache_v + slot * slot_stride + d, tl.load(v + token * v_stride + d, mask=mask).to(cache_v.dtype.element_ty), mask=mask)
 
 
+@kernel
+def _inputs(
+    tokens, pages, rows, positions, ids, slots, width, pages_per_row, count,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """ids[t], slots[t] = what stands at token t's position of its row, and the slot of that position"""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = t < count
+    row, position = tl.load(rows + t, mask=live, other=0).to(tl.int64), tl.load(positions + t, mask=live, other=0)
+    tl.store(ids + t, tl.load(tokens + row * width + position, mask=live), mask=live)
+    page = tl.load(pages + row * pages_per_row + position // PAGE, mask=live, other=0)
+    tl.store(slots + t, page * PAGE + position % PAGE, mask=live)
+
+
+@kernel
+def _append(tokens, rows, positions, ids, width, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """tokens[rows[i], positions[i]] = max(ids[i], 0)"""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = i < count
+    row, position = tl.load(rows + i, mask=live, other=0).to(tl.int64), tl.load(positions + i, mask=live, other=0)
+    token = tl.load(ids + i, mask=live, other=0)
+    tl.store(tokens + row * width + position, tl.maximum(token, 0).to(tl.int32), mask=live)
+
+
+def inputs(
+    tokens: Tensor, pages: Tensor, rows: Tensor, positions: Tensor, page_size: int, pdl: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(ids, slots) of a step's tokens.  tokens: [all rows, width]; pages: [all rows, pages]; rows, positions: [count]; all int32"""
+    count = rows.shape[0]
+    ids, slots = torch.empty_like(rows), torch.empty_like(rows)
+    _inputs(
+        (blocks(count, 256),), tokens, pages, rows, positions, ids, slots, tokens.stride(0), pages.stride(0), count,
+        PAGE=page_size, BLOCK=256, PDL=pdl, dependent=pdl,
+    )  # fmt: skip
+    return ids, slots
+
+
+def append(tokens: Tensor, rows: Tensor, positions: Tensor, ids: Tensor, pdl: bool = False) -> None:
+    """Writes sampled ids into the table, 0 for those below 0."""
+    count = rows.shape[0]
+    _append((blocks(count, 256),), tokens, rows, positions, ids, tokens.stride(0), count, BLOCK=256, PDL=pdl, dependent=pdl)
+
+
 def store(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
     """Puts new keys and values into their slots.  k, v: [tokens, kv_heads, dim], heads side by side"""
     size = k.shape[1] * k.shape[2]

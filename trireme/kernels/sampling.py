@@ -67,15 +67,19 @@ def _masses(
 
 
 @kernel
-def _join(peaks, places, out, parts, PARTS: tl.constexpr, PDL: tl.constexpr):
-    """The largest of a row's chunks."""
+def _join(peaks, places, out, parts, PARTS: tl.constexpr, CHECKED: tl.constexpr, PDL: tl.constexpr):
+    """The place of the largest of a row's chunks; CHECKED, -1 where it is not finite."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row, i = tl.program_id(0), tl.arange(0, PARTS)
     x = tl.load(peaks + row * parts + i, mask=i < parts, other=float("-inf"))
     place = tl.load(places + row * parts + i, mask=i < parts, other=2147483647)
-    tl.store(out + row, tl.min(tl.where(x == tl.max(x, 0), place, 2147483647), 0).to(tl.int64))
+    best = tl.max(x, 0)
+    chosen = tl.min(tl.where(x == best, place, 2147483647), 0)
+    if CHECKED:
+        chosen = tl.where(tl.abs(best) < float("inf"), chosen, -1)
+    tl.store(out + row, chosen.to(tl.int64))
 
 
 @triton.jit
@@ -160,9 +164,9 @@ def _uncut(row, size, warm, peak, uniform, peaks, sums, parts, PARTS: tl.constex
 @kernel
 def _sample(
     logits, temperature, top_k, top_p, min_p, uniform, peaks, places, sums, out, stride, size, parts,
-    PARTS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    PARTS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHECKED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row."""
+    """One row; CHECKED, -1 where its largest logit is not finite."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -173,6 +177,10 @@ def _sample(
     tops = tl.load(peaks + c, mask=c < parts, other=float("-inf"))
     place = tl.load(places + c, mask=c < parts, other=2147483647)
     likeliest = tl.min(tl.where(tops == tl.max(tops, 0), place, 2147483647), 0)
+    if CHECKED:  # noqa: SIM102 - the outer one is decided while compiling
+        if tl.abs(tl.max(tops, 0)) == float("inf"):
+            tl.store(out + r, -1)
+            return
     if heat == 0.0:
         tl.store(out + r, likeliest.to(tl.int64))
         return
@@ -243,22 +251,29 @@ def _logprobs(logits, ids, values, ranks, stride, size, BLOCK: tl.constexpr):
     tl.store(ranks + r, tl.sum(larger, 0).to(tl.int64) + 1)
 
 
-def greedy(logits: Tensor, pdl: bool = False) -> Tensor:
-    """The likeliest token of each row; the lowest id of equals.  logits: [rows, vocabulary]"""
+def greedy(logits: Tensor, checked: bool = False, pdl: bool = False) -> Tensor:
+    """The likeliest token of each row; the lowest id of equals.  logits: [rows, vocabulary]
+
+    Checked, a row whose largest logit is not finite gives -1.
+    """
     rows, size = logits.shape
     parts = blocks(size, CHUNK)
     peaks = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
     places = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     _peaks((rows, parts), logits, peaks, places, logits.stride(0), size, CHUNK=CHUNK, PDL=pdl, dependent=pdl, warps=8)
-    _join((rows,), peaks, places, out, parts, PARTS=next_power(parts), PDL=pdl, dependent=pdl)
+    _join((rows,), peaks, places, out, parts, PARTS=next_power(parts), CHECKED=checked, PDL=pdl, dependent=pdl)
     return out
 
 
 def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor, pdl: bool = False
-) -> Tensor:
-    """One token per row; every parameter is [rows]: top_k 0 is all, temperature 0 is greedy, uniform lies in [0, 1)."""
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor,
+    checked: bool = False, pdl: bool = False,
+) -> Tensor:  # fmt: skip
+    """One token per row; every parameter is [rows]: top_k 0 is all, temperature 0 is greedy, uniform lies in [0, 1).
+
+    Checked, a row whose largest logit is not finite gives -1.
+    """
     rows, size = logits.shape
     parts = blocks(size, CHUNK)
     peaks, sums = (torch.empty((rows, parts), dtype=torch.float32, device=logits.device) for _ in range(2))
@@ -268,7 +283,7 @@ def sample(
     _masses((rows, parts), logits, temperature, peaks, places, sums, stride, size, CHUNK=CHUNK, **options, warps=8)
     _sample(
         (rows,), logits, temperature, top_k, top_p, min_p, uniform, peaks, places, sums, out, stride, size, parts,
-        PARTS=next_power(parts), CHUNK=CHUNK, BLOCK=min(next_power(size), 4096), **options, warps=16,
+        PARTS=next_power(parts), CHUNK=CHUNK, BLOCK=min(next_power(size), 4096), CHECKED=checked, **options, warps=16,
     )  # fmt: skip
     return out
 

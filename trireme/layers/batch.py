@@ -14,7 +14,7 @@ class Batch:
     tokens: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int32
     slots: Tensor  # [tokens] int32: where the new KV goes; below 0: nowhere (padding)
-    logits_at: Tensor  # [wanted] int64: which tokens need logits
+    logits_at: Tensor  # [wanted] int32: which tokens need logits
     reach: Tensor  # [tokens] int32: max(prompt length, position + 1), the length that length-dependent rope goes by
     layout: StepLayout
     plan: AttentionPlan  # the backend's, from layout

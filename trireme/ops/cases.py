@@ -106,7 +106,7 @@ CHAINED = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}  # se
 
 def cases() -> Iterator[Case]:
     """Every case of every op."""
-    for source in (_moving, _products, _quantized, _norms, _activations, _ropes, _stores, _attention, _blocks, _choosing):
+    for source in (_moving, _products, _quantized, _norms, _activations, _ropes, _stores, _attention, _blocks, _tables, _choosing):
         yield from source()
 
 
@@ -331,6 +331,9 @@ _KINDS = {
     "softcap": _Shape(softcap=3.0),
     "ALiBi": _Shape(heads=6, kv_heads=6, alibi=True),
     "window and softcap": _Shape(window=20, softcap=5.0),
+    "window of 8, wide heads": _Shape(dim=64, window=8),
+    "softcap, wide heads": _Shape(dim=128, softcap=3.0),
+    "ALiBi, wide heads": _Shape(heads=6, kv_heads=6, dim=64, alibi=True),
 }
 
 
@@ -383,6 +386,26 @@ def _ffn(ops: Ops, d: Draw, rows: int, kind: str) -> Result:
     return ops.ffn_block(x, lambda y: ops.linear(y, gate_up), lambda y: ops.linear(y, down), kind)
 
 
+# --- the tables of running requests ---------------------------------------------------------------------------------------------
+
+
+def _tables() -> Iterator[Case]:
+    for page in (1, 4, 7):
+        yield Case("step_inputs", f"pages of {page}", lambda ops, d, p=page: _inputs(ops, d, p), EXACT)
+    yield Case("append_tokens", "some broken", _append, EXACT)
+
+
+def _inputs(ops: Ops, d: Draw, page: int) -> Result:
+    tokens, pages = d.integers(0, 900, 5, 40), d.integers(0, 99, 5, -(-40 // page))
+    return ops.step_inputs(tokens, pages, d.integers(0, 5, 21), d.integers(0, 40, 21), page)
+
+
+def _append(ops: Ops, d: Draw) -> Result:
+    tokens = d.integers(0, 900, 5, 40)
+    ops.append_tokens(tokens, d.int32([4, 0, 2]), d.int32([39, 0, 7]), d.int32([800, -1, 0]).long())
+    return tokens
+
+
 # --- choosing tokens --------------------------------------------------------------------------------------------------------------
 
 FLOAT32_EXACT = {torch.float32: 0.0}  # equal logits are common among halves: which of them top-k keeps is nobody's promise
@@ -397,6 +420,8 @@ def _choosing() -> Iterator[Case]:
     yield Case("sample_greedy", "the first of equals", lambda ops, d: ops.sample_greedy(d.integers(0, 3, 20, 50).to(d.held)), EXACT)
     for name, choice in _CHOICES.items():
         yield Case("sample", name, lambda ops, d, c=choice: _sample(ops, d, c), FLOAT32_EXACT)
+    yield Case("choose", "some rows broken", lambda ops, d: _broken(ops, d, False), FLOAT32_EXACT)
+    yield Case("choose_greedy", "some rows broken", lambda ops, d: _broken(ops, d, True), EXACT)
 
 
 _CHOICES: dict[str, dict[str, list]] = {
@@ -406,6 +431,16 @@ _CHOICES: dict[str, dict[str, list]] = {
     "min-p": {"min_p": [0.0, 0.05, 0.5, 1.0]},
     "all at once": {"temperature": [0.7, 1.5], "top_k": [0, 20], "top_p": [0.9, 0.8], "min_p": [0.02, 0.0]},
 }
+
+
+def _broken(ops: Ops, d: Draw, greedy: bool) -> Result:
+    """Rows with a NaN, with nothing above -inf, with +inf, and whole ones."""
+    logits = d.normal(6, 257, scale=2.0)
+    logits[1, 200], logits[2], logits[4, 3] = float("nan"), float("-inf"), float("inf")
+    if greedy:
+        return ops.choose_greedy(logits)
+    ones = d.float32([1.0] * 6)
+    return ops.choose(logits, ones, d.int32([0, 0, 0, 5, 5, 5]), ones, 0 * ones, d.float32(d.numbers.random(6)))
 
 
 def _sample(ops: Ops, d: Draw, choice: dict[str, list], rows: int = 24) -> Result:

@@ -102,9 +102,7 @@ class Ops:
         residual = x + residual
         return self.rms_norm(residual, weight, eps), residual
 
-    def add_layer_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor]:
+    def add_layer_norm(self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
         """(layer_norm(x + residual), x + residual). The residual's memory may be reused for the sum."""
         residual = x + residual
         return self.layer_norm(residual, weight, bias, eps), residual
@@ -186,6 +184,20 @@ class Ops:
         """down(activation(gate(x)) * up(x))"""
         return down(self.gated(gate_up(x), kind))
 
+    # --- the tables of running requests ---------------------------------------------------------------------------------------
+
+    def step_inputs(self, tokens: Tensor, pages: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
+        """(id, slot) of each token of a step: what stands at its row's position, and where the KV of that position goes.
+
+        tokens: [all rows, length] int32; pages: [all rows, pages] int32; rows, positions: [step's tokens] int32
+        """
+        row, position = rows.long(), positions.long()
+        return tokens[row, position], pages[row, position // page_size] * page_size + positions % page_size
+
+    def append_tokens(self, tokens: Tensor, rows: Tensor, positions: Tensor, ids: Tensor) -> None:
+        """tokens[rows[i], positions[i]] = ids[i]; 0 for an id below 0."""
+        tokens[rows.long(), positions.long()] = ids.clamp_min(0).to(torch.int32)
+
     # --- choosing tokens ------------------------------------------------------------------------------------------------------
 
     def mask_logits(self, logits: Tensor, allowed: Tensor) -> Tensor:
@@ -196,9 +208,7 @@ class Ops:
         """The likeliest token of each row; the lowest id of equals."""
         return logits.argmax(-1)
 
-    def sample(
-        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
-    ) -> Tensor:
+    def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
         """One token per row from softmax(logits / temperature), after top-k, then top-p, then min-p.
 
         Every parameter is [rows]; top_k 0 is all; temperature 0 is greedy. `uniform` in [0, 1) is the row's own random number:
@@ -213,6 +223,16 @@ class Ops:
         keep &= (before < top_p.unsqueeze(1)) & (p >= min_p.unsqueeze(1) * p[:, :1]) | (rank == 0)
         kept = torch.zeros_like(p, dtype=torch.float64).scatter(1, ids, torch.where(keep, p, 0.0).double())
         return torch.where(temperature == 0, self.sample_greedy(logits), pick(kept, uniform))
+
+    def choose_greedy(self, logits: Tensor) -> Tensor:
+        """As sample_greedy, and -1 for a row whose largest logit is not a finite number."""
+        ids = self.sample_greedy(logits).long()
+        return torch.where(logits.gather(1, ids.unsqueeze(1)).squeeze(1).isfinite(), ids, -1)
+
+    def choose(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+        """As sample, and -1 for a row whose largest logit is not a finite number."""
+        ids = self.sample(logits, temperature, top_k, top_p, min_p, uniform).long()
+        return torch.where(logits.amax(-1).isfinite(), ids, -1)
 
     def logprobs(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """(log-probability, rank from 1) of ids[i] in row i: the negative of the usual loss."""

@@ -18,7 +18,7 @@ from trireme.ipc.messages import Plan, RowNote, Sampled
 from trireme.layers import Batch, Module
 from trireme.ops import KVCache
 from trireme.worker.sampler import Pick, Sampler
-from trireme.worker.tables import Step, Tables
+from trireme.worker.tables import Padding, Step, Tables
 
 
 @dataclass
@@ -36,7 +36,11 @@ class Runner:
     def __init__(self, model: Module, backend: Backend, caches: list[KVCache], tables: Tables, sampler: Sampler, max_rows: int):
         self.model, self.backend, self.caches, self.tables, self.sampler = model, backend, caches, tables, sampler
         self.graph_sizes = backend.graph_sizes(max_rows) if backend.options.graphs else ()
-        self.graphs: dict[tuple[int, str], tuple[Step, Callable[[], Tensor]]] = {}
+        self.graph_tokens = backend.graph_tokens(max_rows) if backend.options.graphs else ()
+        self.graphs: dict[tuple[Padding, str], tuple[Step, Callable[[], Tensor]]] = {}
+        self.met: set[tuple[Padding, str]] = (
+            set()
+        )  # sizes of steps with prompts that came by once; the second time they are captured
         self.answers = [backend.buffer((max_rows + 1,), torch.int64) for _ in range(backend.depth + 1)]
         self.launched: deque[Launched] = deque()
         self.eager = False  # set while values are captured: a replayed graph calls no layer
@@ -48,15 +52,16 @@ class Runner:
             self.sampler.admit(admit)
         rows = np.asarray(plan.rows, dtype=np.int64)
         ends = np.asarray(plan.starts, dtype=np.int64) + np.asarray(plan.counts, dtype=np.int64)
-        padded, mode = self._graph_key(plan, rows)
-        step = self.tables.fill(plan, self.sampler.uniforms(rows, ends), padded)
-        if padded:
-            pick = Pick(self._replay(step, padded, mode), {})
+        padding, mode = self._graph_key(plan, rows)
+        step = self.tables.fill(plan, self.sampler.uniforms(rows, ends), padding)
+        if padding:
+            pick = Pick(self._replay(step, padding, mode), {})
             notes: list[RowNote] = []
         else:
             pick, notes = self._run(step)
-        answer = self.answers[plan.step % len(self.answers)][: len(pick.ids)]
-        answer.copy_(pick.ids, non_blocking=True)
+        wanted = int(step.samples.sum())
+        answer = self.answers[plan.step % len(self.answers)][:wanted]
+        answer.copy_(pick.ids[:wanted], non_blocking=True)
         self.launched.append(Launched(plan, answer, self.backend.mark(), pick.logprobs, notes))
 
     def collect(self) -> Sampled:
@@ -82,41 +87,56 @@ class Runner:
         notes = self._prompt_notes(logits, step)
         if not step.samples.any():
             return Pick(torch.zeros(0, dtype=torch.int64), {}), notes
-        if len(logits) != len(step.rows) or not step.samples.all():
+        if len(logits) != step.samples.sum():  # prompt log-probabilities: more rows than sample
             last = np.cumsum(step.logits)[step.samples] - 1
             logits = logits[torch.from_numpy(last).to(logits.device)]
         pick = self.sampler.pick(logits, step)
-        where = torch.from_numpy(np.flatnonzero(step.samples)).to(logits.device)
-        self.tables.append(step.layout.rows_device[where], step.next_positions[where], pick.ids.clamp_min(0))
+        self.tables.append(step, pick.ids)
         return pick, notes
 
     def _forward(self, step: Step) -> Tensor:
         tokens, slots = self.tables.inputs(step)
         plan = self.backend.ops.plan_attention(step.layout)
-        batch = Batch(tokens, step.positions, slots, step.logits_at.long(), step.reach, step.layout, plan, self.caches)
+        batch = Batch(tokens, step.positions, slots, step.logits_at, step.reach, step.layout, plan, self.caches)
         return self.model(batch)
 
-    # --- captured decode steps ------------------------------------------------------------------------------------------------
+    # --- captured steps -------------------------------------------------------------------------------------------------------
 
-    def _graph_key(self, plan: Plan, rows: np.ndarray) -> tuple[int, str]:
-        """The padded size of the graph that can run this plan, and its kind of sampling; (0, "") if none can."""
-        if self.eager or not self.graph_sizes or len(rows) > self.graph_sizes[-1]:
-            return 0, ""
-        mode = self.sampler.mode(rows)
-        if mode == "ruled" or set(plan.counts) != {1} or not all(plan.samples) or set(plan.logits) != {1}:
-            return 0, ""
-        return next(size for size in self.graph_sizes if size >= len(rows)), mode
+    def _graph_key(self, plan: Plan, rows: np.ndarray) -> tuple[Padding | None, str]:
+        """The padded size of the graph that can run this plan, and its kind of sampling; (None, "") if none can."""
+        if self.eager or not self.graph_sizes or len(rows) > self.graph_sizes[-1] or list(plan.samples) != list(plan.logits):
+            return None, ""
+        samples = np.asarray(plan.samples, dtype=bool)
+        mode = self.sampler.mode(rows[samples])
+        if mode == "ruled" or not samples.any():
+            return None, ""
+        sequences = next(size for size in self.graph_sizes if size >= len(rows))
+        if samples.all() and set(plan.counts) == {1}:
+            return Padding(sequences, sequences, True), mode
+        return self._mixed_key(sum(plan.counts), sequences, mode)
 
-    def _replay(self, step: Step, size: int, mode: str) -> Tensor:
-        """A decode step as a captured graph. The step's device slices lie where those of the capture did."""
-        if (size, mode) not in self.graphs:
-            self.graphs[size, mode] = (step, self.backend.graph(lambda: self._decode(step)))
-        _, graph = self.graphs[size, mode]
+    def _mixed_key(self, tokens: int, sequences: int, mode: str) -> tuple[Padding | None, str]:
+        """The size of a step with prompts. Few sizes of batches: it is tokens that cost time."""
+        if not self.graph_tokens or tokens > self.graph_tokens[-1]:
+            return None, ""
+        most = self.graph_sizes[-1]
+        sequences = next(size for size in (min(8, most), min(64, most), most) if size >= sequences)
+        padding = Padding(next(size for size in self.graph_tokens if size >= tokens), sequences, False)
+        if (padding, mode) in self.met:
+            return padding, mode
+        self.met.add((padding, mode))
+        return None, ""
+
+    def _replay(self, step: Step, padding: Padding, mode: str) -> Tensor:
+        """A step as a captured graph. Its device slices lie where those of the captured one did."""
+        if (padding, mode) not in self.graphs:
+            self.graphs[padding, mode] = (step, self.backend.graph(lambda: self._sampled(step)))
+        _, graph = self.graphs[padding, mode]
         return graph()
 
-    def _decode(self, step: Step) -> Tensor:
+    def _sampled(self, step: Step) -> Tensor:
         ids = self.sampler.choose(self._forward(step), step)
-        self.tables.append(step.layout.rows_device, step.next_positions, ids.clamp_min(0))
+        self.tables.append(step, ids)
         return ids
 
     # --- prompt log-probabilities ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ do not depend on what else is in the batch, or on pauses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -70,16 +70,11 @@ class Sampler:
         return "greedy" if self.greedy[rows].all() else "random"
 
     def choose(self, logits: Tensor, step: Step) -> Tensor:
-        """One id per row of logits, by greedy or random choice alone; fit for capture."""
-        mode = self.mode(step.rows)
-        if mode == "greedy":
-            ids = self.ops.sample_greedy(logits)
-            finite = logits.gather(1, ids.long().unsqueeze(1)).squeeze(1).isfinite()
-        else:
-            f = step.floats
-            ids = self.ops.sample(logits, f["temperature"], step.top_k, f["top_p"], f["min_p"], f["uniform"])
-            finite = logits.amax(-1).isfinite()
-        return torch.where(finite, ids.long(), BROKEN)
+        """One id per row of logits, by greedy or random choice alone; fit for capture. BROKEN where a row failed."""
+        if self.mode(step.rows[step.samples]) == "greedy":
+            return self.ops.choose_greedy(logits)
+        f = step.floats
+        return self.ops.choose(logits, f["temperature"], step.top_k, f["top_p"], f["min_p"], f["uniform"])
 
     def pick(self, logits: Tensor, step: Step) -> Pick:
         """The tokens of the sequences that sample, by every rule they ask for.  logits: one row per such sequence"""
@@ -91,7 +86,7 @@ class Sampler:
             at = rule.touches(rows)
             if at:
                 rule.apply(choice, at)
-        ids = self.choose(choice.logits, _sampling_only(step))
+        ids = self.choose(choice.logits, step)
         return Pick(ids, self._logprobs(raw, ids, wanted, rows))
 
     def _logprobs(self, raw: Tensor | None, ids: Tensor, wanted: np.ndarray, rows: np.ndarray) -> dict:
@@ -122,19 +117,6 @@ class Sampler:
         top, top_ids = torch.log_softmax(logits.float(), -1).topk(max(k, 1), -1)
         columns = zip(targets.tolist(), logprob.tolist(), rank.tolist(), top_ids.tolist(), top.tolist(), strict=True)
         return [TokenLogprobs(t, lp, r, list(zip(i[:k], v[:k], strict=True))) for t, lp, r, i, v in columns]
-
-
-def _sampling_only(step: Step) -> Step:
-    """The step without its sequences that do not sample."""
-    if step.samples.all():
-        return step
-    keep = torch.from_numpy(np.flatnonzero(step.samples)).to(step.top_k.device)
-    return replace(
-        step,
-        rows=step.rows[step.samples],
-        top_k=step.top_k[keep],
-        floats={name: values[keep] for name, values in step.floats.items()},
-    )
 
 
 def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:

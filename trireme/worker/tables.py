@@ -6,6 +6,7 @@ All device tensors here are persistent, so a captured graph finds its inputs whe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,14 +33,19 @@ class Step:
     token_rows: Tensor  # [tokens] each token's row
     logits_at: Tensor  # [wanted]
     reach: Tensor  # [tokens]
-    next_positions: Tensor  # [sequences] where a sampled token goes
-    top_k: Tensor  # [sequences], like each of FLOATS
+    pick_rows: Tensor  # [picks] the rows of the sequences that sample
+    pick_positions: Tensor  # [picks] where a sampled token goes
+    top_k: Tensor  # [picks], like each of FLOATS
     floats: dict[str, Tensor]
     layout: StepLayout
 
-    @property
-    def decode_only(self) -> bool:
-        return bool((self.counts == 1).all() and self.samples.all())
+
+class Padding(NamedTuple):
+    """The size a captured graph was made for. What a step lacks computes in the scratch row."""
+
+    tokens: int
+    sequences: int
+    decode: bool  # whether every sequence has one token and samples
 
 
 class Tables:
@@ -58,43 +64,58 @@ class Tables:
         size = 4 * step_tokens + 16 * (max_rows + 2) + 2 * (step_tokens + self.width) + 65536
         self.packed = _Packed(backend, size, backend.depth + 1)
 
-    def fill(self, plan: Plan, uniforms: np.ndarray, padded: int = 0) -> Step:
-        """Takes a plan's changes into the tables and lays its columns into the device's buffer.
-
-        `padded` is the number of sequences a captured graph was made for; the rest compute in the scratch row.
-        """
-        packed = self.packed
-        packed.begin()
-        count = max(len(plan.rows), padded)
+    def fill(self, plan: Plan, uniforms: np.ndarray, padding: Padding | None = None) -> Step:
+        """Takes a plan's changes into the tables and lays its columns into the device's buffer, padded for a captured graph."""
+        count = padding.sequences if padding else len(plan.rows)
+        lone = int(padding is not None and padding.decode)  # a sequence that pads a decode step has one token like the others
         rows = _column(plan.rows, count, self.scratch_row)
-        starts, counts = _column(plan.starts, count, 0), _column(plan.counts, count, 1)
-        logits, samples = _column(plan.logits, count, 1), _column(plan.samples, count, 0).astype(bool)
+        starts, counts = _column(plan.starts, count, 0), _column(plan.counts, count, lone)
+        logits, samples = _column(plan.logits, count, lone), _column(plan.samples, count, 0).astype(bool)
         ends = np.cumsum(counts, dtype=np.int32)
-        query_starts = np.concatenate([np.zeros(1, np.int32), ends])
-        token_rows = np.repeat(rows, counts)
-        positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - query_starts[:-1], counts)
+        tokens = padding.tokens if padding else int(ends[-1])
         self._note_admissions(plan)
-        put = packed.put
-        on_device = {
-            "rows": put(rows), "starts": put(starts), "query_starts": put(query_starts), "lengths": put(starts + counts),
-            "positions": put(positions), "token_rows": put(token_rows), "logits_at": put(_wanted(ends, logits)),
-            "reach": put(np.maximum(np.repeat(self.num_prompt[rows], counts), positions + 1)), "top_k": put(self.top_k[rows]),
-        }  # fmt: skip
-        uniforms = _column(uniforms, count, 0.0, np.float32)
-        floats = {name: put(values[rows]).view(torch.float32) for name, values in self.sampling.items()}
-        floats["uniform"] = put(uniforms).view(torch.float32)
+        self.packed.begin()
+        query_starts = np.concatenate([np.zeros(1, np.int32), ends])
+        put = self.packed.put
+        layout = StepLayout(
+            self.page_size, rows, starts, counts, self.page_table, put(rows), put(query_starts), put(starts + counts),
+            padded=count > len(plan.rows), replayed=padding is not None and not padding.decode,
+        )  # fmt: skip
+        positions, token_rows, reach = self._token_columns(layout, query_starts, tokens)
+        pick_rows, pick_positions, top_k, floats = self._pick_columns(rows, starts + counts, samples, uniforms, padding)
+        wanted = _wanted(ends, logits)
+        logits_at = put(_column(wanted, count, 0) if padding else wanted)
         updates = self._updates(plan)
-        packed.send()
+        self.packed.send()
         for table, index, values in updates:
             table.view(-1).index_copy_(0, index.long(), values)
-        layout = StepLayout(
-            self.page_size, rows, starts, counts, self.page_table, on_device["rows"], on_device["query_starts"],
-            on_device["lengths"], padded=padded > len(plan.rows),
-        )  # fmt: skip
         return Step(
-            rows, starts, counts, logits, samples, int(ends[-1]), on_device["positions"], on_device["token_rows"],
-            on_device["logits_at"], on_device["reach"], on_device["lengths"], on_device["top_k"], floats, layout,
+            rows, starts, counts, logits, samples, tokens, positions, token_rows, logits_at, reach,
+            pick_rows, pick_positions, top_k, floats, layout,
         )  # fmt: skip
+
+    def _token_columns(self, layout: StepLayout, query_starts: np.ndarray, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(position, row, reach) of each token; those that pad stand at the beginning of the scratch row."""
+        rows, counts = layout.rows, layout.counts
+        positions = np.arange(query_starts[-1], dtype=np.int32) + np.repeat(layout.starts - query_starts[:-1], counts)
+        reach = np.maximum(np.repeat(self.num_prompt[rows], counts), positions + 1)
+        columns = ((positions, 0), (np.repeat(rows, counts), self.scratch_row), (reach, 1))
+        first, second, third = (self.packed.put(_column(values, num_tokens, fill)) for values, fill in columns)
+        return first, second, third
+
+    def _pick_columns(
+        self, rows: np.ndarray, lengths: np.ndarray, samples: np.ndarray, uniforms: np.ndarray, padding: Padding | None
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """(row, position of its next token, top_k, FLOATS) of each sequence that samples.
+
+        A captured graph samples for as many as it has sequences; what is not wanted goes to the scratch row.
+        """
+        picks = np.flatnonzero(samples)
+        count = padding.sequences if padding else len(picks)
+        chosen, put = _column(rows[picks], count, self.scratch_row), self.packed.put
+        floats = {name: put(values[chosen]).view(torch.float32) for name, values in self.sampling.items()}
+        floats["uniform"] = put(_column(uniforms[picks], count, 0.0, np.float32)).view(torch.float32)
+        return put(chosen), put(_column(lengths[picks], count, 0)), put(self.top_k[chosen]), floats
 
     def _note_admissions(self, plan: Plan) -> None:
         for admit in plan.admit:
@@ -122,13 +143,12 @@ class Tables:
 
     def inputs(self, step: Step) -> tuple[Tensor, Tensor]:
         """(token ids, slots) of a step's tokens, looked up on the device: sampled tokens never wait for the host."""
-        rows, positions = step.token_rows.long(), step.positions.long()
-        pages = self.page_table[rows, positions // self.page_size]
-        return self.tokens[rows, positions], pages * self.page_size + step.positions % self.page_size
+        ops = self.backend.ops
+        return ops.step_inputs(self.tokens, self.page_table, step.token_rows, step.positions, self.page_size)
 
-    def append(self, rows: Tensor, positions: Tensor, ids: Tensor) -> None:
+    def append(self, step: Step, ids: Tensor) -> None:
         """Puts sampled tokens where the next step will look for them."""
-        self.tokens[rows.long(), positions.long()] = ids.to(torch.int32)
+        self.backend.ops.append_tokens(self.tokens, step.pick_rows, step.pick_positions, ids)
 
 
 class _Packed:

@@ -20,6 +20,8 @@ from trireme.parallel.comm import ProcessComm
 
 # Padding costs a row's attention and nothing else below 64 rows, so sizes are sparse there and dense where rows cost time.
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
+# Steps with prompts: the host needs 8 to 12 ms for one that is not captured, which the device hides only in larger ones.
+GRAPH_TOKENS = (*range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256))
 # Left beside weights and KV for activations of a full step, logits, captured graphs and cuBLAS: 2.1 GiB was the most seen with
 # an 8B model at 2048 tokens and 256 rows a step.
 WORKSPACE = 3 << 30
@@ -69,6 +71,9 @@ class Cuda(Backend):
         """Sizes up to the first that holds every row."""
         below = [size for size in GRAPH_SIZES if size < max_rows]
         return (*below, min(max_rows, GRAPH_SIZES[-1]))
+
+    def graph_tokens(self, max_rows: int) -> tuple[int, ...]:
+        return GRAPH_TOKENS
 
     def mark(self) -> Callable[[], None]:
         return gpu.mark(self.device)

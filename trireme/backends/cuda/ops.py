@@ -39,9 +39,12 @@ class Plan:
         return self.spans[key]
 
     def tiles_for(self, q: Tensor, kv_heads: int) -> attention.PromptPlan:
-        key = (q.shape[1] // kv_heads, q.shape[2])
+        key, layout = (q.shape[1] // kv_heads, q.shape[2]), self.layout
         if key not in self.tiles:
-            self.tiles[key] = attention.make_plan(self.layout.starts, self.layout.counts, *key, q.device)
+            if layout.replayed:
+                self.tiles[key] = attention.plan_on_device(layout.query_starts, len(q), *key)
+            else:
+                self.tiles[key] = attention.make_plan(layout.starts, layout.counts, *key, q.device)
         return self.tiles[key]
 
 
@@ -53,6 +56,11 @@ class CudaOps(Ops):
 
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
         return rows.embedding(ids, weight)
+
+    def select(self, x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
+        if dim or x.dim() != 2 or not x.is_contiguous() or not len(index):
+            return super().select(x, index, dim)
+        return rows.embedding(index, x)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if _skinny(x, weight) and skinny.pays(x.shape[0], weight.shape[0], weight.shape[1]):
@@ -97,12 +105,14 @@ class CudaOps(Ops):
 
     def plan_attention(self, layout: StepLayout) -> AttentionPlan:
         counts = layout.counts
+        if layout.replayed:  # the next replay may hold any mix
+            return Plan(layout, True, True)
         return Plan(layout, bool((counts > 1).any()), bool((counts == 1).any()), int(counts.sum()))
 
     def attention(self, q: Tensor, cache: KVCache, plan: AttentionPlan, kind: AttentionKind) -> Tensor:
         q, kv_heads, layout = _side_by_side(q), cache.k.shape[1], plan.layout
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if plan.num_tokens < len(q):
+        if not layout.replayed and plan.num_tokens < len(q):
             out[plan.num_tokens :] = 0  # padding rows
         slopes = None if kind.slopes is None else kind.slopes.to(q.device, torch.float32)
         where = (layout.page_table, layout.rows_device, layout.query_starts, layout.context_lengths)
@@ -123,7 +133,21 @@ class CudaOps(Ops):
             )  # fmt: skip
         return out
 
+    # --- the tables of running requests ---------------------------------------------------------------------------------------
+
+    def step_inputs(self, tokens: Tensor, pages: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
+        return kv.inputs(tokens, pages, rows, positions, page_size)
+
+    def append_tokens(self, tokens: Tensor, rows: Tensor, positions: Tensor, ids: Tensor) -> None:
+        kv.append(tokens, rows, positions, ids, pdl=self.pdl)
+
     # --- choosing tokens ------------------------------------------------------------------------------------------------------
+
+    def choose_greedy(self, logits: Tensor) -> Tensor:
+        return sampling.greedy(_dense_rows(logits), checked=True, pdl=self.pdl)
+
+    def choose(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+        return sampling.sample(_dense_rows(logits), temperature, top_k, top_p, min_p, uniform, checked=True, pdl=self.pdl)
 
     def sample_greedy(self, logits: Tensor) -> Tensor:
         return sampling.greedy(_dense_rows(logits), pdl=self.pdl)
