@@ -62,7 +62,7 @@ class Child:
         self.ages: dict[str, float] = {}  # of the processes it looks after itself
         self.failures, self.lives = 0, 0
         self.retry_at, self.up_since = 0.0, 0.0
-        self.last_words = ""
+        self.last_words, self.reason = "", ""  # of this life, and why the last one ended
 
     def start(self) -> Channel:
         ours, theirs = pair()
@@ -115,7 +115,7 @@ class Child:
         self.process, self.channel, self.is_up, self.active = None, None, False, 0
         self.failures += 1
         self.retry_at = time.monotonic() + backoff(self.failures)
-        self.last_words = reason
+        self.last_words, self.reason = "", reason
 
 
 class Supervisor:
@@ -210,7 +210,6 @@ class Supervisor:
         if not self._been_ready:
             raise WorkerDied(reason, "start again; its last words stand above")
         print(f"trireme: {reason} It is restarted in {backoff(child.failures):.1f} s.", file=sys.stderr, flush=True)
-        child.last_words = ""
         if child is self._engine[0]:
             self._standing = Standing("starting", "restarting router", 0.0, reason, self._standing.ready)
 
@@ -221,7 +220,8 @@ class Supervisor:
         now = time.monotonic()
         up = [child for child in self.children if child.is_up]
         ages = {child.role: child.silence(now) for child in up}
-        hung = any(age > self.options.heartbeat_timeout for age in ages.values())
+        # A hung HTTP process is replaced too, but takes nothing from the others.
+        hung = any(child.silence(now) > self.options.heartbeat_timeout for child in self._engine if child.is_up)
         down = next((child for child in self._engine if not child.is_up), None)
         name, phase, share, reason = self._standing.name, self._standing.phase, self._standing.share, self._standing.reason
         if self._drain_until:
@@ -230,7 +230,7 @@ class Supervisor:
             name, phase, reason = "failed", "", "A process gives no sign of life."
         elif down is not None and self._been_ready:
             name = "failed" if down.failures >= FAILURES_TO_TELL else "starting"
-            phase, reason = f"restarting {down.role}", down.last_words
+            phase, reason = f"restarting {down.role}", down.reason
         elif down is not None or not self._https_up():
             name = "starting" if name == "ready" else name
         ages |= {rank: age + child.silence(now) for child in up for rank, age in child.ages.items()}
@@ -254,7 +254,8 @@ class Supervisor:
             self._show(standing)
         if before is None or before.name != standing.name:
             self._record.state = standing.name
-            write_record(self.orders.folder, self._record)
+            with contextlib.suppress(OSError):  # a full disk is no reason to end
+                write_record(self.orders.folder, self._record)
 
     def _show(self, standing: Standing) -> None:
         if standing.name == "starting" and not self._been_ready:
