@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def missing() -> str | None:
@@ -51,6 +53,17 @@ def memory(device: torch.device) -> tuple[int, int]:
     """(free, total) bytes; what torch holds without using counts as free."""
     free, total = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), total
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, length: int, scale: float) -> Tensor:
+    """Attention of whole prompts of one length, by the vendor's library or the best that torch has instead.
+
+    q: [sequences * length, heads, dim]; k, v: [sequences * length, kv_heads, dim]
+    """
+    batched = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
+        out = F.scaled_dot_product_attention(*batched, is_causal=True, scale=scale, enable_gqa=True)
+    return out.transpose(1, 2).reshape(q.shape)
 
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

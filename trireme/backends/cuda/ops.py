@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from trireme.backends.cuda import device as gpu
 from trireme.kernels import attention, decode, kv, rows, sampling, skinny
 from trireme.layers import Linear
 from trireme.ops import AttentionKind, AttentionPlan, KVCache, Ops, StepLayout
@@ -17,6 +18,9 @@ from trireme.ops.table import Projection
 from trireme.quant import Dense
 
 HALVES = (torch.bfloat16, torch.float16)
+# cuDNN's attention is the fastest for whole prompts, but prepares itself anew for each length: only for lengths that come often,
+# which are the full chunks of long prompts.
+LEAST_EVEN, EVEN_UNIT = 1024, 256
 
 
 @dataclass
@@ -27,6 +31,7 @@ class Plan:
     prompts: bool = False  # whether any sequence has several new tokens
     decodes: bool = False  # whether any has just one
     num_tokens: int = 0
+    even: int = 0  # the length of every sequence, where all are prompts from their beginning and of one library-friendly length
     spans: dict[tuple[int, ...], decode.DecodePlan] = field(default_factory=dict)
     tiles: dict[tuple[int, ...], attention.PromptPlan] = field(default_factory=dict)
 
@@ -107,7 +112,9 @@ class CudaOps(Ops):
         counts = layout.counts
         if layout.replayed:  # the next replay may hold any mix
             return Plan(layout, True, True)
-        return Plan(layout, bool((counts > 1).any()), bool((counts == 1).any()), int(counts.sum()))
+        even = int(counts[0]) if not layout.starts.any() and (counts == counts[0]).all() else 0
+        even = even if even >= LEAST_EVEN and even % EVEN_UNIT == 0 else 0
+        return Plan(layout, bool((counts > 1).any()), bool((counts == 1).any()), int(counts.sum()), even)
 
     def attention(self, q: Tensor, cache: KVCache, plan: AttentionPlan, kind: AttentionKind) -> Tensor:
         q, kv_heads, layout = _side_by_side(q), cache.k.shape[1], plan.layout
@@ -121,6 +128,8 @@ class CudaOps(Ops):
             k, v = cache.k, cache.v
             if tiles.dense:
                 k, v = attention.collect(k, v, layout.page_table, layout.rows_device, tiles, layout.page_size)
+                if plan.even and not (kind.window or kind.softcap or kind.slopes is not None):
+                    return gpu.causal_attention(q, k, v, plan.even, kind.scale)
             attention.attend(
                 q, k, v, out, *where, tiles, page_size=layout.page_size, scale=kind.scale, window=kind.window,
                 softcap=kind.softcap, slopes=slopes, dense=tiles.dense,

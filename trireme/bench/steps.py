@@ -1,0 +1,102 @@
+"""Where a step's time goes on a GPU: kernels by time, how busy the device is, and the bytes the weights alone must move.
+
+Knows the offline API and torch's profiler; nothing of kernels. `python -m trireme.bench.steps --shapes llama8b`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+import tempfile
+import time
+from collections import Counter
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from trireme.bench.engine import Prompts, measure
+from trireme.bench.shapes import write_model
+from trireme.llm import LLM
+
+# name: (requests, prompt tokens, output tokens)
+LOADS = {
+    "decode x1": (1, 128, 33), "decode x32": (32, 128, 33), "decode x256": (256, 128, 33), "prefill 8x2048": (8, 2048, 1),
+    "prefill 1x8192": (1, 8192, 1), "first 1x128": (1, 128, 1),
+}  # fmt: skip
+
+
+def account(llm: LLM, draw: Prompts, requests: int, prompt: int, outputs: int) -> dict[str, object]:
+    """Kernel time by name over one run, and how long the run took with and without the profiler."""
+    for _ in range(3):
+        measure(llm, [draw(prompt) for _ in range(requests)], outputs)
+    prompts = [draw(prompt) for _ in range(requests)]
+    begun = time.perf_counter()
+    measure(llm, prompts, outputs)
+    wall = time.perf_counter() - begun
+    prompts = [draw(prompt) for _ in range(requests)]
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        measure(llm, prompts, outputs)
+    spent: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    spans = []
+    for event in profiled.events():
+        if event.device_type.name == "CUDA":
+            name = re.sub(r"<.*|\(.*", "", event.name)[:48]
+            spent[name] += event.time_range.elapsed_us()
+            calls[name] += 1
+            spans.append((event.time_range.start, event.time_range.end))
+    return {
+        "wall, us": wall * 1e6,
+        "span, us": max(e for _, e in spans) - min(s for s, _ in spans),
+        "busy, us": _union(spans),
+        "kernels": [(name, round(us, 1), calls[name]) for name, us in spent.most_common(24)],
+    }
+
+
+def _union(spans: list[tuple[float, float]]) -> float:
+    """How long at least one kernel ran."""
+    busy, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        busy += max(end - max(start, until), 0.0)
+        until = max(until, end)
+    return busy
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shapes", default="llama8b", help="which models, by comma")
+    parser.add_argument("--loads", default=",".join(LOADS), help="which loads, by comma")
+    parser.add_argument("--top", type=int, default=9, help="kernels to print")
+    parser.add_argument("--max-step-tokens", type=int, default=8192)
+    parser.add_argument("--json", type=pathlib.Path, help="write everything to this file")
+
+
+def run(args: argparse.Namespace) -> int:
+    found: dict[str, dict[str, object]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for shape in args.shapes.split(","):
+            path = str(write_model(shape, pathlib.Path(folder)))
+            settings: dict[str, Any] = {"backend": "cuda", "dtype": "bfloat16", "random_weights": True, "prefix_cache": False}
+            with LLM(path, **settings, max_model_len=16384, max_step_tokens=args.max_step_tokens) as llm:
+                draw = Prompts(llm.worker.ready.vocab_size)
+                for name in args.loads.split(","):
+                    result = account(llm, draw, *LOADS[name])
+                    found[f"{shape} {name}"] = result
+                    show(f"{shape} {name}", result, LOADS[name][2], args.top)
+                    if args.json:
+                        args.json.write_text(json.dumps(found, indent=1))
+    return 0
+
+
+def show(name: str, result: dict, steps: int, top: int) -> None:
+    wall, span, busy = (result[key] / steps for key in ("wall, us", "span, us", "busy, us"))
+    print(f"{name}: per step {wall:.0f} us wall, {span:.0f} from first to last kernel, {busy:.0f} busy", flush=True)
+    for kernel, us, calls in result["kernels"][:top]:
+        print(f"    {us / steps:9.1f} us  {calls / steps:6.1f} x {us / calls:7.2f}  {kernel}")
+
+
+if __name__ == "__main__":
+    _parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(_parser)
+    raise SystemExit(run(_parser.parse_args()))
