@@ -60,9 +60,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, length: int, scale: float)
 
     q: [sequences * length, heads, dim]; k, v: [sequences * length, kv_heads, dim]
     """
-    batched = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
+    query, key, value = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
-        out = F.scaled_dot_product_attention(*batched, is_causal=True, scale=scale, enable_gqa=True)
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
     return out.transpose(1, 2).reshape(q.shape)
 
 

@@ -128,7 +128,7 @@ class CudaOps(Ops):
             k, v = cache.k, cache.v
             if tiles.dense:
                 k, v = attention.collect(k, v, layout.page_table, layout.rows_device, tiles, layout.page_size)
-                if plan.even and not (kind.window or kind.softcap or kind.slopes is not None):
+                if plan.even and q.dtype in HALVES and not (kind.window or kind.softcap or kind.slopes is not None):
                     return gpu.causal_attention(q, k, v, plan.even, kind.scale)
             attention.attend(
                 q, k, v, out, *where, tiles, page_size=layout.page_size, scale=kind.scale, window=kind.window,
