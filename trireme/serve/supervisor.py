@@ -73,6 +73,7 @@ class Child:
                 [sys.executable, "-m", self.module, str(theirs.fileno()), str(os.getpid()), self.role],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
+                env=self._environ() if serves else None,
                 start_new_session=True,  # the terminal's signals are for the supervisor; a group of its own can be ended as one
             )
         self.lives += 1
@@ -80,6 +81,14 @@ class Child:
         self.channel = Channel(ours, FromChild)
         self.channel.post(self._begin(self.orders.listener.fileno() if serves else -1))
         return self.channel
+
+    def _environ(self) -> dict[str, str]:
+        """Several HTTP processes count into files of one folder, so that each can tell of all."""
+        if self.orders.config.serve.http_workers == 1:
+            return dict(os.environ)
+        folder = self.orders.folder / "metrics"
+        folder.mkdir(exist_ok=True, mode=0o700)
+        return dict(os.environ, PROMETHEUS_MULTIPROC_DIR=str(folder))
 
     def _begin(self, listener: int) -> Begin:
         orders = self.orders
