@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 
+from trireme.backends.cuda.device import reserved
 from trireme.bench.engine import Prompts, measure
 from trireme.bench.shapes import trace, write_model
 from trireme.llm import LLM
@@ -81,6 +82,9 @@ def measure_shape(path: pathlib.Path, args: argparse.Namespace) -> dict[str, flo
             figures["first token 1x128, ms"] = first_time(llm, draw, 1, 128) * 1e3
         if "trace" in args.only:
             figures["trace, output tok/s"] = trace_rate(llm, draw, args.requests)
+        ready, device = llm.worker.ready, getattr(llm.worker, "backend", None)
+        if device is not None and device.name == "cuda":
+            figures["workspace and graphs, GiB"] = (reserved(device.device) - ready.weight_bytes - ready.kv_bytes) / 2**30
     return figures
 
 

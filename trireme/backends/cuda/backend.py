@@ -22,8 +22,7 @@ from trireme.parallel.comm import ProcessComm
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 # Steps with prompts: the host needs 8 to 12 ms for one that is not captured, which the device hides only in larger ones.
 GRAPH_TOKENS = (*range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256))
-# Left beside weights and KV for activations of a full step, logits, captured graphs and cuBLAS: 2.1 GiB was the most seen with
-# an 8B model at 2048 tokens and 256 rows a step.
+# Left beside weights and KV for activations of a full step, logits, captured graphs and cuBLAS.
 WORKSPACE = 3 << 30
 
 

@@ -55,6 +55,11 @@ def memory(device: torch.device) -> tuple[int, int]:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), total
 
 
+def reserved(device: torch.device) -> int:
+    """Bytes that torch holds on the device: weights, KV, captured graphs, and what it keeps for reuse."""
+    return torch.cuda.memory_reserved(device)
+
+
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, length: int, scale: float) -> Tensor:
     """Attention of whole prompts of one length, by the vendor's library or the best that torch has instead.
 
