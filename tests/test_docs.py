@@ -81,10 +81,14 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 
 def test_files_that_are_named_exist() -> None:
+    """`folder/file.py` is under the root or under the package."""
+    folders = "|".join(
+        ["trireme", "tests", "docs", "deploy", *(path.name for path in (ROOT / "trireme").iterdir() if path.is_dir())]
+    )
     missing = []
     for page in PAGES:
-        for name in re.findall(r"`((?:trireme|tests|docs|deploy)/[\w/.-]+)`", page.read_text()):
-            if not (ROOT / name).exists():
+        for name in re.findall(rf"`((?:{folders})/[\w/-]+\.\w+)`", page.read_text()):
+            if not (ROOT / name).exists() and not (ROOT / "trireme" / name).exists():
                 missing.append(f"{page.name}: {name}")
     assert not missing, missing
 
