@@ -21,6 +21,7 @@ from trireme.ipc.messages import Stop
 from trireme.ipc.serving import Alive, Begin, Standing, ToChild
 from trireme.serve.child import open_tokenizer, run_child
 from trireme.serve.client import Client, Context
+from trireme.serve.patience import PatientProtocol
 
 try:
     from uvloop import run as run_loop
@@ -88,7 +89,7 @@ def _settings(app: Any, config: Config) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="none",
-        http="auto",
+        http=PatientProtocol,
         lifespan="auto",
         log_config=None,
         access_log=False,
