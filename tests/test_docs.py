@@ -23,7 +23,6 @@ from trireme.cli.main import COMMANDS
 from trireme.config import DeviceOptions, ScheduleOptions
 from trireme.models import MODELS
 from trireme.models.llama import Llama
-from trireme.sched.policy import policy_by_name
 from trireme.sched.scheduler import Scheduler
 from trireme.types import Request, SamplingParams
 
@@ -203,7 +202,7 @@ def worst_error(folder: pathlib.Path, family: str, backend: str) -> tuple[float,
 
 
 @pytest.fixture
-def example_model(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def example_model(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A family of `tiny_models` made of a worked example, and forgotten afterwards."""
     module, config, changes = EXAMPLES[request.param]
     monkeypatch.setitem(tiny_models.FAMILIES, request.param, (config, changes))
@@ -250,4 +249,3 @@ def test_the_worked_policy_orders_the_queue(tmp_path: pathlib.Path) -> None:
         scheduler.add(Request(id=id, tokens=list(range(length)), sampling=SamplingParams(max_tokens=4)))
     plan = scheduler.schedule()
     assert plan is not None and [admit.num_prompt for admit in plan.admit] == [2]
-    assert policy_by_name("past_future").rank(Request(id="x", tokens=[1], sampling=SamplingParams())) == 0
