@@ -20,7 +20,7 @@ test: $(VENV)/.installed-dev
 test-models: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m models
 
-test-clients: $(VENV)/.installed-dev
+test-clients: $(VENV)/.installed-dev .venv-clients/.installed
 	$(BIN)/python -m pytest -m clients
 
 soak: $(VENV)/.installed-dev
@@ -54,4 +54,10 @@ $(VENV)/.installed: requirements.txt pyproject.toml | $(VENV)/bin/pip
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
 	$(PIP) install -q -r requirements-dev.txt
+	@touch $@
+
+# Other people's clients need many packages, so they have an environment of their own.
+.venv-clients/.installed: tests/clients/requirements.txt
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/pip --disable-pip-version-check install -q -r tests/clients/requirements.txt
 	@touch $@

@@ -1,0 +1,28 @@
+"""lm-eval's own client for `local-completions` against the server: log-likelihoods, greediness, generation."""
+
+import json
+import os
+import sys
+
+from lm_eval.api.instance import Instance
+from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+url, key = sys.argv[1:]
+os.environ["OPENAI_API_KEY"] = key
+model = LocalCompletionsAPI(
+    model="smollm2",
+    base_url=f"{url}/v1/completions",
+    tokenizer_backend=None,
+    tokenized_requests=False,
+    num_concurrent=1,
+    max_length=2048,
+)
+pairs = [("The capital of France is", " Paris"), ("The capital of France is", " Berlin")]
+scored = []
+for context, ending in pairs:
+    answer = model.model_call([f"{context}{ending}"], generate=False)
+    scored.append(model.parse_logprobs(answer, tokens=[[0] * 6], ctxlens=[5])[0])
+until = {"until": ["."], "max_gen_toks": 8, "temperature": 0}
+request = Instance(request_type="generate_until", doc={}, arguments=("The capital of France is", until), idx=0)
+text = model.generate_until([request], disable_tqdm=True)[0]
+print(json.dumps({"scored": scored, "text": text}))
