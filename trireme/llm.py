@@ -30,6 +30,7 @@ from trireme.types import Output, Progress, SamplingParams
 from trireme.worker.group import RankGroup, open_ranks
 from trireme.worker.worker import LocalWorker
 
+CALM = {"temperature": 0.2, "top_p": 0.9}
 Prompt = str | list[int]
 Messages = list[dict[str, Any]]
 
@@ -126,9 +127,10 @@ class LLM:
             self._loop.call(lambda: held.__exit__(None, None, None))
 
     def default_sampling(self, **changes: Any) -> SamplingParams:
-        """What the model's makers advise, with your changes."""
-        advised = {name: self.generation[name] for name in ("temperature", "top_p", "top_k", "min_p") if self.generation.get(name)}
-        return SamplingParams(**{**advised, **changes})
+        """What the model's makers advise, with your changes; where they say nothing, something calmer than temperature 1."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        advised = {name: self.generation[name] for name in names if self.generation.get(name)}
+        return SamplingParams(**{**(advised or CALM), **changes})
 
     def close(self) -> None:
         """Ends the loop and its workers."""
