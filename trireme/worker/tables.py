@@ -5,6 +5,8 @@ All device tensors here are persistent, so a captured graph finds its inputs whe
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,12 +18,16 @@ from trireme.backends import Backend
 from trireme.ipc.messages import Plan
 from trireme.ops import StepLayout
 
+Column = slice | Tensor  # a part of the packed buffer, or a tensor that found no room there
 FLOATS = ("temperature", "top_p", "min_p", "uniform")  # per sequence, as float32 bits in the int32 buffer
 
 
 @dataclass
 class Step:
-    """One step's columns: numpy on the host, and the same numbers as slices of the device's persistent buffer."""
+    """One step's columns: numpy on the host, and the same numbers as slices of the device's persistent buffer.
+
+    The slices are made when they are asked for: a replayed graph has its own.
+    """
 
     rows: np.ndarray
     starts: np.ndarray
@@ -29,15 +35,59 @@ class Step:
     logits: np.ndarray  # per sequence: how many of its last tokens need logits
     samples: np.ndarray  # bool per sequence
     num_tokens: int
-    positions: Tensor  # [tokens]
-    token_rows: Tensor  # [tokens] each token's row
-    logits_at: Tensor  # [wanted]
-    reach: Tensor  # [tokens]
-    pick_rows: Tensor  # [picks] the rows of the sequences that sample
-    pick_positions: Tensor  # [picks] where a sampled token goes
-    top_k: Tensor  # [picks], like each of FLOATS
-    floats: dict[str, Tensor]
-    layout: StepLayout
+    columns: dict[str, Column]
+    buffer: Tensor
+    make_layout: Callable[[Step], StepLayout]
+    padded: bool  # whether some sequences only pad
+    replayed: bool  # whether it is captured as a step with prompts
+
+    def column(self, name: str) -> Tensor:
+        found = self.columns[name]
+        return self.buffer[found] if isinstance(found, slice) else found
+
+    @property
+    def positions(self) -> Tensor:
+        """[tokens]"""
+        return self.column("positions")
+
+    @property
+    def token_rows(self) -> Tensor:
+        """[tokens] each token's row"""
+        return self.column("token_rows")
+
+    @property
+    def reach(self) -> Tensor:
+        """[tokens] the length that length-dependent rope goes by"""
+        return self.column("reach")
+
+    @property
+    def logits_at(self) -> Tensor:
+        """[wanted]"""
+        return self.column("logits_at")
+
+    @property
+    def pick_rows(self) -> Tensor:
+        """[picks] the rows of the sequences that sample"""
+        return self.column("pick_rows")
+
+    @property
+    def pick_positions(self) -> Tensor:
+        """[picks] where a sampled token goes"""
+        return self.column("pick_positions")
+
+    @property
+    def top_k(self) -> Tensor:
+        """[picks]"""
+        return self.column("top_k")
+
+    @property
+    def floats(self) -> dict[str, Tensor]:
+        """[picks] each of FLOATS"""
+        return {name: self.column(name).view(torch.float32) for name in FLOATS}
+
+    @functools.cached_property
+    def layout(self) -> StepLayout:
+        return self.make_layout(self)
 
 
 class Padding(NamedTuple):
@@ -71,51 +121,67 @@ class Tables:
         rows = _column(plan.rows, count, self.scratch_row)
         starts, counts = _column(plan.starts, count, 0), _column(plan.counts, count, lone)
         logits, samples = _column(plan.logits, count, lone), _column(plan.samples, count, 0).astype(bool)
-        ends = np.cumsum(counts, dtype=np.int32)
-        tokens = padding.tokens if padding else int(ends[-1])
         self._note_admissions(plan)
         self.packed.begin()
-        query_starts = np.concatenate([np.zeros(1, np.int32), ends])
-        put = self.packed.put
-        layout = StepLayout(
-            self.page_size, rows, starts, counts, self.page_table, put(rows), put(query_starts), put(starts + counts),
-            padded=count > len(plan.rows), replayed=padding is not None and not padding.decode,
-        )  # fmt: skip
-        positions, token_rows, reach = self._token_columns(layout, query_starts, tokens)
-        pick_rows, pick_positions, top_k, floats = self._pick_columns(rows, starts + counts, samples, uniforms, padding)
-        wanted = _wanted(ends, logits)
-        logits_at = put(_column(wanted, count, 0) if padding else wanted)
+        ends = np.zeros(count + 1, np.int32)
+        np.cumsum(counts, out=ends[1:])
+        lengths, put = starts + counts, self.packed.put
+        tokens = padding.tokens if padding else int(ends[-1])
+        columns = {"rows": put(rows), "query_starts": put(ends), "lengths": put(lengths)}
+        columns |= self._token_columns(rows, starts, counts, ends, tokens)
+        columns |= self._pick_columns(rows, lengths, samples, uniforms, padding)
+        columns["logits_at"] = put(_wanted(ends[1:], logits), count if padding else 0)
         updates = self._updates(plan)
         self.packed.send()
+        padded, replayed = count > len(plan.rows), padding is not None and not padding.decode
         for table, index, values in updates:
-            table.view(-1).index_copy_(0, index.long(), values)
-        return Step(
-            rows, starts, counts, logits, samples, tokens, positions, token_rows, logits_at, reach,
-            pick_rows, pick_positions, top_k, floats, layout,
-        )  # fmt: skip
+            table.view(-1).index_copy_(0, self.packed.at(index).long(), self.packed.at(values))
+        return Step(rows, starts, counts, logits, samples, tokens, columns, self.packed.target, self._layout, padded, replayed)
 
-    def _token_columns(self, layout: StepLayout, query_starts: np.ndarray, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(position, row, reach) of each token; those that pad stand at the beginning of the scratch row."""
-        rows, counts = layout.rows, layout.counts
-        positions = np.arange(query_starts[-1], dtype=np.int32) + np.repeat(layout.starts - query_starts[:-1], counts)
-        reach = np.maximum(np.repeat(self.num_prompt[rows], counts), positions + 1)
-        columns = ((positions, 0), (np.repeat(rows, counts), self.scratch_row), (reach, 1))
-        first, second, third = (self.packed.put(_column(values, num_tokens, fill)) for values, fill in columns)
-        return first, second, third
+    def _layout(self, step: Step) -> StepLayout:
+        rows, query_starts, lengths = (step.column(name) for name in ("rows", "query_starts", "lengths"))
+        return StepLayout(
+            self.page_size,
+            step.rows,
+            step.starts,
+            step.counts,
+            self.page_table,
+            rows,
+            query_starts,
+            lengths,
+            step.padded,
+            step.replayed,
+        )
+
+    def _token_columns(
+        self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, ends: np.ndarray, num_tokens: int
+    ) -> dict[str, Column]:
+        """What is known of each token; those that pad stand at the beginning of the scratch row."""
+        token_rows, positions = rows, starts
+        if not (counts == 1).all():
+            token_rows = np.repeat(rows, counts)
+            positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - ends[:-1], counts)
+        reach = np.maximum(self.num_prompt[token_rows], positions + 1)
+        put = self.packed.put
+        return {
+            "positions": put(positions, num_tokens),
+            "token_rows": put(token_rows, num_tokens, self.scratch_row),
+            "reach": put(reach, num_tokens, 1),
+        }
 
     def _pick_columns(
         self, rows: np.ndarray, lengths: np.ndarray, samples: np.ndarray, uniforms: np.ndarray, padding: Padding | None
-    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """(row, position of its next token, top_k, FLOATS) of each sequence that samples.
+    ) -> dict[str, Column]:
+        """What is known of each sequence that samples.
 
         A captured graph samples for as many as it has sequences; what is not wanted goes to the scratch row.
         """
         picks = np.flatnonzero(samples)
-        count = padding.sequences if padding else len(picks)
-        chosen, put = _column(rows[picks], count, self.scratch_row), self.packed.put
-        floats = {name: put(values[chosen]).view(torch.float32) for name, values in self.sampling.items()}
-        floats["uniform"] = put(_column(uniforms[picks], count, 0.0, np.float32)).view(torch.float32)
-        return put(chosen), put(_column(lengths[picks], count, 0)), put(self.top_k[chosen]), floats
+        count, put = padding.sequences if padding else len(picks), self.packed.put
+        chosen = _column(rows[picks], count, self.scratch_row)
+        columns = {name: put(values[chosen]) for name, values in self.sampling.items()}
+        columns |= {"uniform": put(uniforms[picks], count), "top_k": put(self.top_k[chosen])}
+        return columns | {"pick_rows": put(chosen), "pick_positions": put(lengths[picks], count)}
 
     def _note_admissions(self, plan: Plan) -> None:
         for admit in plan.admit:
@@ -126,7 +192,7 @@ class Tables:
                 self.sampling[name][admit.row] = getattr(sampling, name)
             self.top_k[admit.row] = max(sampling.top_k, 0)
 
-    def _updates(self, plan: Plan) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def _updates(self, plan: Plan) -> list[tuple[Tensor, Column, Column]]:
         """The plan's new tokens and pages, packed: (table, flat index, values), to be scattered once the buffer is there."""
         updates = []
         if plan.admit:
@@ -167,30 +233,36 @@ class _Packed:
             self.host = self.staging[self.turn].numpy()
         self.used = 0
 
-    def put(self, values: np.ndarray) -> Tensor:
-        """Lays values down; the result is the device's slice, valid after `send`."""
-        begin, end = self.used, self.used + len(values)
+    def put(self, values: np.ndarray, length: int = 0, fill: int = 0) -> Column:
+        """Lays values down, filled up to `length`; they are on the device after `send`."""
+        begin, middle = self.used, self.used + len(values)
+        end = max(middle, begin + length)
         if end > len(self.host):  # rare: many long prompts admitted at once; they travel by themselves
             return torch.from_numpy(values.astype(np.int32)).to(self.target.device)
-        self.host[begin:end] = values.view(np.int32) if values.dtype == np.float32 else values
+        self.host[begin:middle] = values.view(np.int32) if values.dtype == np.float32 else values
+        if end > middle:
+            self.host[middle:end] = fill
         self.used = -(-end // 4) * 4  # 16-byte alignment
-        return self.target[begin:end]
+        return slice(begin, end)
+
+    def at(self, column: Column) -> Tensor:
+        """A column on the device."""
+        return self.target[column] if isinstance(column, slice) else column
 
     def send(self) -> None:
         if not self.on_host:
             self.target[: self.used].copy_(self.staging[self.turn][: self.used], non_blocking=True)
 
 
-def _column(values: list | np.ndarray, count: int, fill: float, dtype: type = np.int32) -> np.ndarray:
-    column: np.ndarray = np.full(count, fill, dtype=dtype)
-    column[: len(values)] = values
-    return column
+def _column(values: list | np.ndarray, count: int, fill: int) -> np.ndarray:
+    column = np.asarray(values, dtype=np.int32)
+    return column if len(column) == count else np.concatenate([column, np.full(count - len(column), fill, np.int32)])
 
 
 def _wanted(ends: np.ndarray, logits: np.ndarray) -> np.ndarray:
     """Indices of the last logits[i] tokens of each sequence."""
-    if (logits == 1).all():
-        return ends - 1
+    if logits.max(initial=0) <= 1:
+        return ends[logits == 1] - 1
     return np.concatenate([np.arange(end - n, end, dtype=np.int32) for end, n in zip(ends, logits, strict=True)])
 
 
