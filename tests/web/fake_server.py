@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import math
@@ -101,10 +102,8 @@ def _handler(fake: FakeServer) -> type[http.server.BaseHTTPRequestHandler]:
             self.send_header("connection", "close")
             self.end_headers()
             self.close_connection = True
-            try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._stream()
-            except (BrokenPipeError, ConnectionResetError):
-                pass
 
         def _stream(self) -> None:
             made = 0

@@ -2,7 +2,7 @@
 
 import { element } from "./dom.js";
 
-const PADDING = { left: 44, right: 10, top: 10, bottom: 20 };
+const PADDING = { left: 54, right: 10, top: 10, bottom: 20 };
 
 export class Chart {
   // series: [{ name, colour: a CSS variable, fill: whether the area below is tinted }]
@@ -51,8 +51,8 @@ export class Chart {
     const style = getComputedStyle(document.documentElement);
     const area = { width: width - PADDING.left - PADDING.right, height: height - PADDING.top - PADDING.bottom };
     const top = this.top();
-    const span = this.options.seconds || 300;
     const now = this.points.length ? this.points[this.points.length - 1].time : 0;
+    const span = Math.min(this.options.seconds, Math.max(60, Math.ceil((now - (this.points[0]?.time ?? now)) / 60) * 60));
     const x = (time) => PADDING.left + area.width * (1 - (now - time) / span);
     const y = (value) => PADDING.top + area.height * (1 - Math.min(value, top) / top);
     this.grid(context, style, area, top, span);
@@ -85,10 +85,11 @@ export class Chart {
       context.fillText(this.format(top * (1 - step / 2)), PADDING.left - 6, y);
     }
     context.textBaseline = "alphabetic";
-    for (let minutes = span / 60; minutes >= 0; minutes -= 1) {
-      context.textAlign = minutes === 0 ? "right" : "center";
-      const at = PADDING.left + area.width * (1 - (minutes * 60) / span);
-      if (minutes < span / 60) context.fillText(minutes === 0 ? "now" : `−${minutes} min`, at, PADDING.top + area.height + 15);
+    const step = span > 60 ? 60 : 15;
+    for (let past = 0; past < span; past += step) {
+      context.textAlign = past === 0 ? "right" : "center";
+      const at = PADDING.left + area.width * (1 - past / span);
+      context.fillText(past === 0 ? "now" : step === 60 ? `−${past / 60} min` : `−${past} s`, at, PADDING.top + area.height + 15);
     }
   }
 

@@ -105,7 +105,7 @@ export class Chat {
       details.hidden = !message.reasoning;
       if (message.reasoning) {
         renderMarkdown(thoughts, message.reasoning);
-        summary.textContent = message.thinking ? "Thinking…" : `Reasoning${message.thought ? ` · ${message.thought.toFixed(1)} s` : ""}`;
+        summary.textContent = message.thinking ? "Thinking…" : `Reasoning${message.thought >= 0.1 ? ` · ${message.thought.toFixed(1)} s` : ""}`;
       }
       renderMarkdown(text, message.content || "");
       calls.replaceChildren(...(message.calls || []).map((call) => element("pre", {}, element("b", {}, call.name), `(${call.arguments})`)));

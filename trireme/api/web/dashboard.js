@@ -11,7 +11,7 @@ let timer = null;
 
 const whole = (value) => (value >= 10000 ? `${(value / 1000).toFixed(value >= 100000 ? 0 : 1)}k` : value >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toFixed(1));
 const percent = (value) => `${value.toFixed(value > 0 && value < 9.95 ? 1 : 0)}%`;
-const time = (seconds) => (seconds >= 10 ? `${seconds.toFixed(0)} s` : seconds >= 1 ? `${seconds.toFixed(1)} s` : `${(seconds * 1000).toFixed(seconds < 0.0995 ? 1 : 0)} ms`);
+const time = (seconds) => (seconds === 0 ? "0" : seconds >= 10 ? `${seconds.toFixed(0)} s` : seconds >= 1 ? `${seconds.toFixed(1)} s` : `${(seconds * 1000).toFixed(seconds < 0.0995 ? 1 : 0)} ms`);
 const span = (seconds) => {
   const parts = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].filter(([size]) => seconds >= size);
   return parts.slice(0, 2).map(([size, name], at) => `${Math.floor((at ? seconds % parts[0][0] : seconds) / size)} ${name}`).join(" ") || "0 s";
@@ -20,8 +20,8 @@ const span = (seconds) => {
 const CARDS = [
   ["throughput", "Tokens per second", "generated, all requests together"],
   ["running", "Running", "requests in the batch"],
-  ["first", "Time to first token", "median · 99th percentile, last minute"],
-  ["between", "Between tokens", "median · 99th percentile, last minute"],
+  ["first", "Time to first token", "median · worst of 100, last minute"],
+  ["between", "Between tokens", "median · worst of 100, last minute"],
   ["memory", "KV memory", "in use by running requests"],
   ["prefix", "Prefix cache", "prompt tokens that were found"],
 ];
@@ -111,7 +111,9 @@ function show(load, stats, sample) {
 }
 
 function pair([median, , worst]) {
-  return median === null ? "–" : `${time(median)} · ${time(worst)}`;
+  if (median === null) return "–";
+  const [least, most] = [time(median), time(worst)];
+  return least.endsWith(" ms") === most.endsWith(" ms") ? `${least.replace(/ m?s$/, "")} · ${most}` : `${least} · ${most}`;
 }
 
 export function redrawDashboard() {

@@ -5,7 +5,7 @@ const ICONS = {
   panel: "M4 5h16v14H4zM9.500 5v14",
   contrast: "M12 3a9 9 0 1 0 0 18zM12 3a9 9 0 0 1 0 18",
   download: "M12 4v11M7 11l5 5 5-5M5 20h14",
-  key: "M14 10a4 4 0 1 0-3.500 4L13 16.500h2.500V19H18v-3l-4.200-4.200",
+  key: "M11 13l8-8M16 8l3 3M4 16a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
   sliders: "M4 7h9M17 7h3M4 17h3M11 17h9M15 5v4M9 15v4",
   down: "M12 5v14M6 13l6 6 6-6",
   send: "M12 19V5M6 11l6-6 6 6",

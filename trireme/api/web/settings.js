@@ -45,7 +45,7 @@ export function buildSettings() {
 
 function slider(name, title, least, most, step, what) {
   const range = element("input", { type: "range", min: least, max: most, step, "aria-label": title });
-  const number = element("input", { type: "number", min: least, max: most, step, placeholder: "model's", "aria-label": `${title}, as a number` });
+  const number = element("input", { type: "number", min: least, max: most, step, placeholder: "default", "aria-label": `${title}, as a number` });
   const set = (value) => {
     if (value === "" || !Number.isFinite(Number(value))) delete settings[name];
     else settings[name] = Math.min(most, Math.max(least, Number(value)));

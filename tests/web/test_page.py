@@ -1,0 +1,216 @@
+"""The page in a real browser: people chat, stop, edit and come back; nothing that a model writes runs, loads or breaks it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from .conftest import Seen
+from .corpus import HOSTILE
+from .fake_server import FakeServer
+
+
+def ask(page: Any, text: str = "Hello?") -> Any:
+    """Sends a message and waits for the whole answer; returns it."""
+    page.fill("#input", text)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#send:not([hidden])")
+    return page.locator("article.assistant").last
+
+
+def until(page: Any, condition: str) -> None:
+    """Waits for a condition in the page. (Playwright's own way would need a looser content security policy.)"""
+    deadline = time.monotonic() + 30
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(20)
+
+
+def test_a_conversation(page: Any, fake: FakeServer) -> None:
+    fake.answer = "It is **four**."
+    answer = ask(page, "What is 2 + 2?")
+    assert answer.locator(".markdown").inner_html() == "<p>It is <strong>four</strong>.</p>"
+    assert "first after" in answer.locator(".note").inner_text()
+    fake.answer = "Five."
+    ask(page, "And 2 + 3?")
+    assert [(m["role"], m["content"]) for m in fake.requests[1]["messages"]] == [
+        ("user", "What is 2 + 2?"),
+        ("assistant", "It is **four**."),
+        ("user", "And 2 + 3?"),
+    ]
+    assert page.inner_text("#context") == "22 of 8,192 tokens"
+    assert page.seen.errors == []
+
+
+def test_stop_keeps_what_has_come(page: Any, fake: FakeServer) -> None:
+    fake.answer, fake.piece, fake.pause = "word " * 400, 5, 0.02
+    page.fill("#input", "Go on")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('article.assistant .markdown').textContent.length > 20")
+    page.click("#stop")
+    page.wait_for_selector("#send:not([hidden])")
+    answer = page.locator("article.assistant")
+    assert 20 < len(answer.locator(".markdown").inner_text()) < 2000
+    assert answer.locator(".note").inner_text().endswith("stopped")
+    assert page.seen.errors == []
+
+
+def test_regenerate_and_edit(page: Any, fake: FakeServer) -> None:
+    ask(page, "First")
+    fake.answer = "Again."
+    page.click('article.assistant [aria-label="Answer again"]')
+    until(page, "document.querySelector('article.assistant .markdown').textContent === 'Again.'")
+    page.wait_for_selector("#send:not([hidden])")
+    assert fake.requests[1]["messages"] == fake.requests[0]["messages"]
+    page.hover("article.user")
+    page.click('article.user [aria-label="Edit and send again"]')
+    page.fill("article.user textarea", "Second")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#send:not([hidden])")
+    until(page, "document.querySelector('article.user .text').textContent === 'Second'")
+    assert [m["content"] for m in fake.requests[2]["messages"]] == ["Second"]
+    assert page.seen.errors == []
+
+
+def test_history_outlives_the_page(page: Any, fake: FakeServer) -> None:
+    ask(page, "One")
+    page.click("#new-chat")
+    ask(page, "Two")
+    page.reload()
+    page.wait_for_selector('#state[data-state="ready"]')
+    assert page.locator(".conversation .title").all_inner_texts() == ["Two", "One"]
+    page.click(".conversation >> nth=1")
+    assert page.inner_text("article.user .text") == "One"
+    page.hover(".conversation >> nth=1")
+    page.click('.conversation >> nth=1 >> [aria-label="Delete this conversation"]')
+    assert page.locator(".conversation .title").all_inner_texts() == ["Two"]
+    assert page.seen.errors == []
+
+
+def test_settings_go_with_the_request(page: Any, fake: FakeServer) -> None:
+    page.click("#open-settings")
+    page.fill('[aria-label="Temperature, as a number"]', "0.3")
+    page.fill('[name="max_tokens"]', "64")
+    page.fill('[name="system"]', "Be brief.")
+    page.fill('[name="stop"]', "END\n###")
+    ask(page)
+    body = fake.requests[0]
+    assert (body["temperature"], body["max_tokens"], body["stop"], body["model"]) == (0.3, 64, ["END", "###"], "smollm2")
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."} and "top_p" not in body
+    page.click("#reset")
+    ask(page)
+    assert "temperature" not in fake.requests[1] and fake.requests[1]["messages"][0]["role"] == "user"
+
+
+def test_reasoning_is_shown_apart(page: Any, fake: FakeServer) -> None:
+    fake.reasoning, fake.answer = "Two and two.", "Four."
+    answer = ask(page)
+    assert answer.locator(".thoughts .text").inner_text().strip() == "Two and two."
+    assert answer.locator(".markdown").inner_text().strip() == "Four."
+    ask(page, "more")
+    assert "Two and two." not in json.dumps(fake.requests[1]), "reasoning is not sent back"
+
+
+def test_an_error_is_told(page: Any, fake: FakeServer) -> None:
+    fake.failure = (400, "The context of this model is 8192 tokens; this request needs 9000.")
+    answer = ask(page)
+    assert answer.locator(".error").inner_text() == fake.failure[1]
+
+
+def test_a_key_is_asked_for(browser: Any) -> None:
+    fake = FakeServer(key="secret")
+    page = browser.new_page()
+    page.goto(fake.url)
+    page.wait_for_selector("#key-dialog[open]")
+    page.fill("#key-input", "secret")
+    page.keyboard.press("Enter")
+    until(page, "document.getElementById('model').textContent === 'smollm2'")
+    page.close()
+    fake.close()
+
+
+def test_markdown_becomes_elements(page: Any, fake: FakeServer) -> None:
+    fake.answer = (
+        "# Title\n\nA *b* **c** `d<e>` ~~f~~ snake_case_name 2*3*4 [g](https://h.invalid/i_(j)) https://k.invalid/l.\n\n"
+        "1. one\n2. two\n   - in\n   - side\n\n| a | b |\n|:--|--:|\n| 1 | `x|y` |\n\n"
+        "```py\nif x < 1:  # <b>\n    pass\n```\n> q\n\n- [x] done\n"
+    )
+    html = ask(page).locator(".markdown").inner_html()
+    for part in (
+        "<h2>Title</h2>",
+        "<em>b</em> <strong>c</strong> <code>d&lt;e&gt;</code> <del>f</del> snake_case_name",
+        '<a href="https://h.invalid/i_(j)" target="_blank" rel="noopener noreferrer nofollow">g</a>',
+        ">https://k.invalid/l</a>.</p>",
+        "<ol><li>one</li><li>two<ul><li>in</li><li>side</li></ul></li></ol>",
+        '<td class="right"><code>x|y</code></td>',
+        '<span class="c-comment"># &lt;b&gt;</span>',
+        "<blockquote><p>q</p></blockquote>",
+        '<li class="task"><input type="checkbox" disabled="" checked="">done</li>',
+    ):
+        assert part in html, (part, html)
+    assert page.seen.errors == []
+
+
+def test_streaming_gives_the_same_as_the_whole(page: Any, fake: FakeServer) -> None:
+    fake.answer = "Intro\n\n- a\n- b\n\n  c\n\n```js\nlet x = `1`;\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n**end** of *it*\n"
+    fake.piece = 3
+    streamed = ask(page).locator(".markdown").inner_html()
+    page.reload()
+    page.wait_for_selector("article.assistant")
+    assert page.locator("article.assistant .markdown").inner_html() == streamed
+
+
+def test_no_text_of_a_model_runs_or_loads_anything(page: Any, fake: FakeServer) -> None:
+    fake.piece = 40
+    for text in HOSTILE:
+        fake.answer = fake.reasoning = text
+        answer = ask(page, text)
+        for link in answer.locator("a").all():
+            assert link.get_attribute("href").split(":")[0] in ("http", "https", "mailto"), text
+            assert link.get_attribute("rel") == "noopener noreferrer nofollow"
+        kinds = answer.evaluate("node => [...node.querySelectorAll('*')].map(e => e.tagName)")
+        assert not {"SCRIPT", "IMG", "IFRAME", "OBJECT", "EMBED", "STYLE", "LINK", "META", "FORM", "BASE"} & set(kinds), text
+        attributes = answer.evaluate("node => [...node.querySelectorAll('*')].flatMap(e => e.getAttributeNames())")
+        assert not [name for name in attributes if name.startswith("on")], text
+    page.reload()  # and from the history
+    page.wait_for_selector("article.assistant")
+    assert page.evaluate("window.broken") is None
+    assert page.seen.dialogs == [] and page.seen.errors == []
+    assert {address for address in page.seen.addresses if not address.startswith(fake.url)} - {"about:blank"} <= {
+        address for address in page.seen.addresses if address.startswith("data:image/svg+xml")
+    }
+
+
+def test_a_long_answer_stays_fluent(page: Any, fake: FakeServer) -> None:
+    fake.answer, fake.piece = "".join(f"## Part {i}\n\nSome *text* with `code` and **more** of it.\n\n" for i in range(600)), 400
+    answer = ask(page)
+    assert answer.locator("h3").count() == 600
+    assert page.seen.errors == []
+
+
+def test_the_dashboard_shows_the_load(page: Any, fake: FakeServer) -> None:
+    page.click("#tab-dashboard")
+    until(page, "/^\\d/.test(document.querySelectorAll('.card b')[0].textContent)")
+    shown = dict(zip(page.locator(".card span").all_inner_texts(), page.locator(".card b").all_inner_texts(), strict=True))
+    assert shown["Prefix cache"] == "63%" and shown["Running"].isdigit() and shown["Time to first token"].endswith("ms")
+    pixels = "c.getContext('2d').getImageData(0, 0, c.width, c.height).data"
+    painted = page.evaluate(f"[...document.querySelectorAll('canvas')].map(c => {pixels}.some(v => v))")
+    assert painted == [True] * 6
+    page.evaluate("document.querySelector('#theme').click()")
+    assert page.seen.errors == []
+
+
+def test_it_works_on_a_small_screen(browser: Any, fake: FakeServer) -> None:
+    page = browser.new_page(viewport={"width": 360, "height": 640})
+    seen = Seen(page)
+    page.goto(fake.url)
+    page.wait_for_selector('#state[data-state="ready"]')
+    ask(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.click("#open-sidebar")
+    page.wait_for_selector("#new-chat", state="visible")
+    page.click("#new-chat")
+    page.wait_for_selector("#empty", state="visible")
+    assert seen.errors == []
+    page.close()
