@@ -143,8 +143,7 @@ class _Server:
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                last = (self._folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
-                raise WorkerDied(f"The server did not start: {last}.", "start it by hand to see why")
+                raise WorkerDied(f"The server did not start: {self._last_line()}", "start it by hand to see why")
             try:
                 reader, writer = await asyncio.open_unix_connection(self._uds)
             except OSError:
@@ -158,8 +157,14 @@ class _Server:
             await asyncio.sleep(0.2)
         raise WorkerDied("The server was not ready in time.", "start it by hand to see why")
 
+    def _last_line(self) -> str:
+        return (self._folder / "log").read_text(errors="replace").strip().rpartition("\n")[2]
+
     async def ask(self, prompts: list[list[int]], sampling: SamplingParams) -> Run:
-        connections = [await asyncio.open_unix_connection(self._uds) for _ in prompts]
+        try:
+            connections = [await asyncio.open_unix_connection(self._uds) for _ in prompts]
+        except OSError as error:
+            raise WorkerDied(f"The server is gone ({error}): {self._last_line()}", "start it by hand to see why") from None
         begun = time.perf_counter()
 
         async def one(prompt: list[int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:

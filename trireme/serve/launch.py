@@ -21,7 +21,7 @@ from trireme.worker.group import RankGroup
 
 def run_router(begin: Begin, config: Config, control: Channel) -> None:
     def open_ranks(report: Callable[[str, float], None]) -> RankGroup:
-        return RankGroup(config, pathlib.Path(begin.path), report, config.serve.heartbeat_timeout)
+        return RankGroup(config, pathlib.Path(begin.path), report, config.serve.heartbeat_timeout, begin.folder)
 
     Router(config, control, listen_at(os.path.join(begin.folder, ROUTER_SOCKET)), open_ranks).run()
 

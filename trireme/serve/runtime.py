@@ -43,6 +43,7 @@ def base_folder() -> pathlib.Path:
 
 def own_folder() -> pathlib.Path:
     """A fresh folder for this process's sockets."""
+    running_servers()  # clears away what killed ones have left
     folder = base_folder() / str(os.getpid())
     shutil.rmtree(folder, ignore_errors=True)  # of a process that had this number before
     folder.mkdir(mode=0o700)

@@ -64,10 +64,13 @@ class RankGroup:
 
     depth = 2  # a plan travels while the one before it runs
 
-    def __init__(self, config: Config, path: pathlib.Path, report: Report, silence: float = SILENCE_SECONDS):
-        """Starts the ranks and does not wait for them; `attend` until `is_ready`, or use `open_ranks`."""
+    def __init__(
+        self, config: Config, path: pathlib.Path, report: Report, silence: float = SILENCE_SECONDS, folder: str | None = None
+    ):
+        """Starts the ranks and does not wait for them; `attend` until `is_ready`, or use `open_ranks`. What they share lies in
+        `folder`, or where temporary files do."""
         self.config, self.size, self._report, self._silence = config, config.device.tp, report, silence
-        self._folder = tempfile.TemporaryDirectory(prefix="trireme-")
+        self._folder = tempfile.TemporaryDirectory(prefix="trireme-", dir=folder)
         store = os.path.join(self._folder.name, "store")
         self._sampled: deque[Sampled] = deque()
         self._closed = False
