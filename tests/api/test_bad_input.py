@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
 
-from .served import MODEL, Served
+from .served import KEYS, MODEL, Served
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 TEXT = {"model": MODEL, "prompt": "Hi", "max_tokens": 1}
@@ -139,26 +142,44 @@ def test_any_value_in_any_field(http: httpx.Client, path: str, body: dict[str, A
     attempt()
 
 
+@pytest.fixture
+def short_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose answers cannot be long, for what is drawn may be valid."""
+    server = Served(tmp_path_factory.mktemp("short"), "--quantize", "auto", "--max-model-len", "64")
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.end()
+
+
 @pytest.mark.soak
-def test_schemathesis(served: Served) -> None:
+@pytest.mark.timeout(3600)
+def test_schemathesis(short_served: Served) -> None:
     schemathesis = pytest.importorskip("schemathesis")
-    from .served import KEYS
-
-    with served.client() as client:
-        document = client.get("/openapi.json").json()
-    schema = schemathesis.openapi.from_dict(document)
+    examples = int(os.environ.get("SOAK_EXAMPLES", "400"))  # of each route and mode: more than ten thousand in all
+    with short_served.client() as client:
+        schema = schemathesis.openapi.from_dict(client.get("/openapi.json").json())
     tried = 0
-    with served.client(timeout=60) as client:
-        for operation in schema.get_all_operations():
-            made = operation.ok().as_strategy()
+    failures: list[str] = []
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        for mode in schemathesis.GenerationMode:
 
-            @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
-            @given(case=made)
+            @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+            @given(case=operation.as_strategy(generation_mode=mode))
             def attempt(case: Any) -> None:
                 nonlocal tried
                 tried += 1
-                response = case.call(base_url=served.url, headers={"authorization": f"Bearer {KEYS[0]}"}, timeout=60)
-                assert response.status_code < 500, (case.path, response.status_code)
+                response = case.call(base_url=short_served.url, headers={"authorization": f"Bearer {KEYS[0]}"}, timeout=60)
+                assert response.status_code < 500 or response.status_code == 503, (case.method, case.path, response.text[:300])
 
-            attempt()
-    assert tried >= 10_000
+            try:
+                attempt()
+            except Unsatisfiable:
+                pass  # a route without parameters has nothing to get wrong
+            except AssertionError as error:
+                failures.append(str(error))
+    assert not failures
+    assert tried >= 25 * examples, tried
+    short_served.until_idle()
