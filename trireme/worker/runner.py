@@ -54,9 +54,11 @@ class Runner:
         ends = np.asarray(plan.starts, dtype=np.int64) + np.asarray(plan.counts, dtype=np.int64)
         padding, mode = self._graph_key(plan, rows)
         step = self.tables.fill(plan, self.sampler.uniforms(rows, ends), padding)
-        if padding:
+        notes: list[RowNote] = []
+        if padding and mode == "ruled":
+            pick = self._ruled(step, padding)
+        elif padding:
             pick = Pick(self._replay(step, padding, mode), {})
-            notes: list[RowNote] = []
         else:
             pick, notes = self._run(step)
         wanted = int(step.samples.sum())
@@ -108,7 +110,7 @@ class Runner:
             return None, ""
         samples = np.asarray(plan.samples, dtype=bool)
         mode = self.sampler.mode(rows[samples])
-        if mode == "ruled" or not samples.any():
+        if not samples.any():
             return None, ""
         sequences = next(size for size in self.graph_sizes if size >= len(rows))
         if samples.all() and set(plan.counts) == {1}:
@@ -130,9 +132,17 @@ class Runner:
     def _replay(self, step: Step, padding: Padding, mode: str) -> Tensor:
         """A step as a captured graph. Its device slices lie where those of the captured one did."""
         if (padding, mode) not in self.graphs:
-            self.graphs[padding, mode] = (step, self.backend.graph(lambda: self._sampled(step)))
+            captured = self._forward if mode == "ruled" else self._sampled
+            self.graphs[padding, mode] = (step, self.backend.graph(lambda: captured(step)))
         _, graph = self.graphs[padding, mode]
         return graph()
+
+    def _ruled(self, step: Step, padding: Padding) -> Pick:
+        """Captured up to the logits; what rules do to them depends on the rows."""
+        self.sampler.prepare(step)
+        pick = self.sampler.pick(self._replay(step, padding, "ruled"), step)
+        self.tables.append(step, pick.ids)
+        return pick
 
     def _sampled(self, step: Step) -> Tensor:
         ids = self.sampler.choose(self._forward(step), step)

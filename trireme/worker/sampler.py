@@ -71,7 +71,7 @@ class Sampler:
 
     def choose(self, logits: Tensor, step: Step) -> Tensor:
         """One id per row of logits, by greedy or random choice alone; fit for capture. BROKEN where a row failed."""
-        if self.mode(step.rows[step.samples]) == "greedy":
+        if self.greedy[step.rows[step.samples]].all():
             return self.ops.choose_greedy(logits)
         f = step.floats
         return self.ops.choose(logits, f["temperature"], step.top_k, f["top_p"], f["min_p"], f["uniform"])
