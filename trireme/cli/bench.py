@@ -12,6 +12,7 @@ KINDS = {
     "kernels": "the Triton operator library against torch",
     "gpu": "the CUDA backend on the shapes and the trace of the baseline",
     "cpu": "the CPU kernels against the memory bandwidth",
+    "quality": "perplexity and greedy agreement of each weight method",
     "peers": "this engine beside llama.cpp, vllm and transformers",
     "overhead": "serving against the offline engine, the same requests",
     "serve": "load on any OpenAI-compatible server",

@@ -1,0 +1,138 @@
+"""What a weight method costs in quality: perplexity of a public-domain text, and how often the greedy token is that of float32.
+
+Knows methods by name and texts; nothing of how weights are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import pathlib
+from collections.abc import Sequence
+from importlib.resources import files
+
+import msgspec
+
+from trireme.cli.fetch import fetched
+from trireme.cli.flags import add_settings, config_from
+from trireme.config import Config
+from trireme.llm import LLM
+from trireme.types import SamplingParams, TokenLogprobs
+
+METHODS = ("none", "auto", "int8", "int4")
+FEW_TOKENS = 8  # a step of so few is computed as decode steps are, where a backend knows a difference
+
+
+class Quality(msgspec.Struct, kw_only=True):
+    """One method over the whole text. Agreement is with the first method measured."""
+
+    method: str
+    weight_bytes: int
+    perplexity: float
+    perplexity_few: float  # the same, computed in steps of FEW_TOKENS
+    agreement: float  # share of places in the text where the likeliest next token is the same
+    agreement_few: float
+    greedy_tokens: float  # of its own continuations, tokens before the first that differs, on average
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="the first is what the others are compared with")
+    parser.add_argument("--text", help="a text file to use instead of the opening of Alice's Adventures in Wonderland")
+    parser.add_argument("--window", type=int, default=512, help="tokens that are read together")
+    parser.add_argument("--continue-tokens", type=int, default=64, help="greedy tokens after the first part of each window")
+    parser.add_argument("--json", help="write the figures to this file")
+    add_settings(parser, skip=("quantize",))
+
+
+def run(args: argparse.Namespace) -> int:
+    config = fetched(config_from(args))
+    text = pathlib.Path(args.text).read_text() if args.text else files("trireme.bench").joinpath("data/alice.txt").read_text()
+    results = compare(config, args.methods, text, args.window, args.continue_tokens)
+    print(f"{'method':<8}{'weights MB':>12}{'perplexity':>12}{'few rows':>10}{'agreement':>11}{'few rows':>10}{'greedy tokens':>15}")
+    for r in results:
+        print(
+            f"{r.method:<8}{r.weight_bytes / 1e6:>12.1f}{r.perplexity:>12.3f}{r.perplexity_few:>10.3f}"
+            f"{r.agreement:>11.1%}{r.agreement_few:>10.1%}{r.greedy_tokens:>9.1f} of {args.continue_tokens}"
+        )
+    if args.json:
+        pathlib.Path(args.json).write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
+    return 0
+
+
+def compare(config: Config, methods: Sequence[str], text: str, window: int, continue_tokens: int) -> list[Quality]:
+    """Each method in turn, beside the first."""
+    results: list[Quality] = []
+    first: _Reading | None = None
+    for method in methods:
+        reading = _Reading.take(config, method, text, window, continue_tokens)
+        first = first or reading
+        results.append(reading.beside(first))
+    return results
+
+
+@dataclasses.dataclass
+class _Reading:
+    """What a method said of the text: of every token after a window's first, its log-probability and the likeliest instead."""
+
+    method: str
+    weight_bytes: int
+    whole: list[TokenLogprobs]
+    few: list[TokenLogprobs]
+    continuations: list[list[int]]
+
+    @classmethod
+    def take(cls, config: Config, method: str, text: str, window: int, continue_tokens: int) -> _Reading:
+        with LLM(config=_changed(config, method, config.schedule.max_step_tokens)) as llm:
+            assert llm.tokenizer is not None
+            ids = llm.tokenizer.encode(text)
+            windows = [ids[i : i + window] for i in range(0, len(ids), window)]
+            windows = [part for part in windows if len(part) >= min(window // 2, len(ids))]
+            whole = read(llm, windows)
+            sampling = SamplingParams(temperature=0.0, max_tokens=continue_tokens, ignore_eos=True)
+            answers = llm.generate([part[: window // 4] for part in windows], sampling)
+            weight_bytes = llm.worker.ready.weight_bytes
+        with LLM(config=_changed(config, method, FEW_TOKENS)) as llm:
+            few = read(llm, windows)
+        return cls(method, weight_bytes, whole, few, [answer.token_ids for answer in answers])
+
+    def beside(self, other: _Reading) -> Quality:
+        common = [_common(a, b) for a, b in zip(self.continuations, other.continuations, strict=True)]
+        return Quality(
+            method=self.method,
+            weight_bytes=self.weight_bytes,
+            perplexity=perplexity(self.whole),
+            perplexity_few=perplexity(self.few),
+            agreement=_agreement(self.whole, other.whole),
+            agreement_few=_agreement(self.few, other.whole),
+            greedy_tokens=sum(common) / len(common),
+        )
+
+
+def _changed(config: Config, method: str, step_tokens: int) -> Config:
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, quantize=method),
+        cache=dataclasses.replace(config.cache, prefix_cache=False),
+        schedule=dataclasses.replace(config.schedule, max_step_tokens=step_tokens),
+    )
+
+
+def read(llm: LLM, windows: list[list[int]]) -> list[TokenLogprobs]:
+    """The windows' own tokens, each given those before it in its window."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
+    found = [llm.generate([window], sampling)[0].prompt_logprobs or [] for window in windows]
+    return [token for window in found for token in window if token is not None]
+
+
+def perplexity(tokens: list[TokenLogprobs]) -> float:
+    return math.exp(-sum(token.logprob for token in tokens) / len(tokens))
+
+
+def _agreement(mine: list[TokenLogprobs], other: list[TokenLogprobs]) -> float:
+    return sum(a.top[0][0] == b.top[0][0] for a, b in zip(mine, other, strict=True)) / len(mine)
+
+
+def _common(mine: list[int], other: list[int]) -> int:
+    """How many tokens are the same before the first that differs."""
+    return next((i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), min(len(mine), len(other)))
