@@ -35,7 +35,7 @@ NUMBERS = ["1e309", "-1e309", "NaN", "Infinity", "-Infinity", "9" * 4301, "-" + 
 NUMBERS += ["18446744073709551616", "9223372036854775808", "-9223372036854775809", "0.5", '"1"', "[]", "{}", "-1", "-0.0", "null"]
 CHAT_NUMBERS = ["temperature", "top_p", "top_k", "min_p", "n", "seed", "presence_penalty", "frequency_penalty", "max_tokens"]
 CHAT_NUMBERS += ["max_completion_tokens", "repetition_penalty", "min_tokens", "top_logprobs", "priority", "no_repeat_ngram_size"]
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def answered(response: httpx.Response) -> dict[str, Any]:

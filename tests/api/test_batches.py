@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import pathlib
 import time
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
+from trireme.api.batches import Batches
 from trireme.api.failures import Failure
-from trireme.api.files import form_parts
+from trireme.api.files import Files, form_parts
+from trireme.api.http import Call, Reply, json_reply
+from trireme.api.shelf import Shelf
 
 from .served import KEYS, MODEL, PATIENCE, Served
 
@@ -97,3 +103,37 @@ def test_forms() -> None:
             form_parts("multipart/form-data; boundary=b", broken)
     with pytest.raises(Failure):
         form_parts("application/json", body)
+
+
+def test_a_batch_goes_on_where_a_dead_process_left_it(tmp_path: pathlib.Path) -> None:
+    shelf = Shelf(tmp_path / "data")
+    files = Files(shelf)
+    answered: list[str] = []
+
+    async def handler(call: Call) -> Reply:
+        answered.append(call.read(dict)["prompt"])
+        return json_reply({"said": answered[-1]})
+
+    async def go() -> dict[str, Any]:
+        batches = Batches(shelf, files, {"/v1/completions": handler})
+        source = files.store("alice", "in.jsonl", b"\n".join(line(number) for number in range(4)), "batch")
+        asked = json.dumps({"input_file_id": source["id"], "endpoint": "/v1/completions"}).encode()
+        call = Call("/v1/batches", {}, asked, {}, {}, "id", "alice")
+        name = msgspec.json.decode((await batches.create(call)).body)["id"]
+        whole = {"custom_id": "r1", "response": {"status_code": 200, "body": {}}}
+        shelf.data_path(name).write_bytes(json.dumps(whole).encode() + b'\n{"custom_id": "r2", "resp')  # it died while writing
+        with shelf.claim(name) as mine:
+            assert mine
+            async with batches.working():
+                await asyncio.sleep(0.2)
+                assert not answered  # another process is at it
+        async with batches.working():
+            while (document := shelf.get(name, "alice"))["status"] != "completed":
+                await asyncio.sleep(0.01)
+        return document
+
+    document = asyncio.run(go())
+    assert sorted(answered) == ["0 and", "2 and", "3 and"]
+    assert document["request_counts"] == {"total": 4, "completed": 4, "failed": 0}
+    with pytest.raises(Failure):
+        shelf.get(document["id"], "bob")

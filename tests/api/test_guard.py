@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import re
 import socket
@@ -17,6 +18,7 @@ import pytest
 from trireme.api.guard import Guard
 from trireme.api.tracing import Tracer
 from trireme.config import ServeOptions
+from trireme.errors import BadConfig
 
 from .served import KEYS, Served
 
@@ -176,6 +178,13 @@ def test_the_loop_goes_on_while_a_long_text_is_tokenized(served: Served) -> None
             answered += not ended.is_set()
     thread.join()
     assert answered >= 5
+
+
+def test_traces_need_their_packages_or_work() -> None:
+    if importlib.util.find_spec("opentelemetry") and importlib.util.find_spec("opentelemetry.sdk"):
+        pytest.skip("OpenTelemetry is installed")
+    with pytest.raises(BadConfig, match="pip install"):
+        Tracer("http://127.0.0.1:4318/v1/traces")
 
 
 # --- without keys: Host and Origin, in this process ------------------------------------------------------------------------------

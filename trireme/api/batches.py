@@ -57,6 +57,7 @@ class Batches:
         self.shelf, self.files, self.endpoints = shelf, files, endpoints
         self._wake = asyncio.Event()
         self._running: set[asyncio.Task] = set()
+        self._done: set[str] = set()  # names that need not be looked at again
 
     async def create(self, call: Call) -> Reply:
         request = call.read(BatchRequest)
@@ -136,9 +137,13 @@ class Batches:
     def _unfinished(self) -> list[str]:
         held = {task.get_name() for task in self._running}
         found = []
-        for name in reversed(self.shelf.names("batch")):
+        names = self.shelf.names("batch")
+        self._done.intersection_update(names)
+        for name in (name for name in reversed(names) if name not in held | self._done):
             with contextlib.suppress(Failure, OSError, msgspec.DecodeError):
-                if name not in held and self.shelf.get(name, self.shelf.owner(name))["status"] not in _DONE:
+                if self.shelf.get(name, self.shelf.owner(name))["status"] in _DONE:
+                    self._done.add(name)
+                else:
                     found.append(name)
         return found
 

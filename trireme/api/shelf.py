@@ -12,6 +12,7 @@ import pathlib
 import re
 import secrets
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from trireme.errors import BadConfig, DiskFull
 from trireme.hub.registry import cache_folder
 
 MAX_RECORDS = 10_000  # of one kind
+LOOK_EVERY = 64  # new records, until the old are counted
 MAX_BYTES = 2 << 30  # of files in all
 _NAME = re.compile(r"[a-z]{3,8}[-_][0-9a-f]{32}")
 
@@ -38,6 +40,7 @@ class Shelf:
 
     def __init__(self, folder: pathlib.Path):
         self._folder = folder
+        self._calls: Counter[str] = Counter()
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -70,7 +73,10 @@ class Shelf:
         return [name for _, name in sorted(dated, reverse=True)]
 
     def make_room(self, kind: str) -> None:
-        """Takes the oldest of a kind away while there are too many."""
+        """Takes the oldest of a kind away while there are too many. Looks only now and then: the bound is a round number."""
+        self._calls[kind] += 1
+        if self._calls[kind] % LOOK_EVERY != 1:
+            return
         for name in self.names(kind)[MAX_RECORDS - 1 :]:
             self.remove(name)
 
