@@ -15,7 +15,7 @@ chat: $(VENV)/.installed
 
 # Threads: the tests are many small steps; one thread each is fastest and leaves the second core to the second worker.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not gpu and not models and not soak and not clients"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not models and not soak and not clients"
 
 test-models: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m models
