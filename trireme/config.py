@@ -72,7 +72,7 @@ class ServeOptions:
     stream_backlog: int = setting(1 << 20, "bytes of text a slow reader may fall behind before its stream is cut")
     max_body: int = setting(32 << 20, "bytes of a request's body at most")
     allowed_host: tuple[str, ...] = setting((), "a Host name to answer for besides loopback and addresses; may be repeated")
-    data_dir: str | None = setting(None, "where uploaded files, batches and stored responses are kept (default: in the user's cache)")
+    data_dir: str | None = setting(None, "where files, batches and stored responses are kept (default: in the user's cache)")
     cors_origin: tuple[str, ...] = setting((), "an origin whose pages may call the API from a browser; may be repeated")
     metrics_prefix: str = setting("trireme", "prefix of the metrics' names; vllm makes existing dashboards work")
     log_format: str = setting("text", "how log lines look", ("text", "json"))

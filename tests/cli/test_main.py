@@ -29,7 +29,8 @@ def test_help_names_every_command_and_loads_no_torch() -> None:
 def test_every_command_has_help_without_torch(name: str) -> None:
     check = (
         "import sys\nfrom trireme.cli.main import main\n"
-        f"try:\n    main([{name!r}, '--help'])\nexcept SystemExit as end:\n    assert not end.code\nsys.exit('torch' in sys.modules)"
+        f"try:\n    main([{name!r}, '--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
+        "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

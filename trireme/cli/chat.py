@@ -44,9 +44,8 @@ def run(args: argparse.Namespace) -> int:
     with llm:
         sampling = sampling_from(args, llm.default_sampling(max_tokens=1024))
         ready = llm.worker.ready
-        print(
-            f"{pathlib.Path(config.model.model).stem} on {ready.backend} ({ready.dtype}), context {ready.max_model_len}. /help for help."
-        )
+        name = pathlib.Path(config.model.model).stem
+        print(f"{name} on {ready.backend} ({ready.dtype}), context {ready.max_model_len}. /help for help.")
         Conversation(llm, sampling, args.system).talk()
     return 0
 

@@ -37,11 +37,9 @@ def run(args: argparse.Namespace) -> int:
     backend = backends.open_backend(config.device)
     free, total = backend.memory()
     dtype = backend.dtype(config.model.dtype, torch.bfloat16)
+    threads = config.device.threads or torch.get_num_threads()
     rows += [
-        (
-            "would choose",
-            f"backend {backend.name}, {str(dtype).removeprefix('torch.')}, {config.device.threads or torch.get_num_threads()} threads",
-        ),
+        ("would choose", f"backend {backend.name}, {str(dtype).removeprefix('torch.')}, {threads} threads"),
         ("memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"),
         *backend.describe().items(),
     ]
