@@ -217,3 +217,15 @@ def test_stored_things_are_their_owners_alone(sdk: openai.OpenAI, served: Served
     other = openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEYS[1], max_retries=0)
     with pytest.raises(openai.NotFoundError):
         other.responses.retrieve(kept.id)
+
+
+def test_no_key_sees_what_another_has_cached(served: Served) -> None:
+    def cached(key: str) -> int:
+        with openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0) as client:
+            usage = client.completions.create(model=MODEL, prompt=[504, 3575, 282] * 20, max_tokens=1).usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        return usage.prompt_tokens_details.cached_tokens or 0
+
+    assert cached(KEYS[0]) == 0
+    assert cached(KEYS[0]) > 0
+    assert cached(KEYS[1]) == 0

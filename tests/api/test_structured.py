@@ -114,20 +114,18 @@ def test_a_named_tool_is_called_and_streams(sdk: openai.OpenAI) -> None:
 
 def test_tools_in_responses(sdk: openai.OpenAI) -> None:
     tool: Any = {"type": "function", **WEATHER["function"], "strict": True}
-    answer = sdk.responses.create(model=MODEL, input="Weather?", tools=[tool], tool_choice="required", max_output_tokens=120)
-    (call,) = [item for item in answer.output if item.type == "function_call"][:1]
-    assert call.name == "get_weather" and set(json.loads(call.arguments)) == {"city", "unit"}
+    asked: dict[str, Any] = {"model": MODEL, "input": "Weather?", "tools": [tool], "tool_choice": "required"}
+    asked |= {"max_output_tokens": 80, "temperature": 0, "parallel_tool_calls": False}
+    answer = sdk.responses.create(**asked)
+    (call,) = answer.output
+    assert call.type == "function_call" and call.name == "get_weather" and set(json.loads(call.arguments)) == {"city", "unit"}
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
-    after = sdk.responses.create(model=MODEL, input=[result], previous_response_id=answer.id, max_output_tokens=8)
-    assert after.usage is not None and answer.usage is not None and after.status in ("completed", "incomplete")
+    after = sdk.responses.create(model=MODEL, input=[result], previous_response_id=answer.id, max_output_tokens=4)
+    assert after.status in ("completed", "incomplete")
     assert "get_weather" in str(sdk.responses.input_items.list(after.id).data)
-    kinds = [
-        happened.type
-        for happened in sdk.responses.create(
-            model=MODEL, input="Weather?", tools=[tool], tool_choice="required", max_output_tokens=120, stream=True
-        )
-    ]
-    assert "response.function_call_arguments.delta" in kinds and "response.function_call_arguments.done" in kinds
+    happened = list(sdk.responses.create(stream=True, **asked))
+    assert "".join(one.delta for one in happened if one.type == "response.function_call_arguments.delta") == call.arguments
+    assert [one.arguments for one in happened if one.type == "response.function_call_arguments.done"] == [call.arguments]
 
 
 def test_tools_by_anthropic(claude: anthropic.Anthropic) -> None:
