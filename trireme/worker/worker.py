@@ -13,9 +13,10 @@ from torch import Tensor
 from trireme.backends import open_backend
 from trireme.config import Config
 from trireme.hub.tokenizer import Tokenizer
-from trireme.ipc.messages import Plan, Ready, Sampled
+from trireme.ipc.messages import Admit, Plan, Ready, Sampled
 from trireme.models import cache_specs
 from trireme.parallel import Group
+from trireme.types import SamplingParams
 from trireme.worker.capture import capture
 from trireme.worker.grammar import Grammars
 from trireme.worker.load import Report, load_model, size_cache
@@ -47,6 +48,9 @@ class LocalWorker:
         self.model, self.backend = loaded.model, backend
         self.runner = Runner(loaded.model, backend, caches, tables, sampler, max_rows)
         self.depth = backend.depth
+        report("first step", 0.0)
+        self._warm_up()
+        report("first step", 1.0)
         self.ready = Ready(
             num_pages=kv.num_pages,
             page_size=kv.page_size,
@@ -60,6 +64,13 @@ class LocalWorker:
             kv_bytes=kv.num_bytes,
             load_seconds=time.monotonic() - started,
         )
+
+    def _warm_up(self) -> None:
+        """Computes one token, so that no request has to wait for kernels to be built and a step to be recorded."""
+        admit = Admit(row=0, tokens=[0], num_prompt=1, sampling=SamplingParams(temperature=0.0), seed=0)
+        one = Plan(0, [], [admit], page_rows=[0], page_ids=[0], rows=[0], starts=[0], counts=[1], logits=[1], samples=[True])
+        self.launch(one)
+        self.collect()
 
     def launch(self, plan: Plan) -> None:
         self.runner.launch(plan)
