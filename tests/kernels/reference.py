@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 
+from trireme.kernels.launch import Unsupported
+
+# Operators that hand some arguments on to torch's kernel: large float32 products, norms of odd order in float64.
+LEFT_TO_TORCH = ("mm", "addmm", "norm", "bmm")
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
@@ -37,7 +41,12 @@ def check(
     name: str, ours: Any, theirs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], length: int = 1, layout: bool = False
 ) -> None:
     """Asserts that `ours` equals `theirs`; `length` is how many terms a result sums, which widens the tolerance."""
-    got, expected = tensors_of(ours(*args, **kwargs)), tensors_of(theirs(*args, **kwargs))
+    try:
+        got = tensors_of(ours(*args, **kwargs))
+    except Unsupported:
+        assert name.split()[0] in LEFT_TO_TORCH, f"{name}: not covered"
+        return
+    expected = tensors_of(theirs(*args, **kwargs))
     wide_kwargs = {k: torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in kwargs.items()}
     precise = tensors_of(theirs(*map_tensors(widen, list(args)), **map_tensors(widen, wide_kwargs)))
     assert len(got) == len(expected), f"{name}: {len(got)} results instead of {len(expected)}"

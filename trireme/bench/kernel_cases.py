@@ -94,7 +94,7 @@ def _odd_pointwise() -> Iterator[Case]:
     yield _case("add.Tensor", "8192x4096 + row", lambda: (normal(*_BIG), normal(4096)), torch.add, count * 4)
     yield _case("add.Tensor", "8192x4096 + column", lambda: (normal(*_BIG), normal(8192, 1)), torch.add, count * 4)
     yield _case("add.Tensor", "4096x4096 + turned", lambda: (normal(4096, 4096), normal(4096, 4096).t()), torch.add, 4096**2 * 6)
-    yield _case("mul.Tensor", "8192x4096 fp32", lambda: (normal(*_BIG, dtype=torch.float32),) * 2, torch.mul, count * 12)
+    yield _case("mul.Tensor", "8192x4096 fp32", lambda: tuple(normal(2, *_BIG, dtype=torch.float32)), torch.mul, count * 12)
     yield _case("outer", "8192 x 4096 bf16", lambda: (normal(8192), normal(4096)), torch.outer, count * 2)
     yield _case("triu", "8192x4096 bf16", lambda: (normal(*_BIG),), torch.triu, count * 3)
     yield _case("flip", "8192x4096 bf16, last", lambda: (normal(*_BIG),), lambda x: x.flip(-1), count * 4)
@@ -166,8 +166,9 @@ _LINEAR = [(4096, 4096), (4096, 6144), (4096, 28672), (14336, 4096), (896, 9728)
 
 def product_shapes() -> list[tuple[int, int, int]]:
     """rows, inner, columns of the linears that tuning ships for."""
-    few = [(rows, k, n) for rows in (1, 2, 4, 16, 32) for k, n in _LINEAR]
-    return [(4096, 4096, 4096), (8192, 8192, 8192), (16384, 4096, 14336), (256, 4096, 14336), (2048, 4096, 4096), *few]
+    few = [(rows, k, n) for rows in (1, 2, 16, 32) for k, n in _LINEAR]
+    large = [(4096, 4096, 4096), (8192, 8192, 8192), (16384, 4096, 14336), (256, 4096, 14336), (2048, 4096, 4096)]
+    return [*large, (256, 4096, 4096), (128, 4096, 4096), (64, 4096, 4096), (64, 4096, 14336), *few]
 
 
 def product_cases() -> Iterator[Case]:

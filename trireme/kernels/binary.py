@@ -9,6 +9,8 @@ import torch
 from trireme.kernels import scalar
 from trireme.kernels.pointwise import Number, pointwise, promoted
 
+_HALVES = (torch.float16, torch.bfloat16)
+
 
 @pointwise()
 def _add(x, y):
@@ -38,6 +40,11 @@ def _div(x, y):
 @pointwise()
 def _power(x, y):
     return scalar.power(x, y)
+
+
+@pointwise()
+def _half_power(x, y):
+    return scalar.half_power(x, y)
 
 
 @pointwise()
@@ -99,7 +106,10 @@ def div(self: Any, other: Any) -> torch.Tensor:
 
 def pow_tensor_tensor(self: Any, exponent: Any) -> torch.Tensor:
     """x ** y, element by element"""
-    return _power(self, exponent) if promoted([self, exponent]).is_floating_point else _integer_power(self, exponent)
+    dtype = promoted([self, exponent])
+    if not dtype.is_floating_point:
+        return _integer_power(self, exponent)
+    return _half_power(self, exponent) if dtype in _HALVES else _power(self, exponent)
 
 
 def pow_scalar(self: Number, exponent: torch.Tensor) -> torch.Tensor:
@@ -118,7 +128,7 @@ def pow_tensor_scalar(self: torch.Tensor, exponent: Number) -> torch.Tensor:
         return _square(self)
     if exponent == 3 and self.dtype is dtype:
         return _cube(self)
-    return _power(self, exponent)
+    return _half_power(self, exponent) if dtype in _HALVES else _power(self, exponent)
 
 
 class _Outer(torch.autograd.Function):

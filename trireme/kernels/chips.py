@@ -58,13 +58,22 @@ def _nvidia() -> Chip:
     return replace(base, multiprocessors=properties.multi_processor_count, shared_memory=shared)
 
 
+@functools.cache
+def _getters() -> tuple[Callable[[], int], Callable[[int], int]]:
+    """The shortest ways to ask for the device and its stream; Triton's own go through several Python layers."""
+    if current().device_type == "cuda" and hasattr(torch._C, "_cuda_getDevice"):
+        torch.cuda.init()
+        return torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+    return driver.active.get_current_device, driver.active.get_current_stream
+
+
 def current_device() -> int:
-    return driver.active.get_current_device()
+    return _getters()[0]()
 
 
 def current_stream(device: int) -> int:
     """The raw stream that torch launches on now."""
-    return driver.active.get_current_stream(device)
+    return _getters()[1](device)
 
 
 def device_module() -> Any:

@@ -19,6 +19,7 @@ from trireme.kernels.streamed import few_rows
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Up to this many rows (or columns) the other matrix is read once and decides the time.
 _FEW = 64
+_LARGE_SINGLE = 2**30
 
 
 @triton.jit
@@ -165,14 +166,20 @@ _TILES = [
     _config(128, 64, 64, 4, 5),
     _config(64, 128, 64, 4, 5),
     _config(64, 64, 128, 4, 4),
+    _config(128, 128, 64, 4, 2),
+    _config(128, 128, 64, 8, 2),
 ]
+_SHALLOW = _config(128, 128, 64, 4, 2)
 _LARGE, _MIDDLE, _SMALL, _LEAST = _TILES[0], _TILES[7], _TILES[11], _TILES[12]
 
 
-def _default(m: int, n: int, batch: int, itemsize: int) -> dict[str, Any]:
+def _default(m: int, n: int, k: int, batch: int, itemsize: int) -> dict[str, Any]:
     """The largest tile that still gives nearly every multiprocessor one."""
     if itemsize == 4:
         return _config(128, 128, 32, 8, 3)
+    if k <= 256:
+        # The store takes longer than the product: small blocks, several on a multiprocessor, overlap the two.
+        return _SHALLOW
     for config in (_LARGE, _MIDDLE, _SMALL):
         if blocks(m, config["M"]) * blocks(n, config["N"]) * batch >= 0.7 * chips.current().multiprocessors:
             return config
@@ -196,7 +203,7 @@ def _by_descriptors(p: _Problem) -> bool:
     """Runs the persistent kernel if the chip has descriptors and the operands fit them."""
     batch, m, n, k = p.sizes
     size = p.a.element_size()
-    if not chips.current().descriptors or n * size % 16 or (batch > 1 and (k % 128 or m % 128)):
+    if not chips.current().descriptors or n * size % 16:
         return False
     left, right = _flat(p.a), _flat(p.b)
     if left is None or right is None:
@@ -212,16 +219,20 @@ def _by_descriptors(p: _Problem) -> bool:
             TensorDescriptor(c, list(c.shape), list(c.stride()), [tile_m, tile_n // 2 if config["HALVES"] else tile_n]),
         )
         tiles = blocks(m, tile_m) * blocks(n, tile_n) * batch
-        _descriptor_tiles((min(tiles, chips.current().multiprocessors),), *descriptors, p.bias, batch, m, n, k, *p.bias_walk,
+        programs = tiles if config["stages"] == 2 else min(tiles, chips.current().multiprocessors)
+        _descriptor_tiles((programs,), *descriptors, p.bias, batch, m, n, k, *p.bias_walk,
                           p.alpha, p.beta, A_TURNED=a_turned, B_TURNED=b_turned, PRECISION=precision(a.dtype),
                           BIAS=p.bias_kind, **config)  # fmt: skip
 
-    default = _default(m, n, batch, size) if p.bias_kind < 2 else _config(128, 128, 64 if size == 2 else 32, 8, 3)
+    default = _default(m, n, k, batch, size) if p.bias_kind < 2 else _config(128, 128, 64 if size == 2 else 32, 8, 3)
     name = f"mm.{'half' if size == 2 else 'float'}.{int(a_turned)}{int(b_turned)}{p.bias_kind}"
     candidates = _TILES if size == 2 and p.bias_kind < 2 else [default]
     if batch > 1:
-        # Items lie one after the other, so a tile must not reach into the next: every height here divides 128.
-        name, candidates = name + ".batched", [config for config in candidates if config["M"] <= 128]
+        # Items lie one after the other, so a tile must not reach into the next.
+        fitting = [config for config in (default, *candidates) if m % config["M"] == 0 and k % config["K"] == 0]
+        if not fitting:
+            return False
+        name, default, candidates = f"{name}.batched.{m & -m}.{k & -k}", fitting[0], fitting
     run(tune.choose(name, tune.shape_class(m * batch, n, k), default, candidates, run))
     return True
 
@@ -249,6 +260,8 @@ def _run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, alpha: flo
         return c
     if k == 0:
         return c.zero_() if bias is None else c.copy_(bias * beta)
+    if a.dtype is torch.float32 and batch * m * n * k >= _LARGE_SINGLE and min(m, n) > _FEW and precision(a.dtype) == "tf32x3":
+        raise Unsupported("large float32 products without tf32: the vendor's are faster, 51 TFLOP/s against 35 on an H200")
     if bias is not None:
         bias = bias.expand(m, n)
     elif alpha != 1:

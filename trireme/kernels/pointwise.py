@@ -32,6 +32,7 @@ _COMPUTE = {
 }
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _SINGLE = (torch.float32, torch.float16, torch.bfloat16)
+_KEPT = (*_SINGLE, torch.bool)
 _MOST_KNOWN = 4096
 Number = int | float | bool
 
@@ -129,6 +130,8 @@ class Pointwise:
         if plan.count:
             handle, grid, tail = self.launch(plan, inputs, scalars, outs, compute)
             repeats = compute in _SINGLE and all(isinstance(x, torch.Tensor) or type(x) is float for x in (*inputs, *scalars))
+            # A 0-d tensor of the host became a number, and integers follow the default type: both may differ next time.
+            repeats = repeats and all(x.device == device and x.dtype in _KEPT for x in operands if isinstance(x, torch.Tensor))
             if handle is not None and repeats:
                 known = _Known(handle, grid, tail, (plan.shape, plan.out_stride), result, device)
         return outs[0] if self.num_outputs == 1 else tuple(outs), known

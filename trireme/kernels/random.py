@@ -18,9 +18,9 @@ _COUNTERS = 512  # counters of one program: 2048 numbers
 
 
 @triton.jit
-def _words(seed, offset, at):
-    """four random 32-bit words of each counter offset + at"""
-    counter = offset + at.to(tl.int64)
+def _words(seed, first, BLOCK: tl.constexpr):
+    """four random 32-bit words of each of BLOCK counters from `first`; programs begin at multiples of BLOCK"""
+    counter = first + tl.arange(0, BLOCK).to(tl.int64)
     low = (counter & 0xFFFFFFFF).to(tl.uint32)
     high = (counter >> 32).to(tl.uint32)
     return tl.philox(seed, low, high, low * 0, low * 0)
@@ -35,8 +35,8 @@ def _interleave(a, b, c, d):
 @kernel
 def _random(out, seed, offset, count, NORMAL: tl.constexpr, BLOCK: tl.constexpr):
     """out[i] uniform in [0, 1), or normal by Box and Muller"""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    a, b, c, d = _words(seed, offset, at)
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    a, b, c, d = _words(seed, offset + first, BLOCK)
     a, b = tl.uint_to_uniform_float(a), tl.uint_to_uniform_float(b)
     c, d = tl.uint_to_uniform_float(c), tl.uint_to_uniform_float(d)
     if NORMAL:
@@ -46,22 +46,22 @@ def _random(out, seed, offset, count, NORMAL: tl.constexpr, BLOCK: tl.constexpr)
     if not NORMAL:
         # Rounding to a half type may reach 1, which the interval excludes.
         value = tl.where(value < 1.0, value, 0.0).to(out.dtype.element_ty)
-    place = tl.program_id(0).to(tl.int64) * (4 * BLOCK) + tl.arange(0, 4 * BLOCK)
-    tl.store(out + place, value, mask=place < count)
+    place = tl.arange(0, 4 * BLOCK)
+    tl.store(out + 4 * first + place, value, mask=place < count - 4 * first)
 
 
 @kernel
-def _dropout(x, y, kept, seed, offset, count, p, scale, BLOCK: tl.constexpr):
-    """kept = u ≥ p; y = x · scale where kept, else 0"""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    a, b, c, d = _words(seed, offset, at)
-    u = tl.uint_to_uniform_float(_interleave(a, b, c, d))
-    place = tl.program_id(0).to(tl.int64) * (4 * BLOCK) + tl.arange(0, 4 * BLOCK)
-    mask = place < count
-    keep = u >= p
-    value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + place, tl.where(keep, value * scale, 0.0).to(y.dtype.element_ty), mask=mask)
-    tl.store(kept + place, keep, mask=mask)
+def _dropout(x, y, kept, seed, offset, count, limit, scale, BLOCK: tl.constexpr):
+    """kept = word ≥ limit = p · 2³²; y = x · scale where kept, else 0"""
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    a, b, c, d = _words(seed, offset + first, BLOCK)
+    least = limit.to(tl.uint32)
+    keep = _interleave(a >= least, b >= least, c >= least, d >= least)
+    place = tl.arange(0, 4 * BLOCK)
+    mask = place < count - 4 * first
+    value = tl.load(x + 4 * first + place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + 4 * first + place, tl.where(keep, value * scale, 0.0).to(y.dtype.element_ty), mask=mask)
+    tl.store(kept + 4 * first + place, keep, mask=mask)
 
 
 def _fill(out: torch.Tensor, normal: bool) -> torch.Tensor:
@@ -132,9 +132,12 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
     y = torch.empty_like(x)
     kept = torch.empty(x.shape, dtype=torch.bool, device=x.device)
     count = x.numel()
+    if p in (0.0, 1.0):
+        return y.copy_(x) if p == 0.0 else y.zero_(), kept.fill_(p == 0.0)
     if count:
         seed, offset = chips.reserve_random(count, x.device)
-        scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
         grid = (blocks(count, 4 * _COUNTERS),)
-        _dropout(grid, x, y, kept, seed, offset, count, float(p), scale, BLOCK=_COUNTERS)
+        # At least 2, so that Triton always takes the limit as a run-time number.
+        limit = max(2, min(int(p * 2**32), 2**32 - 1))
+        _dropout(grid, x, y, kept, seed, offset, count, limit, 1.0 / (1.0 - p), BLOCK=_COUNTERS)
     return y, kept

@@ -19,6 +19,7 @@ from trireme.kernels import (
     bitwise,
     chips,
     compare,
+    extremes,
     loss,
     matmul,
     norms,
@@ -72,12 +73,12 @@ def _table() -> dict[str, Operator]:
         "native_group_norm": norms.native_group_norm,
         "sum": reduce.sum_all, "sum.dim_IntList": reduce.sum_dim, "mean": reduce.mean_all, "mean.dim": reduce.mean_dim,
         "prod": reduce.prod_all, "prod.dim_int": reduce.prod_dim, "max": reduce.max_all, "min": reduce.min_all,
-        "max.dim": reduce.max_dim, "min.dim": reduce.min_dim, "amax": reduce.amax,
+        "max.dim": extremes.max_dim, "min.dim": extremes.min_dim, "amax": reduce.amax,
         "var_mean.correction": reduce.var_mean, "linalg_vector_norm": reduce.vector_norm,
     }  # fmt: skip
     constant: dict[str, Function] = {
         "isfinite": unary.isfinite, "isinf": unary.isinf, "isnan": unary.isnan, "isclose": compare.isclose,
-        "allclose": compare.allclose, "bitwise_not": unary.bitwise_not, "argmax": reduce.argmax,
+        "allclose": compare.allclose, "bitwise_not": unary.bitwise_not, "argmax": extremes.argmax,
         "all": reduce.all_all, "all.dim": reduce.all_dims, "all.dims": reduce.all_dims,
         "any": reduce.any_all, "any.dim": reduce.any_dims, "any.dims": reduce.any_dims,
         "rand": random.rand, "randn": random.randn, "rand_like": random.rand_like,

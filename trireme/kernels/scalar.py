@@ -14,10 +14,10 @@ INTERPRETED = tl.constexpr(chips.current().interpreted)
 
 @triton.jit
 def tanh(x):
-    """tanh x = (1 − e) / (1 + e) with e = exp(−2|x|), and its series near 0 where that cancels"""
+    """tanh |x| = 1 − 2 / (exp(2|x|) + 1), and its series near 0 where that cancels"""
     size = tl.abs(x)
-    e = tl.exp(-2.0 * size)
-    far = tl.where(x < 0, (e - 1.0) / (1.0 + e), (1.0 - e) / (1.0 + e))
+    far = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
+    far = tl.where(x < 0, -far, far)
     s = x * x
     near = x * (1.0 + s * (-0.3333333333333333 + s * (0.13333333333333333 + s * (-0.05396825396825397 + s * 0.021869488536155203))))
     limit = 0.01 if x.dtype == tl.float64 else 0.25
@@ -51,14 +51,20 @@ def divide(x, y):
 def power(x, y):
     """x ** y with C's rules for signs, zeros, infinities and NaN"""
     if INTERPRETED:
-        return _power_by_logarithm(x, y)
+        return _signed(x, y, tl.exp2(y.to(tl.float64) * tl.log2(tl.abs(x).to(tl.float64))))
     else:
         return libdevice.pow(x, y)
 
 
 @triton.jit
-def _power_by_logarithm(x, y):
-    size = tl.exp2(y.to(tl.float64) * tl.log2(tl.abs(x).to(tl.float64)))
+def half_power(x, y):
+    """the same, accurate enough for a half type: the exponent is at most 128, so its rounding stays below 1e-5"""
+    return _signed(x, y, tl.exp2(y * tl.log2(tl.abs(x))))
+
+
+@triton.jit
+def _signed(x, y, size):
+    """|x| ** y with the sign and the exceptions that x and y ask for"""
     whole = tl.floor(y) == y
     odd = whole & (tl.floor(y * 0.5) * 2.0 != y)
     signed = tl.where((x < 0) & odd, -size, size)

@@ -6,8 +6,8 @@ import torch
 import triton.language as tl
 
 from trireme.kernels import chips
+from trireme.kernels.fold import fold, normalise
 from trireme.kernels.launch import Unsupported, blocks, kernel, next_power
-from trireme.kernels.reduce import fold, normalise
 
 
 @kernel
@@ -61,7 +61,7 @@ def cumsum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) ->
 
 
 def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
-    f, g = fold(x, [dim], True), fold(y, [dim], True)
+    (x, f), (y, g) = fold(x, dim, True), fold(y, dim, True)
     n = min(next_power(f.length), 1024 if f.step == 1 or f.inner == 1 else 64)
     m = max(1, min(2048 // n if n > 64 else 64, next_power(f.rows)))
     chip = chips.current()
@@ -73,11 +73,11 @@ def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
     parts = blocks(f.length, chunk)
     walk = (f.rows, f.inner, f.length, chunk, *f.walk, *g.walk)
     if parts == 1:
-        _scan((programs, 1), f.x, y, None, *walk, WORK=work, TOTALS=False, M=m, N=n)
+        _scan((programs, 1), x, y, None, *walk, WORK=work, TOTALS=False, M=m, N=n)
         return
     kind = {0: torch.float32, 1: torch.float64, 2: torch.int64}[work]
     carries = torch.zeros((f.rows, parts + 1), dtype=kind, device=x.device)
-    _scan((programs, parts), f.x, y, carries, *walk, WORK=work, TOTALS=True, M=m, N=n)
+    _scan((programs, parts), x, y, carries, *walk, WORK=work, TOTALS=True, M=m, N=n)
     before = torch.empty_like(carries)
     _run(carries, before, 1, work)
-    _scan((programs, parts), f.x, y, before, *walk, WORK=work, TOTALS=False, M=m, N=n)
+    _scan((programs, parts), x, y, before, *walk, WORK=work, TOTALS=False, M=m, N=n)

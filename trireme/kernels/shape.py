@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 import triton.language as tl
 
+from trireme.kernels.fold import normalise
 from trireme.kernels.launch import Unsupported, blocks, kernel, next_power
 from trireme.kernels.layout import plan_reversed
 from trireme.kernels.pointwise import pointwise
-from trireme.kernels.reduce import normalise
 
 
 @pointwise()

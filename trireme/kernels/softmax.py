@@ -9,8 +9,8 @@ import torch
 import triton.language as tl
 
 from trireme.kernels import chips
+from trireme.kernels.fold import Fold, fold
 from trireme.kernels.launch import Unsupported, blocks, kernel, next_power
-from trireme.kernels.reduce import Fold, fold
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -66,6 +66,50 @@ def _softmax_long(
 
 
 @kernel
+def _partial(x, tops, totals, rows, length, part, x_outer, DOUBLE: tl.constexpr, N: tl.constexpr):
+    """maximum and Σ exp(x − maximum) of one part of one contiguous row"""
+    work = tl.float64 if DOUBLE else tl.float32
+    row = tl.program_id(0).to(tl.int64)
+    start = tl.program_id(1) * part
+    top = tl.full((N,), float("-inf"), work)
+    total = tl.zeros((N,), work)
+    for at in range(start, tl.minimum(start + part, length), N):
+        column = at + tl.arange(0, N)
+        value = tl.load(x + row * x_outer + column, mask=column < length, other=float("-inf")).to(work)
+        higher = tl.where((value > top) | (value != value), value, top)
+        kept = tl.where(top == float("-inf"), 0.0, total * tl.exp(top - higher))
+        total = kept + tl.where(value == float("-inf"), 0.0, tl.exp(value - higher))
+        top = higher
+    peak = tl.max(tl.where(top != top, float("inf"), top), 0)
+    lanes = tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak))
+    at = row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(tops + at, peak)
+    tl.store(totals + at, tl.sum(lanes, 0))
+
+
+@kernel
+def _whole(
+    x, y, tops, totals, rows, length, part, x_outer, y_outer,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    """one part of one row, once the maxima and sums of all its parts are known"""
+    work = tl.float64 if DOUBLE else tl.float32
+    row = tl.program_id(0).to(tl.int64)
+    parts = tl.num_programs(1)
+    split = tl.arange(0, S)
+    top = tl.load(tops + row * parts + split, mask=split < parts, other=float("-inf"))
+    total = tl.load(totals + row * parts + split, mask=split < parts, other=0.0)
+    peak = tl.max(top, 0)
+    whole = tl.sum(tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak)), 0) + (peak - peak)
+    start = tl.program_id(1) * part
+    for at in range(start, tl.minimum(start + part, length), N):
+        column = at + tl.arange(0, N)
+        value = tl.load(x + row * x_outer + column, mask=column < length, other=0.0).to(work) - peak
+        result = value - tl.log(whole) if LOG else tl.exp(value) / whole
+        tl.store(y + row * y_outer + column, result.to(y.dtype.element_ty), mask=column < length)
+
+
+@kernel
 def _gradient(
     grad, y, dx, rows, inner, length, outer_stride, inner_stride, step,
     LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -113,18 +157,33 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
         raise Unsupported(f"no softmax of {x.dtype} to {result}")
     if x.dim() == 0:
         return _apply(x.reshape(1), dim, dtype, log).reshape(())
-    f = fold(x, [dim], True)
+    x, f = fold(x, dim, True)
     y = torch.empty(x.shape, dtype=result, device=x.device)
     if y.numel() == 0:
         return y
-    g = fold(y, [dim], True)
+    y, g = fold(y, dim, True)
     double = result is torch.float64 or x.dtype is torch.float64
     limit = chips.current().row_elements
+    if f.inner == 1 and f.step == 1 and f.length > limit and f.rows < 2 * chips.current().multiprocessors:
+        _split_rows(x, y, f, g, log, double)
+        return y
     m, n, warps = tile(f, limit if f.length <= limit else limit // 2)
     body = _softmax if f.length <= n else _softmax_long
     grid = (blocks(f.rows, m),)
-    body(grid, f.x, y, f.rows, f.inner, f.length, *f.walk, *g.walk, LOG=log, DOUBLE=double, M=m, N=n, warps=warps)
+    body(grid, x, y, f.rows, f.inner, f.length, *f.walk, *g.walk, LOG=log, DOUBLE=double, M=m, N=n, warps=warps)
     return y
+
+
+def _split_rows(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool, double: bool) -> None:
+    """Few long rows, such as the logits of a decoding step: every row is shared by several programs."""
+    n = 4096
+    parts = max(2, min(32, 4 * chips.current().multiprocessors // f.rows, blocks(f.length, n)))
+    part = blocks(blocks(f.length, parts), n) * n
+    parts = blocks(f.length, part)
+    tops, totals = torch.empty((2, f.rows, parts), dtype=torch.float64 if double else torch.float32, device=x.device)
+    grid, sizes = (f.rows, parts), (f.rows, f.length, part, f.walk[0])
+    _partial(grid, x, tops, totals, *sizes, DOUBLE=double, N=n, warps=8)
+    _whole(grid, x, y, tops, totals, *sizes, g.walk[0], LOG=log, DOUBLE=double, N=n, S=next_power(parts), warps=8)
 
 
 def _backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype, log: bool) -> torch.Tensor:
@@ -134,7 +193,7 @@ def _backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype,
     dx = torch.empty(y.shape, dtype=dtype, device=y.device)
     if dx.numel() == 0:
         return dx
-    f = fold(y, [dim], True)
+    y, f = fold(y, dim, True)
     m, n, warps = tile(f, chips.current().row_elements // 2)
     grid = (blocks(f.rows, m),)
     _gradient(grid, grad, y, dx, f.rows, f.inner, f.length, *f.walk,

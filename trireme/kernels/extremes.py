@@ -1,0 +1,192 @@
+"""Extremes with their places: argmax, max and min along a dimension. Knows that a value and its place make one sortable
+64-bit key, so that for types up to 32 bits one maximum finds both."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from trireme.kernels.fold import Fold, fold
+from trireme.kernels.launch import Unsupported, blocks, kernel, next_power
+from trireme.kernels.reduce import require_elements
+
+_NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool)
+_WIDE = (torch.float64, torch.int64)
+
+
+@triton.jit
+def _rank(value, FLOAT: tl.constexpr, LEAST: tl.constexpr):
+    """An int32 that sorts as the value does, NaN above all and both zeros alike; complemented where the least wins"""
+    if FLOAT:
+        single = value.to(tl.float32) + 0.0
+        bits = single.to(tl.int32, bitcast=True)
+        rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        if LEAST:
+            rank = ~rank
+        rank = tl.where(single != single, 0x7FFFFFFF, rank)
+    else:
+        rank = value.to(tl.int32)
+        if LEAST:
+            rank = ~rank
+    return rank
+
+
+@triton.jit
+def _value(rank, FLOAT: tl.constexpr, LEAST: tl.constexpr):
+    """The value that a rank was made of"""
+    plain = ~rank if LEAST else rank
+    if FLOAT:
+        bits = plain ^ ((plain >> 31) & 0x7FFFFFFF)
+        plain = tl.where(rank == 0x7FFFFFFF, float("nan"), bits.to(tl.float32, bitcast=True))
+    return plain
+
+
+@kernel
+def _extreme(
+    x, keys, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step,
+    FLOAT: tl.constexpr, LEAST: tl.constexpr, GIVEN: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """The greatest key (rank, complement of the place) of each row; GIVEN: x holds keys; `keys` takes the result of a split"""
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    split = tl.program_id(1)
+    row64 = row.to(tl.int64)
+    base = x + (row64 // inner) * x_outer + (row64 % inner) * x_inner
+    start = split * split_length
+    stop = tl.minimum(start + split_length, length)
+    least = -(2**63)
+    best = tl.full((M, N), least, tl.int64)
+    for at in range(start, stop, N):
+        column = at + tl.arange(0, N)
+        mask = (row < rows)[:, None] & (column < length)[None, :]
+        value = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0)
+        if GIVEN:
+            key = value
+        else:
+            key = (_rank(value, FLOAT, LEAST).to(tl.int64) << 32) | (0x7FFFFFFF - column)[None, :].to(tl.int64)
+        best = tl.maximum(best, tl.where(mask, key, tl.full((), least, tl.int64)))
+    top = tl.max(best, 1)
+    if keys is not None:
+        tl.store(keys + split.to(tl.int64) * rows + row, top, mask=row < rows)
+    else:
+        tl.store(indices + row, 0x7FFFFFFF - (top & 0xFFFFFFFF), mask=row < rows)
+        if values is not None:
+            found = _value((top >> 32).to(tl.int32), FLOAT, LEAST)
+            tl.store(values + row, found.to(values.dtype.element_ty), mask=row < rows)
+
+
+@kernel
+def _wide_extreme(
+    x, given, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step,
+    LEAST: tl.constexpr, FLOAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """64-bit types: the first greatest (or least) element and its place; NaN outranks all; `given` renames places"""
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    split = tl.program_id(1)
+    row64 = row.to(tl.int64)
+    at_row = (row64 // inner) * x_outer + (row64 % inner) * x_inner
+    start = split * split_length
+    stop = tl.minimum(start + split_length, length)
+    work = tl.float64 if FLOAT else tl.int64
+    if LEAST:
+        neutral = float("inf") if FLOAT else 2**63 - 1
+    else:
+        neutral = float("-inf") if FLOAT else -(2**63)
+    far = 2**63 - 1
+    best = tl.full((M, N), neutral, work)
+    place = tl.full((M, N), far, tl.int64)
+    for at in range(start, stop, N):
+        column = at + tl.arange(0, N)
+        mask = (row < rows)[:, None] & (column < length)[None, :]
+        offset = at_row[:, None] + (column.to(tl.int64) * x_step)[None, :]
+        value = tl.where(mask, tl.load(x + offset, mask=mask, other=0).to(work), tl.full((), neutral, work))
+        if given is None:
+            index = tl.broadcast_to(column.to(tl.int64)[None, :], (M, N))
+        else:
+            index = tl.load(given + offset, mask=mask, other=0)
+        beats = (value < best) if LEAST else (value > best)
+        better = mask & (beats | ((value != value) & (best == best)) | (place == far))
+        best = tl.where(better, value, best)
+        place = tl.where(better, index, place)
+    blank = best != best
+    some_blank = tl.max(blank.to(tl.int32), 1) > 0
+    clean = tl.where(blank, tl.full((), neutral, work), best)
+    extreme = tl.min(clean, 1) if LEAST else tl.max(clean, 1)
+    wins = tl.where(some_blank[:, None], blank, best == extreme[:, None])
+    first = tl.min(tl.where(wins, place, far), 1)
+    extreme = tl.where(some_blank, float("nan"), extreme) if FLOAT else extreme
+    where = split.to(tl.int64) * rows + row
+    tl.store(indices + where, first, mask=row < rows)
+    if values is not None:
+        tl.store(values + where, extreme.to(values.dtype.element_ty), mask=row < rows)
+
+
+def _find(
+    x: torch.Tensor, dim: int | None, keepdim: bool, least: bool, want_values: bool
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """The extreme along `dim` (over all if None) and where it is first met."""
+    require_elements(x, dim, "min" if least else "max")
+    if x.dim() == 0:
+        x = x.reshape(1)
+        dim, keepdim = None, False
+    x, f = fold(x, dim, keepdim)
+    if (x.dtype not in _NARROW and x.dtype not in _WIDE) or f.length >= 2**31:
+        raise Unsupported(f"no extreme of {x.dtype}, {f.length} long")
+    indices = torch.empty(f.shape, dtype=torch.int64, device=x.device)
+    values = torch.empty(f.shape, dtype=x.dtype, device=x.device) if want_values else None
+    if f.rows:
+        (_run if x.dtype in _NARROW else _run_wide)(x, f, values, indices, least)
+    return values, indices
+
+
+def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:
+    m, n = f.tile
+    kind = {"FLOAT": x.is_floating_point(), "LEAST": least}
+    sizes = (f.rows, f.inner, f.length)
+    if f.splits == 1:
+        _extreme(
+            (blocks(f.rows, m), 1), x, None, values, indices, *sizes, f.length, *f.walk, **kind, GIVEN=False, M=m, N=n, warps=8
+        )
+        return
+    splits = blocks(f.length, f.part)
+    keys = torch.empty((splits, f.rows), dtype=torch.int64, device=x.device)
+    _extreme((blocks(f.rows, m), splits), x, keys, None, None, *sizes, f.part, *f.walk, **kind, GIVEN=False, M=m, N=n, warps=8)
+    columns = next_power(splits)
+    height = max(1, min(64, 1024 // columns))
+    walk = (f.rows, f.rows, splits, splits, 0, 1, f.rows)
+    _extreme((blocks(f.rows, height), 1), keys, None, values, indices, *walk, **kind, GIVEN=True, M=height, N=columns)
+
+
+def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:
+    m, n = f.tile
+    n = max(1, min(n, 2048 // m))
+    kind = {"LEAST": least, "FLOAT": x.is_floating_point()}
+    part = blocks(blocks(f.length, f.splits), n) * n
+    splits = blocks(f.length, part)
+    sizes = (f.rows, f.inner, f.length, part, *f.walk)
+    if splits == 1:
+        _wide_extreme((blocks(f.rows, m), 1), x, None, values, indices, *sizes, **kind, M=m, N=n, warps=8)
+        return
+    some = torch.empty((splits, f.rows), dtype=x.dtype, device=x.device)
+    places = torch.empty((splits, f.rows), dtype=torch.int64, device=x.device)
+    _wide_extreme((blocks(f.rows, m), splits), x, None, some, places, *sizes, **kind, M=m, N=n, warps=8)
+    columns = next_power(splits)
+    height = max(1, min(64, 1024 // columns))
+    walk = (f.rows, f.rows, splits, splits, 0, 1, f.rows)
+    _wide_extreme((blocks(f.rows, height), 1), some, places, values, indices, *walk, **kind, M=height, N=columns)
+
+
+def argmax(self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """the place of the first maximum"""
+    _, indices = _find(self, dim, keepdim, False, False)
+    return indices if dim is not None or not keepdim else indices.reshape([1] * self.dim())
+
+
+def max_dim(self: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """max x and its place"""
+    return _find(self, dim, keepdim, False, True)
+
+
+def min_dim(self: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """min x and its place"""
+    return _find(self, dim, keepdim, True, True)

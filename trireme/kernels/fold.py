@@ -1,0 +1,125 @@
+"""How a tensor is seen as rows × length for folding some of its dimensions. Knows shapes and strides, never values."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+
+from trireme.kernels import chips
+from trireme.kernels.launch import blocks, next_power
+
+_TILE = 4096  # elements a program holds at once; eight 16-byte loads of bf16 a thread with 8 warps
+_folds: dict[tuple[object, ...], Fold] = {}
+_MOST_FOLDS = 4096
+
+
+class Fold:
+    """Row r starts at (r // inner) · outer_stride + (r % inner) · inner_stride; its elements lie `step` apart."""
+
+    def __init__(
+        self, rows: int, inner: int, length: int, strides: tuple[int, int, int], shape: tuple[int, ...], copied: bool = False
+    ) -> None:
+        self.rows, self.inner, self.length = rows, inner, length
+        self.walk = strides  # of the outer rows, of the inner rows, of the elements
+        self.step = strides[2]
+        self.shape = shape  # of the result
+        self.copied = copied  # the numbers are those of a contiguous copy, reduced dimensions last
+
+    @functools.cached_property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of one tile: long along whichever is contiguous."""
+        size = _TILE if not chips.current().interpreted else 1 << 16
+        if self.step == 1 or self.inner == 1:
+            n = min(next_power(self.length), size)
+            return max(1, min(size // n, next_power(self.rows), 64)), n
+        m = min(next_power(self.inner), 128)
+        return m, max(1, min(next_power(self.length), size // m))
+
+    @functools.cached_property
+    def splits(self) -> int:
+        """How many programs share a row, so that the whole chip works on a few long ones."""
+        chip = chips.current()
+        m, n = self.tile
+        wanted = 4 * chip.multiprocessors // blocks(self.rows, m)
+        if wanted < 2 or chip.interpreted:
+            return 1
+        return max(1, min(wanted, blocks(self.length, 4 * n), 1024))
+
+    @functools.cached_property
+    def part(self) -> int:
+        """Elements of a row that one of its programs folds: whole tiles."""
+        n = self.tile[1]
+        return blocks(blocks(self.length, self.splits), n) * n
+
+
+def fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool) -> tuple[torch.Tensor, Fold]:
+    """`x` and how `dims` of it (all if None or empty) fold; a copy only where kept and reduced dimensions interleave too much."""
+    key = (x.shape, x.stride(), dims if dims is None or isinstance(dims, int) else tuple(dims), keepdim)
+    known = _folds.get(key)
+    if known is None:
+        if len(_folds) >= _MOST_FOLDS:
+            _folds.clear()
+        known = _folds[key] = _fold(x, dims, keepdim)
+    if known.copied:
+        chosen = normalise(dims, x.dim())
+        kept = [d for d in range(x.dim()) if d not in chosen]
+        # One reduced dimension stays in its place, so that the result of the same shape walks alike.
+        x = x.contiguous() if len(chosen) == 1 else x.permute([*kept, *chosen]).contiguous()
+    return x, known
+
+
+def _fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool) -> Fold:
+    rank = x.dim()
+    chosen = normalise(dims, rank)
+    kept = [d for d in range(rank) if d not in chosen]
+    shape = tuple((1 if d in chosen else x.shape[d]) for d in range(rank) if keepdim or d not in chosen)
+    rows, length = (math.prod([x.shape[d] for d in dimensions]) for dimensions in (kept, chosen))
+    if x.numel() == 0:
+        return Fold(rows, 1, length, (length, 0, 1), shape)
+    reduced = _merge(x, chosen)
+    outer = _merge(x, [d for d in kept if not chosen or d < min(chosen)])
+    inner = _merge(x, [d for d in kept if chosen and d > min(chosen)])
+    if reduced is None or outer is None or inner is None:
+        if len(chosen) == 1:
+            again = _fold(x.contiguous(), dims, keepdim)
+            return Fold(again.rows, again.inner, again.length, again.walk, shape, copied=True)
+        return Fold(rows, 1, length, (length, 0, 1), shape, copied=True)
+    if inner[0] == 1:
+        return Fold(rows, 1, length, (outer[1], 0, reduced[1]), shape)
+    return Fold(rows, inner[0], length, (outer[1], inner[1], reduced[1]), shape)
+
+
+def normalise(dims: Sequence[int] | int | None, rank: int) -> list[int]:
+    """Sorted non-negative dimensions; None and the empty list mean all."""
+    if isinstance(dims, int):
+        dims = [dims]
+    if not dims:
+        return list(range(rank))
+    result = []
+    for dim in dims:
+        if not -max(rank, 1) <= dim < max(rank, 1):
+            bounds = f"[{-max(rank, 1)}, {max(rank, 1) - 1}]"
+            raise IndexError(f"Dimension out of range (expected to be in range of {bounds}, but got {dim})")
+        result.append(dim % max(rank, 1))
+    if len(set(result)) != len(result):
+        raise RuntimeError(f"dim {result} appears multiple times in the list of dims")
+    return sorted(d for d in result if d < rank)
+
+
+def _merge(x: torch.Tensor, dims: Sequence[int]) -> tuple[int, int] | None:
+    """Size and stride of these dimensions as one, or None if no single stride walks them."""
+    # Stride 0 for nothing: a stride of 1 would hide from the compiler that rows begin aligned.
+    size, stride = 1, 0
+    for d in reversed(dims):
+        if x.shape[d] == 1:
+            continue
+        if size == 1:
+            size, stride = x.shape[d], x.stride(d)
+        elif x.stride(d) == size * stride:
+            size *= x.shape[d]
+        else:
+            return None
+    return size, stride
