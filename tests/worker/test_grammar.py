@@ -27,6 +27,7 @@ EOS = 256 + len(WORDS)
 VOCAB = EOS + 1
 WIDTH = VOCAB + 5  # models pad their vocabularies
 NEGATIVE = float("-inf")
+WITHOUT_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
 class ByteTokenizer:
@@ -48,9 +49,10 @@ def choices(*texts: str) -> str:
 class Rows:
     """The rule with a token table, as a worker has it."""
 
-    def __init__(self, open_tokenizer: Callable[[], ByteTokenizer] = ByteTokenizer):
+    def __init__(self, open_tokenizer: Callable[[], ByteTokenizer] = ByteTokenizer, device: str = "cpu"):
         self.grammars = Grammars(open_tokenizer, WIDTH)  # type: ignore[arg-type]
-        self.tokens = torch.zeros((8, 400), dtype=torch.int32)
+        self.device = device
+        self.tokens = torch.zeros((8, 400), dtype=torch.int32, device=device)
         self.lengths = np.zeros(8, dtype=np.int64)
         self.prompts = np.zeros(8, dtype=np.int64)
 
@@ -65,7 +67,11 @@ class Rows:
         at = np.asarray(rows)
         self.grammars.prepare(at, self.lengths[at], self.tokens)
         choice = Choice(
-            torch.zeros((len(rows), WIDTH)) if start is None else start, at, self.lengths[at], self.prompts[at], self.tokens
+            torch.zeros((len(rows), WIDTH), device=self.device) if start is None else start,
+            at,
+            self.lengths[at],
+            self.prompts[at],
+            self.tokens,
         )
         touched = self.grammars.touches(at)
         if touched:
@@ -99,9 +105,10 @@ def assert_allows(allowed: set[int], expected: set[int]) -> None:
     assert (EOS in allowed) == (EOS in expected)
 
 
-def test_masks_are_what_a_plain_search_finds() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, WITHOUT_GPU])])
+def test_masks_are_what_a_plain_search_finds(device: str) -> None:
     texts = ["yes", "yesterday", "no", "nothing", "maybe é", "yeti"]
-    rows = Rows()
+    rows = Rows(device=device)
     for seed in range(12):
         chance = random.Random(seed)
         rows.admit(0, choices(*texts))
