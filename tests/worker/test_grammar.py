@@ -66,13 +66,8 @@ class Rows:
         """What the rule makes of flat logits."""
         at = np.asarray(rows)
         self.grammars.prepare(at, self.lengths[at], self.tokens)
-        choice = Choice(
-            torch.zeros((len(rows), WIDTH), device=self.device) if start is None else start,
-            at,
-            self.lengths[at],
-            self.prompts[at],
-            self.tokens,
-        )
+        flat = torch.zeros((len(rows), WIDTH), device=self.device) if start is None else start
+        choice = Choice(flat, at, self.lengths[at], self.prompts[at], self.tokens)
         touched = self.grammars.touches(at)
         if touched:
             self.grammars.apply(choice, touched)
