@@ -111,7 +111,7 @@ def test_a_batch_goes_on_where_a_dead_process_left_it(tmp_path: pathlib.Path) ->
     answered: list[str] = []
 
     async def handler(call: Call) -> Reply:
-        answered.append(call.read(dict)["prompt"])
+        answered.append((await call.read(dict))["prompt"])
         return json_reply({"said": answered[-1]})
 
     async def go() -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Anthropic:
         self.service = service
 
     async def messages(self, call: Call) -> Reply | Events:
-        request = call.read(MessagesRequest)
+        request = await call.read(MessagesRequest)
         model = self.service.check_model(request.model)
         if request.max_tokens < 1:
             raise BadRequest(f"max_tokens is {request.max_tokens}; the least is 1.", param="max_tokens")
@@ -97,7 +97,7 @@ class Anthropic:
         return json_reply(writer.whole(result, conversation.flight.answer))
 
     async def count_tokens(self, call: Call) -> Reply:
-        request = call.read(CountRequest)
+        request = await call.read(CountRequest)
         self.service.check_model(request.model)
         return json_reply({"input_tokens": len(await chat_tokens(self.service, _job(request, SamplingParams())))})
 

@@ -60,7 +60,7 @@ class Batches:
         self._done: set[str] = set()  # names that need not be looked at again
 
     async def create(self, call: Call) -> Reply:
-        request = call.read(BatchRequest)
+        request = await call.read(BatchRequest)
         if request.endpoint not in self.endpoints:
             raise Failure(400, f"endpoint must be one of: {', '.join(self.endpoints)}.", param="endpoint")
         if not request.input_file_id.startswith("file-"):

@@ -40,7 +40,7 @@ class ChatCompletions:
         self.service = service
 
     async def __call__(self, call: Call) -> Reply | Events:
-        request = call.read(ChatRequest)
+        request = await call.read(ChatRequest)
         model = self.service.check_model(request.model)
         conversation = await open_chat(self.service, call, await self.job(request))
         writer = _Writer(self.service, request, f"chatcmpl-{call.request_id}", model)

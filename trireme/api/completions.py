@@ -43,7 +43,7 @@ class Completions:
         self.service = service
 
     async def __call__(self, call: Call) -> Reply | Events:
-        request = call.read(CompletionRequest)
+        request = await call.read(CompletionRequest)
         model = self.service.check_model(request.model)
         sampling = await constrained(self.service, self._sampling(request), request.response_format, request.structured_outputs)
         prompts = await self._prompts(request, sampling)

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from trireme.api.failures import Failure, Shape, failure_body, failure_document, failure_of
 from trireme.api.tracing import Trace
+from trireme.errors import TriremeError
 
 T = TypeVar("T")
 
@@ -26,6 +27,8 @@ BODY_SECONDS = 30.0  # between two pieces of a body
 KEEP_ALIVE_SECONDS = 15.0  # of silence in a stream before a comment says that somebody is still here
 MAX_DEPTH = 64  # of nested JSON
 MAX_OBJECTS = 200_000  # objects and lists in one body
+MAX_VALUES = 1_000_000  # of any kind in one body: decoding holds the interpreter's lock, about 25 ns a value
+LARGE_BODY = 1 << 20  # bytes; larger ones are decoded beside the event loop
 
 log = logging.getLogger("trireme.api")
 
@@ -47,8 +50,10 @@ class Call:
         default_factory=contextlib.AsyncExitStack
     )  # closed when the exchange ends, however it ends
 
-    def read(self, kind: type[T]) -> T:
+    async def read(self, kind: type[T]) -> T:
         """The body as `kind`, or a 400 that names the field at fault."""
+        if len(self.body) > LARGE_BODY:
+            return await asyncio.to_thread(decode, self.body, kind)
         return decode(self.body, kind)
 
 
@@ -68,24 +73,28 @@ def _field_in(message: str) -> str | None:
     return message.split("`")[1] if "required field" in message else None
 
 
-_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
+_UNSTRUCTURED = bytes(set(range(256)) - set(b'[]{},"'))
 
 
 def _check_structure(body: bytes) -> None:
-    """Bounds on nesting and on the number of objects, before anything is built from them."""
-    count = body.count(b"[") + body.count(b"{")
-    if count > MAX_OBJECTS:
-        raise Failure(400, f"The JSON has more than {MAX_OBJECTS} objects and lists.")
-    if count <= MAX_DEPTH:
+    """Bounds on nesting and on the number of values, before anything is built from them. What is in strings does not count."""
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH and body.count(b",") <= MAX_VALUES:
         return
-    depth, quoted = 0, False
-    for byte in body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _STRUCTURE):
-        if byte == 0x22:
-            quoted = not quoted
-        elif not quoted:
-            depth += 1 if byte in b"[{" else -1
-            if depth > MAX_DEPTH:
-                raise Failure(400, f"The JSON is nested deeper than {MAX_DEPTH} levels.")
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _UNSTRUCTURED)
+    if plain.count(b'"') > 4 * MAX_VALUES:  # two of a name, two of a value
+        raise Failure(400, f"The JSON has more than {MAX_VALUES} values.")
+    plain = b"".join(plain.split(b'"')[::2])
+    if plain.count(b",") > MAX_VALUES:
+        raise Failure(400, f"The JSON has more than {MAX_VALUES} values.")
+    if plain.count(b"[") + plain.count(b"{") > MAX_OBJECTS:
+        raise Failure(400, f"The JSON has more than {MAX_OBJECTS} objects and lists.")
+    depth = 0
+    for byte in plain.translate(None, b","):
+        depth += 1 if byte in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise Failure(400, f"The JSON is nested deeper than {MAX_DEPTH} levels.")
+        if depth < 0:
+            return  # no JSON: the decoder says where
 
 
 @dataclass
@@ -162,8 +171,8 @@ class Endpoint:
                     await sender.whole(reply)
         except Exception as error:
             failure = failure_of(error)
-            if failure.status >= 500 and not isinstance(error, Failure):
-                log.error("request failed", exc_info=error, extra={"request_id": call.request_id, "path": call.path})
+            if failure.status >= 500:
+                _log_failure(call, failure, error)
             await sender.fail(failure)
 
     async def _read(self, scope: Scope, receive: Receive) -> Call:
@@ -202,6 +211,15 @@ class Endpoint:
             chunks.append(chunk)
             if not message.get("more_body", False):
                 return b"".join(chunks)
+
+
+def _log_failure(call: Call, failure: Failure, error: Exception) -> None:
+    """One line for what was foreseen (a start, a full queue, a dead worker); the whole traceback for what was not."""
+    where = {"request_id": call.request_id, "path": call.path, "status": failure.status}
+    if isinstance(error, Failure | TriremeError):
+        log.warning("request failed: %s", failure.message, extra=where)
+    else:
+        log.error("request failed", exc_info=error, extra=where)
 
 
 class _Gone(Exception):

@@ -103,7 +103,7 @@ class Native:
         self.service = service
 
     async def generate(self, call: Call) -> Reply | Events:
-        request = call.read(GenerateRequest)
+        request = await call.read(GenerateRequest)
         if request.stream:
             return await self._stream(call, request)
         parameters, flight = await self._open(call, request)
@@ -112,7 +112,7 @@ class Native:
         return json_reply(writer.tgi(output.completions) if _is_tgi(call, request) else writer.native(output.completions))
 
     async def generate_stream(self, call: Call) -> Reply | Events:
-        return await self._stream(call, call.read(GenerateRequest))
+        return await self._stream(call, await call.read(GenerateRequest))
 
     async def _stream(self, call: Call, request: GenerateRequest) -> Events:
         if request.parameters and (request.parameters.best_of or 1) > 1:
@@ -123,7 +123,7 @@ class Native:
         return Events(pieces, failed=lambda failure: event(failure_document(failure, Shape.TGI)))
 
     async def tokens(self, call: Call) -> Reply:
-        request = call.read(TokensRequest)
+        request = await call.read(TokensRequest)
         add_special = request.parameters is None or request.parameters.add_special_tokens
         return json_reply({"ntokens": len(await self.service.encode(request.text, add_special))})
 

@@ -95,7 +95,7 @@ class Ollama:
         self.service = service
 
     async def chat(self, call: Call) -> Reply | Events:
-        request = call.read(OllamaChatRequest)
+        request = await call.read(OllamaChatRequest)
         model = self._model(request.model)
         if not request.messages:  # how a client asks for the model to be loaded
             return json_reply(_line(model, {"message": {"role": "assistant", "content": ""}}, done_reason="load"))
@@ -113,7 +113,7 @@ class Ollama:
         return json_reply(writer.whole(result, conversation.flight.answer))
 
     async def generate(self, call: Call) -> Reply | Events:
-        request = call.read(OllamaGenerateRequest)
+        request = await call.read(OllamaGenerateRequest)
         model = self._model(request.model)
         if not request.prompt:
             return json_reply(_line(model, {"response": ""}, done_reason="load"))
@@ -147,7 +147,7 @@ class Ollama:
         return json_reply({"models": [{**self._card(), "size_vram": 0, "expires_at": "9999-12-31T00:00:00Z"}]})
 
     async def show(self, call: Call) -> Reply:
-        request = call.read(ShowRequest)
+        request = await call.read(ShowRequest)
         self._model(request.model or request.name)
         info = self.service.info
         kind = str(info.config.get("model_type", "unknown"))

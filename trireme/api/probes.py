@@ -91,7 +91,7 @@ class Probes:
         return ModelCard(info.name, info.created, info.max_model_len)
 
     async def tokenize(self, call: Call) -> Reply:
-        request = call.read(TokenizeRequest)
+        request = await call.read(TokenizeRequest)
         service = self.service
         service.check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
@@ -113,7 +113,7 @@ class Probes:
         return json_reply(TokenizeAnswer(len(tokens), service.info.max_model_len, tokens, spelled))
 
     async def detokenize(self, call: Call) -> Reply:
-        request = call.read(DetokenizeRequest)
+        request = await call.read(DetokenizeRequest)
         self.service.check_model(request.model)
         self.service.check_tokens(request.tokens, "tokens")
         text = await self.service.with_tokenizer(len(request.tokens), lambda t: t.decode(request.tokens, skip_special_tokens=False))

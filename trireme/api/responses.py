@@ -50,7 +50,7 @@ class Responses:
         self._background: set[asyncio.Task] = set()
 
     async def create(self, call: Call) -> Reply | Events:
-        request = call.read(ResponsesRequest)
+        request = await call.read(ResponsesRequest)
         model = self.service.check_model(request.model)
         items = self._items(call, request)
         job = await self._job(request, items)

@@ -206,11 +206,11 @@ class Client:
         inbox = self._inboxes[answer.key] = _Inbox([request.id for request in requests], self._backlog)
         for follower in requests[1:]:
             follower.tokens = []  # the router knows them from the first
-        assert self._router is not None
-        self._router.post(Submit(requests))
         try:
+            assert self._router is not None
+            self._router.post(Submit(requests))
             await inbox.taken
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or a message that could not be written: nobody will read this inbox
             self.leave(answer)
             raise
         if inbox.error is not None:
@@ -225,7 +225,8 @@ class Client:
         ages = {name: seconds + age for name, seconds in standing.ages.items()} | {"supervisor": age}
         if standing.name in ("ready", "sleeping") and not self._connected:
             return State("starting", "connecting", ages=ages, hung=standing.hung)
-        return State(standing.name, standing.phase, 100 * standing.share, standing.reason, ages, standing.hung)  # type: ignore[arg-type]
+        percent = 100.0 if standing.name in ("ready", "sleeping", "draining") else 100 * standing.share
+        return State(standing.name, standing.phase, percent, standing.reason, ages, standing.hung)  # type: ignore[arg-type]
 
     async def stats(self) -> dict[str, Any]:
         """The scheduler's numbers (sched.scheduler.Stats as a dict) and the router's: restarts, uptime, ..."""
