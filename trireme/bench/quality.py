@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
     config = fetched(config_from(args))
     text = pathlib.Path(args.text).read_text() if args.text else files("trireme.bench").joinpath("data/alice.txt").read_text()
     results = compare(config, args.methods, text, args.window, args.continue_tokens)
-    print(f"{'method':<8}{'weights MB':>12}{'perplexity':>12}{'few rows':>10}{'agreement':>11}{'few rows':>10}{'greedy tokens':>15}")
+    print(
+        f"{'method':<8}{'weights MB':>12}{'perplexity':>12}{'few rows':>10}{'agreement':>11}{'few rows':>10}{'greedy tokens':>15}"
+    )
     for r in results:
         print(
             f"{r.method:<8}{r.weight_bytes / 1e6:>12.1f}{r.perplexity:>12.3f}{r.perplexity_few:>10.3f}"

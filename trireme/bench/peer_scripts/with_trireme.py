@@ -1,0 +1,46 @@
+"""This engine's offline API: `with_trireme.py MODEL THREADS QUANTIZE`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from answering import serve
+
+from trireme.llm import LLM
+from trireme.types import SamplingParams
+
+
+class Trireme:
+    def __init__(self, model: str, threads: int, quantize: str):
+        self.llm = LLM(model, quantize=quantize, backend="cpu", threads=threads)
+
+    def prefill(self, prompt: list[int]) -> float:
+        begun = time.perf_counter()
+        self._run([prompt], 1)
+        return time.perf_counter() - begun
+
+    def decode(self, prompts: list[list[int]], steps: int) -> float:
+        """From the launch of the first step in which every stream decodes to the last answer."""
+        worker, begun = self.llm.worker, 0.0
+        launch = worker.launch
+
+        def watched(plan: Any) -> None:
+            nonlocal begun
+            if not begun and len(plan.counts) == len(prompts) and set(plan.counts) == {1}:
+                begun = time.perf_counter()
+            launch(plan)
+
+        worker.launch = watched  # type: ignore[method-assign]
+        try:
+            self._run(prompts, steps + 1)
+        finally:
+            worker.launch = launch  # type: ignore[method-assign]
+        return time.perf_counter() - begun
+
+    def _run(self, prompts: list[list[int]], tokens: int) -> None:
+        self.llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True))
+
+
+serve(Trireme(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
