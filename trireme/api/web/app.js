@@ -175,6 +175,12 @@ function showTab(name) {
   if (name === "dashboard") redrawDashboard();
 }
 
+// On a small window the sidebar lies over the page and is closed until asked for; on a large one it is the other way round.
+function showSidebar(shown) {
+  document.body.classList.toggle("sidebar-open", shown);
+  document.body.classList.toggle("sidebar-closed", !shown);
+}
+
 function toggleSettings() {
   const drawer = byId("settings");
   drawer.hidden = !drawer.hidden;
@@ -195,8 +201,8 @@ function wire() {
   on("forget", "click", forgetAll);
   on("tab-chat", "click", () => showTab("chat"));
   on("tab-dashboard", "click", () => showTab("dashboard"));
-  on("open-sidebar", "click", () => document.body.classList.toggle(window.innerWidth > 800 ? "sidebar-closed" : "sidebar-open"));
-  on("close-sidebar", "click", () => document.body.classList.add("sidebar-closed") ?? document.body.classList.remove("sidebar-open"));
+  on("open-sidebar", "click", () => showSidebar(true));
+  on("close-sidebar", "click", () => showSidebar(false));
   on("composer", "submit", (event) => (event.preventDefault(), submit()));
   on("stop", "click", () => chat.stop());
   on("input", "input", fitInput);

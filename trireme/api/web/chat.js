@@ -172,7 +172,7 @@ export class Chat {
     delete message.pending;
     delete message.thinking;
     painter.now();
-    this.ended(conversation, message);
+    this.ended(conversation);
   }
 
   prompt() {
