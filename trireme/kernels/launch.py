@@ -126,6 +126,47 @@ class Kernel:
         )
 
 
+class Shortcut:
+    """A launch seen before, with the same types, shapes and strides: only pointers are new. `tail` are all later arguments."""
+
+    __slots__ = ("device", "grid", "handle", "tail")
+
+    def __init__(self, handle: tuple[Any, ...], grid: tuple[int, ...], tail: tuple[Any, ...], device: int) -> None:
+        self.handle, self.tail, self.device = handle, tail, device
+        self.grid = (*grid, 1, 1)[:3]
+
+    def start(self, *pointers: Any) -> bool:
+        """Runs it again, unless a pointer is unaligned or another device is current."""
+        together = 0
+        for pointer in pointers:
+            together |= pointer or 0
+        if together & 15 or chips.current_device() != self.device:
+            return False
+        start, function, cooperative, dependent, metadata = self.handle
+        # fmt: off
+        start(*self.grid, chips.current_stream(self.device), function, cooperative, dependent, None, None, metadata,
+              None, None, None, *pointers, *self.tail)
+        # fmt: on
+        return True
+
+
+class Shortcuts:
+    """The launches that one operator remembers."""
+
+    def __init__(self, most: int = 4096) -> None:
+        self.known: dict[tuple[Any, ...], Shortcut] = {}
+        self.most = most
+
+    def keep(self, key: tuple[Any, ...], used: Kernel, grid: tuple[int, ...], tail: tuple[Any, ...], tensors: list[Any]) -> None:
+        """Remembers the launch that `used` just did, if its pointers were aligned, as a repetition will check."""
+        if used.latest is None or any(x is not None and x.data_ptr() & 15 for x in tensors):
+            return
+        if len(self.known) >= self.most:
+            self.known.clear()
+        device = next(x.get_device() for x in tensors if x is not None)
+        self.known[key] = Shortcut(used.latest, grid, tail, device)
+
+
 def _specialisation(value: Any) -> Any:
     """At least as fine as what Triton itself specialises an argument on."""
     if type(value) is int:

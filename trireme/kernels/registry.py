@@ -159,10 +159,14 @@ def _with_gradient(operator: Operator) -> Function:
     forward, both, overload = operator.function, operator.differentiable, operator.overload
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        tensors = [x for x in args if isinstance(x, torch.Tensor)]
-        if torch._C._len_torch_dispatch_stack() or any(type(x) not in _PLAIN for x in tensors):
+        grad, wanted = torch.is_grad_enabled(), False
+        for x in args:
+            if isinstance(x, torch.Tensor):
+                if type(x) not in _PLAIN:
+                    return overload.decompose(*args, **kwargs)
+                wanted = wanted or (grad and x.requires_grad)
+        if torch._C._len_torch_dispatch_stack():
             return overload.decompose(*args, **kwargs)
-        wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         if wanted and both is None and operator.gradient != "none":
             return overload.decompose(*args, **kwargs)
         try:

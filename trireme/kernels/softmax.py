@@ -10,7 +10,7 @@ import triton.language as tl
 
 from trireme.kernels import chips
 from trireme.kernels.fold import Fold, fold
-from trireme.kernels.launch import Unsupported, blocks, kernel, next_power
+from trireme.kernels.launch import Shortcuts, Unsupported, blocks, kernel, next_power
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -136,6 +136,9 @@ def _gradient(
         tl.store(dx + offset, result.to(dx.dtype.element_ty), mask=mask)
 
 
+_known = Shortcuts()
+
+
 def tile(f: Fold, limit: int) -> tuple[int, int, int]:
     """Rows, columns and warps of one program for rows of this length."""
     n = min(next_power(f.length), limit)
@@ -151,6 +154,12 @@ def tile(f: Fold, limit: int) -> tuple[int, int, int]:
 
 def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> torch.Tensor:
     result = dtype or x.dtype
+    key = (x.dtype, x.shape, x.stride(), x.get_device(), dim, result, log)
+    known = _known.known.get(key)
+    if known is not None:
+        y = torch.empty(x.shape, dtype=result, device=x.device)
+        if known.start(x.data_ptr(), y.data_ptr()):
+            return y
     if dtype is not None and x.dtype not in _FLOATS:
         x = x.to(dtype)
     if x.dtype not in _FLOATS or result not in _FLOATS:
@@ -170,7 +179,11 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
     m, n, warps = tile(f, limit if f.length <= limit else limit // 2)
     body = _softmax if f.length <= n else _softmax_long
     grid = (blocks(f.rows, m),)
-    body(grid, x, y, f.rows, f.inner, f.length, *f.walk, *g.walk, LOG=log, DOUBLE=double, M=m, N=n, warps=warps)
+    tail = (f.rows, f.inner, f.length, *f.walk, *g.walk)
+    constants: dict[str, Any] = {"LOG": log, "DOUBLE": double, "M": m, "N": n}
+    body(grid, x, y, *tail, **constants, warps=warps)
+    if not f.copied and key[0] is x.dtype:
+        _known.keep(key, body, grid, (*tail, *constants.values()), [x, y])
     return y
 
 

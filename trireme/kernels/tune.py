@@ -23,13 +23,14 @@ _REPEATS, _CALLS = 5, 10
 _rehearsing = False
 _enabled = os.environ.get("TRIREME_TUNE", "") not in ("", "0")
 _known: dict[tuple[str, str], Config] = {}
+generation = 0  # changes whenever an earlier answer may no longer hold
 
 
 def enable(on: bool = True) -> None:
     """From now on an unknown shape class is measured at its first call; off, it takes the default."""
     global _enabled
     _enabled = on
-    _known.clear()
+    _forget()
 
 
 def rehearse() -> None:
@@ -78,6 +79,8 @@ def _lookup(key: tuple[str, str]) -> Config | None:
         ).fetchone()
         if row is not None:
             return json.loads(row[0])
+    if _enabled:
+        return None  # who turns tuning on wants this machine's own answer
     return _shipped().get(chips.current().name, {}).get(key[0], {}).get(key[1])
 
 
@@ -167,5 +170,11 @@ def load(path: Path) -> int:
     ]
     with _database() as database:
         database.executemany("INSERT OR REPLACE INTO tuned VALUES (?, ?, ?, ?, ?)", rows)
-    _known.clear()
+    _forget()
     return len(rows)
+
+
+def _forget() -> None:
+    global generation
+    generation += 1
+    _known.clear()
