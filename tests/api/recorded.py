@@ -66,6 +66,10 @@ RECORDED: list[tuple[str, str, str, list]] = [
     ("tagged", "a < b and <tool> is no <tool_calls>", "a < b and <tool> is no <tool_calls>", []),
     ("tagged", "plain text  \n", "plain text  \n", []),
     ("tagged", "", "", []),
+    # tagged: without the tags, as Qwen2.5-Coder does
+    ("tagged", '```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}\n```', "", [PARIS]),
+    ("tagged", '{"name": "get_weather", "arguments": {"city": "Paris"}}', "", [PARIS]),
+    ("tagged", '{"name": "Ada", "arguments": {"for": 1}}', '{"name": "Ada", "arguments": {"for": 1}}', []),
     # tagged: Qwen3-Coder, GLM
     (
         "tagged",

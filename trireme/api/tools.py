@@ -107,7 +107,10 @@ def _bare(stream: Stream, offer: Offer) -> Steps[None]:
 
 
 def _read_tagged(stream: Stream, offer: Offer) -> Steps[None]:
-    """Hermes and Qwen write JSON between the tags, Qwen3-Coder and GLM tags of their own: the first characters tell."""
+    """Hermes and Qwen write JSON between the tags, Qwen3-Coder and GLM tags of their own: the first characters tell.
+
+    Small models forget the tags, so an answer that begins with the bare JSON of an offered tool is a call as well.
+    """
     closing = "</tool_call>"
 
     def read() -> Steps[bool]:
@@ -118,12 +121,8 @@ def _read_tagged(stream: Stream, offer: Offer) -> Steps[None]:
             return (yield from read_function_tags(stream, offer.schemas))
         return (yield from read_key_values(stream, offer.schemas, closing))
 
-    yield from _marked(stream, "<tool_call>", closing, read)
-
-
-def _read_generic(stream: Stream, offer: Offer) -> Steps[None]:
     yield from _bare(stream, offer)
-    yield from _read_tagged(stream, offer)
+    yield from _marked(stream, "<tool_call>", closing, read)
 
 
 def _read_json(stream: Stream, offer: Offer) -> Steps[None]:
@@ -287,7 +286,7 @@ FORMATS = (
         special=True, silent=TURN_ENDS, model_types=("mllama",),
     ),
     Format("json", (), _read_json, Shape("", '{"name": "', '", "arguments": ', "}", "\n", "")),
-    Format("generic", (), _read_generic, _TAGGED_SHAPE),
+    Format("generic", (), _read_tagged, _TAGGED_SHAPE),
 )  # fmt: skip
 BY_NAME = {format.name: format for format in FORMATS}
 HARMONY_ENDS = (END, RETURN, CALL)

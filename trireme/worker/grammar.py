@@ -63,12 +63,12 @@ class Grammars:
     def apply(self, choice: Choice, at: list[int]) -> None:
         """Forbids what the grammars do not allow."""
         masks = np.stack([self._mask(int(choice.rows[i])) for i in at])
-        device, width = choice.logits.device, choice.logits.shape[1]
-        bits = torch.from_numpy(masks).to(device, non_blocking=True)
-        allowed = (bits.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=device)) & 1
-        allowed = torch.nn.functional.pad(allowed.flatten(1), (0, max(0, width - masks.shape[1] * 8)))[:, :width].bool()
-        where = torch.tensor(at, device=device)
-        choice.logits[where] = choice.logits[where].masked_fill(~allowed, NEGATIVE)
+        forbidden = _unpacked(~masks, choice.logits.shape[1], choice.logits.device)
+        if at == list(range(len(at))):  # the rows lie together: no copies
+            choice.logits[: len(at)].masked_fill_(forbidden, NEGATIVE)
+        else:
+            where = torch.tensor(at, device=choice.logits.device)
+            choice.logits[where] = choice.logits[where].masked_fill(forbidden, NEGATIVE)
         for i in at:
             row = self._rows[int(choice.rows[i])]
             if row.ended and row.ends:  # whatever other rules say: there is nothing else to choose
@@ -119,6 +119,17 @@ class _Row:
         if matcher.is_error():
             raise ValueError(matcher.get_error()[:200])
         return mask
+
+
+def _unpacked(bits: np.ndarray, width: int, device: torch.device) -> Tensor:
+    """[rows, width] of bool from one bit per token; on a device of its own the bits travel and are unpacked there."""
+    if device.type == "cpu":
+        unpacked = torch.from_numpy(np.unpackbits(bits, axis=1, bitorder="little")).view(torch.bool)
+    else:
+        moved = torch.from_numpy(bits).to(device, non_blocking=True)
+        unpacked = ((moved.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=device)) & 1).bool().flatten(1)
+    lacking = width - unpacked.shape[1]
+    return torch.nn.functional.pad(unpacked, (0, lacking), value=True) if lacking > 0 else unpacked[:, :width]
 
 
 def _fresh(waiting: list[tuple[_Row, int, int]], tokens: Tensor) -> list[list[int]]:
