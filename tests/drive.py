@@ -136,7 +136,8 @@ class ThreadGroup:
         board, barrier = [None] * size, threading.Barrier(size, timeout=30)
         monkeypatch.setattr(Backend, "comm", lambda self, rank, size, store: ThreadComm(rank, size, board, barrier))
         self.threads = ThreadPoolExecutor(size)
-        self.workers = [LocalWorker(config, path, rank) for rank in range(size)]
+        # together: a worker's first step needs the others
+        self.workers = list(self.threads.map(lambda rank: LocalWorker(config, path, rank), range(size)))
         first = self.workers[0]
         self.ready, self.depth, self.runner = first.ready, first.depth, first.runner
 
