@@ -1,0 +1,104 @@
+"""Bodies within bounds: what is counted and what is not, before anything is built from it; what a failure leaves in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+
+from trireme.api import http
+from trireme.api.failures import Failure, Shape
+from trireme.api.http import Call, Endpoint, Reply, decode
+from trireme.api.tracing import Trace
+from trireme.errors import TriremeError, Unavailable
+
+
+def _nested(levels: int, inner: bytes = b"1") -> bytes:
+    return b'{"a":' * levels + inner + b"}" * levels
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        (_nested(http.MAX_DEPTH + 1), "deeper than"),
+        (b"[" * 100_000, "deeper than"),
+        (b"[" + b"[]," * http.MAX_OBJECTS + b"[]]", "objects and lists"),
+        (b"[" + b"1," * (http.MAX_VALUES + 1) + b"1]", "values"),
+        (b"[" + b'"a",' * (2 * http.MAX_VALUES + 1) + b'"a"]', "values"),
+        (b"]" * 100 + b"[" * 100, "no JSON"),
+        (b'{"a": "' + b"[" * 200, "deeper|no JSON"),
+    ],
+)
+def test_too_much_is_refused(body: bytes, word: str) -> None:
+    with pytest.raises(Failure, match=word) as caught:
+        decode(body, dict)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[" * 1000, "," * (http.MAX_VALUES + 5), '"[' * 1000, "\\[" * 1000, '\\"{' * 500, "a\\\\", "[1, 2]" * (http.MAX_OBJECTS // 2)],
+)
+def test_what_stands_in_strings_does_not_count(value: str) -> None:
+    document = {"text": value, "rest": [[]] * 70}
+    assert decode(msgspec.json.encode(document), dict) == document
+
+
+def test_the_last_allowed_level_is_allowed() -> None:
+    assert decode(_nested(http.MAX_DEPTH), dict) and decode(_nested(http.MAX_DEPTH - 1, b"[1]"), dict)
+
+
+def test_large_bodies_leave_the_event_loop_free() -> None:
+    body = b'{"prompt": "' + b"a" * (http.LARGE_BODY + 1) + b'"}'
+    seen: list[int] = []
+
+    async def work() -> None:
+        async def tick() -> None:
+            seen.append(1)
+
+        ticking = asyncio.ensure_future(tick())
+        call = Call(path="/", headers={}, body=body, path_params={}, query={}, request_id="r")
+        assert len((await call.read(dict))["prompt"]) > http.LARGE_BODY
+        await ticking
+
+    asyncio.run(work())
+    assert seen
+
+
+def _exchange(error: Exception) -> int:
+    """Status of the answer of a handler that raises `error`."""
+    sent: list[dict[str, Any]] = []
+    scope = {"method": "GET", "path": "/x", "headers": [], "query_string": b""}
+    scope["state"] = {"request_id": "r", "tenant": "", "trace": Trace(""), "begun": 0.0}
+
+    async def handler(call: Call) -> Reply:
+        raise error
+
+    async def work() -> None:
+        messages = asyncio.Queue[dict[str, Any]]()
+        messages.put_nowait({"type": "http.request", "body": b""})
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await Endpoint(handler, Shape.OPENAI, 1000)(scope, messages.get, send)
+
+    asyncio.run(work())
+    return sent[0]["status"]
+
+
+def test_what_was_foreseen_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("trireme"), "propagate", True)
+    for error, status in [(Unavailable("Still starting.", "wait"), 503), (TriremeError("A worker died."), 500)]:
+        caplog.clear()
+        assert _exchange(error) == status
+        (record,) = caplog.records
+        assert record.levelname == "WARNING" and not record.exc_info and str(error) in record.getMessage()
+    caplog.clear()
+    assert _exchange(ZeroDivisionError("ours")) == 500
+    assert caplog.records[0].levelname == "ERROR" and caplog.records[0].exc_info
+    caplog.clear()
+    assert _exchange(Failure(400, "theirs")) == 400 and not caplog.records

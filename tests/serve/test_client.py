@@ -1,0 +1,56 @@
+"""The client without the processes behind it: a request that never leaves holds nothing; states are told in percent."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+from typing import Any
+
+import pytest
+
+from trireme.config import resolve
+from trireme.errors import Unavailable
+from trireme.ipc.messages import Ready
+from trireme.ipc.serving import Begin, Standing
+from trireme.serve.client import Client
+from trireme.types import SamplingParams
+
+READY = Ready(8, 16, 128, 100, True, 1, "fake", "float32", 1, 1, 0.0)
+
+
+class BrokenChannel:
+    def post(self, message: Any) -> None:
+        raise OverflowError("too large to be written")
+
+
+def _client(path: pathlib.Path) -> Client:
+    begin = Begin("http-0.1", {}, str(path), "tiny", "/nowhere")
+    return Client(begin, resolve({"model": str(path)}, environ={}), None)
+
+
+def test_a_submission_that_cannot_be_written_leaves_nothing_behind(tiny_path: pathlib.Path) -> None:
+    async def work() -> None:
+        client = _client(tiny_path)
+        client.stand(Standing("ready", ready=READY))
+        client._detokenizer = object()  # type: ignore[assignment]
+        client._router = BrokenChannel()  # type: ignore[assignment]
+        with pytest.raises(OverflowError):
+            await client.open([1, 2], SamplingParams(), request_id="r")
+        assert client.num_open == 0
+
+    asyncio.run(work())
+
+
+def test_percent_tells_of_the_start_and_is_a_hundred_after_it(tiny_path: pathlib.Path) -> None:
+    async def work() -> None:
+        client = _client(tiny_path)
+        client._router = client._detokenizer = object()  # type: ignore[assignment]
+        client.stand(Standing("starting", "weights", 0.4))
+        assert client.state().percent == pytest.approx(40.0)
+        with pytest.raises(Unavailable, match="weights, 40 %"):
+            await client.open([1], SamplingParams(), request_id="r")
+        for name in ("ready", "sleeping", "draining"):
+            client.stand(Standing(name, ready=READY))
+            assert client.state().percent == 100.0
+
+    asyncio.run(work())

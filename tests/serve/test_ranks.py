@@ -1,0 +1,45 @@
+"""Two ranks behind one server: the tokens of one process, and service again after one of them dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import signal
+
+import pytest
+from running_server import RunningServer, command_of, descendants
+
+from trireme import LLM, SamplingParams
+
+PROMPTS = [[i + 1, 40, 7] for i in range(6)]
+GREEDY = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+
+
+def _ranks(server: RunningServer) -> list[int]:
+    return [pid for pid in descendants(server.process.pid) if "trireme.worker.rank" in command_of(pid)]
+
+
+@pytest.mark.xdist_group("serve-traffic")
+def test_two_ranks_serve_as_one_process_does(tiny_path: pathlib.Path, short_folder: pathlib.Path) -> None:
+    with LLM(str(tiny_path), backend="reference", kv_tokens=4096, max_model_len=1024) as llm:
+        expected = [output.token_ids for output in llm.generate(PROMPTS, SamplingParams(**GREEDY))]
+    server = RunningServer(tiny_path, short_folder / "ranks", tp=2, kv_tokens=4096, max_model_len=1024)
+
+    async def work() -> None:
+        await server.until("ready")
+        first = _ranks(server)
+        assert len(first) == 2
+        answers = await asyncio.gather(*(server.answer(prompt, **GREEDY) for prompt in PROMPTS))
+        assert [answer["token_ids"] for answer in answers] == expected
+        os.kill(first[1], signal.SIGKILL)
+        await server.until("starting")
+        await server.until("ready")
+        assert not set(first) & set(_ranks(server)), "a rank outlived its group"
+        assert (await server.answer(PROMPTS[0], **GREEDY))["token_ids"] == expected[0]
+        await server.until_idle()
+
+    try:
+        asyncio.run(work())
+    finally:
+        server.end()
