@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from reference import check
 
-from trireme.kernels import chips, registry
+from trireme.kernels import chips, fold, registry
 
 INTERPRETED = chips.current().interpreted
 HALVES = [torch.bfloat16, torch.float16]
@@ -386,3 +387,23 @@ def test_cross_entropy(smoothing: float, device: str) -> None:
                 {},
                 length=64,
             )
+
+
+def test_rows_shared_by_several_programs(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """A chip with many processors splits long rows; here it is made of a small one, so that this path runs everywhere."""
+    small = dataclasses.replace(chips.current(), multiprocessors=64, fold_tile=64, row_elements=256)
+    monkeypatch.setattr(chips, "current", lambda: small)
+    monkeypatch.setattr(fold, "_folds", {})
+    ops = registry.OPERATORS
+    for shape in [(2, 3001), (3001, 3), (1, 4096)]:
+        for dim in (0, 1):
+            x = draw(shape, torch.float32, device)
+            length = shape[dim]
+            for name in ("sum.dim_IntList", "mean.dim", "amax", "any.dims", "var_mean.correction"):
+                check(f"{name} {shape} {dim}", ops[name].function, aten(name), (x, [dim]), {}, length=length)
+            for name in ("max.dim", "min.dim", "argmax"):
+                for values in (x, torch.randperm(x.numel(), device=device).view(shape)):
+                    check(f"{name} {shape} {dim}", ops[name].function, aten(name), (values, dim), {})
+            for name in ("softmax.int", "log_softmax.int"):
+                check(f"{name} {shape} {dim}", ops[name].function, aten(name), (x, dim), {}, length=64)
+            check(f"cumsum {shape} {dim}", ops["cumsum"].function, aten("cumsum"), (x, dim), {}, length=length)

@@ -26,6 +26,7 @@ class Chip:
     interpreted: bool  # Triton's interpreter instead of compiled kernels
     pointwise_block: int  # elements of one pointwise program
     row_elements: int  # longest row that normalisations and softmax keep in registers
+    fold_tile: int  # elements that a program of a reduction holds at once
 
     @property
     def autograd_key(self) -> str:
@@ -33,12 +34,12 @@ class Chip:
 
 
 # Hopper's block sizes: 16 bytes a thread and access, four to eight accesses in flight.
-HOPPER = Chip("hopper", "cuda", "CUDA", 32, 132, 232448, True, False, 2048, 16384)
+HOPPER = Chip("hopper", "cuda", "CUDA", 32, 132, 232448, True, False, 2048, 16384, 4096)
 AMPERE = replace(HOPPER, name="ampere", multiprocessors=108, shared_memory=166912, descriptors=False)
 GENERIC = replace(HOPPER, name="gpu", multiprocessors=64, shared_memory=65536, descriptors=False, row_elements=8192)
 XPU = replace(GENERIC, name="xpu", device_type="xpu", dispatch_key="XPU")
 # Few programs and large blocks: the interpreter's cost is per operation, not per element.
-INTERPRETER = Chip("interpreter", "cpu", "CPU", 1, 1, 1 << 30, False, True, 4096, 16384)
+INTERPRETER = Chip("interpreter", "cpu", "CPU", 1, 1, 1 << 30, False, True, 4096, 16384, 1 << 16)
 
 
 @functools.cache

@@ -11,7 +11,6 @@ import torch
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks, next_power
 
-_TILE = 4096  # elements a program holds at once; eight 16-byte loads of bf16 a thread with 8 warps
 _folds: dict[tuple[object, ...], Fold] = {}
 _MOST_FOLDS = 4096
 
@@ -31,7 +30,7 @@ class Fold:
     @functools.cached_property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of one tile: long along whichever is contiguous."""
-        size = _TILE if not chips.current().interpreted else 1 << 16
+        size = chips.current().fold_tile
         if self.step == 1 or self.inner == 1:
             n = min(next_power(self.length), size)
             return max(1, min(size // n, next_power(self.rows), 64)), n
@@ -44,7 +43,7 @@ class Fold:
         chip = chips.current()
         m, n = self.tile
         wanted = 4 * chip.multiprocessors // blocks(self.rows, m)
-        if wanted < 2 or chip.interpreted:
+        if wanted < 2:
             return 1
         return max(1, min(wanted, blocks(self.length, 4 * n), 1024))
 

@@ -239,9 +239,7 @@ def _run(
     splits = blocks(f.length, f.part)
     partial = torch.empty((splits, f.rows), dtype=_WORK_TYPE[work], device=x.device)
     grid = (blocks(f.rows, m), splits)
-    _fold(
-        grid, x, partial, f.rows, f.inner, f.length, f.part, *f.walk, divisor, order, KIND=kind, FIRST=True, LAST=False, **constants
-    )
+    _fold(grid, x, partial, f.rows, f.inner, f.length, f.part, *f.walk, divisor, order, **constants, warps=warps)
     columns = min(next_power(splits), 1024)
     height = max(1, min(2048 // columns, next_power(f.rows)))
     _fold((blocks(f.rows, height), 1), partial, out, f.rows, f.rows, splits, splits, 0, 1, f.rows, divisor, order,

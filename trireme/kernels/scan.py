@@ -67,7 +67,7 @@ def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
     chip = chips.current()
     programs = blocks(f.rows, m)
     parts = 1
-    if programs < chip.multiprocessors and f.length > 8 * n and not chip.interpreted:
+    if programs < chip.multiprocessors and f.length > 8 * n:
         parts = min(blocks(f.length, 4 * n), 8 * chip.multiprocessors // programs, 1024)
     chunk = blocks(blocks(f.length, parts), n) * n
     parts = blocks(f.length, chunk)
