@@ -6,6 +6,7 @@ Knows the offline API and torch's profiler; nothing of kernels. `python -m trire
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import pathlib
 import re
@@ -16,6 +17,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
+from trireme.backends.cuda.device import release
 from trireme.bench.engine import Prompts, measure
 from trireme.bench.shapes import write_model
 from trireme.llm import LLM
@@ -76,17 +78,24 @@ def run(args: argparse.Namespace) -> int:
     found: dict[str, dict[str, object]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for shape in args.shapes.split(","):
-            path = str(write_model(shape, pathlib.Path(folder)))
-            settings: dict[str, Any] = {"backend": "cuda", "dtype": "bfloat16", "random_weights": True, "prefix_cache": False}
-            with LLM(path, **settings, max_model_len=16384, max_step_tokens=args.max_step_tokens) as llm:
-                draw = Prompts(llm.worker.ready.vocab_size)
-                for name in args.loads.split(","):
-                    result = account(llm, draw, *LOADS[name])
-                    found[f"{shape} {name}"] = result
-                    show(f"{shape} {name}", result, LOADS[name][2], args.top)
-                    if args.json:
-                        args.json.write_text(json.dumps(found, indent=1))
+            found |= one_shape(write_model(shape, pathlib.Path(folder)), args)
+            gc.collect()
+            release()
+            if args.json:
+                args.json.write_text(json.dumps(found, indent=1))
     return 0
+
+
+def one_shape(path: pathlib.Path, args: argparse.Namespace) -> dict[str, dict[str, object]]:
+    """The account of every load on one model."""
+    found: dict[str, dict[str, object]] = {}
+    settings: dict[str, Any] = {"backend": "cuda", "dtype": "bfloat16", "random_weights": True, "prefix_cache": False}
+    with LLM(str(path), **settings, max_model_len=16384, max_step_tokens=args.max_step_tokens) as llm:
+        draw = Prompts(llm.worker.ready.vocab_size)
+        for name in args.loads.split(","):
+            found[f"{path.name} {name}"] = account(llm, draw, *LOADS[name])
+            show(f"{path.name} {name}", found[f"{path.name} {name}"], LOADS[name][2], args.top)
+    return found
 
 
 def show(name: str, result: dict, steps: int, top: int) -> None:

@@ -39,6 +39,7 @@ class Shape:
 LARGE = {64: Shape(64, 64, 4, 3), 128: Shape(64, 64, 4, 3), 256: Shape(128, 64, 8, 2)}
 LONG = {64: Shape(64, 64, 4, 3), 128: Shape(128, 128, 8, 3), 256: Shape(128, 64, 8, 2)}
 SMALL = {64: Shape(16, 64, 4, 3), 128: Shape(16, 64, 4, 3), 256: Shape(16, 32, 4, 2)}  # drafts: a few tokens a sequence
+WIDE = Shape(16, 32, 4, 1)  # float32, for checks: no tensor cores, and twice the memory
 LONG_CONTEXT = 4096
 LEAST_DENSE = 2048  # keys in all from which copying them together pays
 

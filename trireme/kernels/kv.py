@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trireme.kernels.launch import blocks, kernel, next_power
+from trireme.kernels.skinny import depend
 
 HEADS_PER_PROGRAM = 16  # 16 heads of 128 are 32 bytes a thread and access pair with 4 warps
 
@@ -51,9 +52,7 @@ def _prepare(
 ):  # fmt: skip
     """One token's block of heads: query blocks first, then key and value blocks."""
     # q: [tokens, HEADS, DIM]; k, v: [tokens, KV_HEADS, DIM]; cache: [slots, KV_HEADS, DIM]; table: [positions, 2 HALF]
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, WIDTH)
     position = tl.load(index + token).to(tl.int64)
@@ -94,9 +93,7 @@ def _inputs(
     PAGE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """ids[t], slots[t] = what stands at token t's position of its row, and the slot of that position"""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = t < count
     row, position = tl.load(rows + t, mask=live, other=0).to(tl.int64), tl.load(positions + t, mask=live, other=0)
@@ -108,9 +105,7 @@ def _inputs(
 @kernel
 def _append(tokens, rows, positions, ids, width, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """tokens[rows[i], positions[i]] = max(ids[i], 0)"""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = i < count
     row, position = tl.load(rows + i, mask=live, other=0).to(tl.int64), tl.load(positions + i, mask=live, other=0)
@@ -118,23 +113,21 @@ def _append(tokens, rows, positions, ids, width, count, BLOCK: tl.constexpr, PDL
     tl.store(tokens + row * width + position, tl.maximum(token, 0).to(tl.int32), mask=live)
 
 
-def inputs(
-    tokens: Tensor, pages: Tensor, rows: Tensor, positions: Tensor, page_size: int, pdl: bool = False
-) -> tuple[Tensor, Tensor]:
+def inputs(tokens: Tensor, pages: Tensor, rows: Tensor, positions: Tensor, page_size: int, pdl: int = 0) -> tuple[Tensor, Tensor]:
     """(ids, slots) of a step's tokens.  tokens: [all rows, width]; pages: [all rows, pages]; rows, positions: [count]; all int32"""
     count = rows.shape[0]
     ids, slots = torch.empty_like(rows), torch.empty_like(rows)
     _inputs(
         (blocks(count, 256),), tokens, pages, rows, positions, ids, slots, tokens.stride(0), pages.stride(0), count,
-        PAGE=page_size, BLOCK=256, PDL=pdl, dependent=pdl,
+        PAGE=page_size, BLOCK=256, PDL=pdl, dependent=pdl > 0,
     )  # fmt: skip
     return ids, slots
 
 
-def append(tokens: Tensor, rows: Tensor, positions: Tensor, ids: Tensor, pdl: bool = False) -> None:
+def append(tokens: Tensor, rows: Tensor, positions: Tensor, ids: Tensor, pdl: int = 0) -> None:
     """Writes sampled ids into the table, 0 for those below 0."""
     count = rows.shape[0]
-    _append((blocks(count, 256),), tokens, rows, positions, ids, tokens.stride(0), count, BLOCK=256, PDL=pdl, dependent=pdl)
+    _append((blocks(count, 256),), tokens, rows, positions, ids, tokens.stride(0), count, BLOCK=256, PDL=pdl, dependent=pdl > 0)
 
 
 def store(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
@@ -147,7 +140,7 @@ def store(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor)
 
 def rope_store(
     q: Tensor, k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, table: Tensor, index: Tensor, slots: Tensor,
-    *, norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0, pdl: bool = False,
+    *, norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0, pdl: int = 0,
 ) -> Tensor:  # fmt: skip
     """Norms and turns q and k, stores k and v, returns the new q.  q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]
 
@@ -160,6 +153,6 @@ def rope_store(
         (tokens, blocks(heads, block) + blocks(k.shape[1], block)), q, k, v, out, cache_k, cache_v, table, index, slots,
         *(norms or (q, q)), q.stride(0), k.stride(0), v.stride(0), out.stride(0), cache_k.stride(0), eps,
         HEADS=heads, KV_HEADS=k.shape[1], DIM=dim, HALF=table.shape[1] // 2, WIDTH=next_power(dim), BLOCK=block,
-        NORMED=norms is not None, PDL=pdl, dependent=pdl,
+        NORMED=norms is not None, PDL=pdl, dependent=pdl > 0,
     )  # fmt: skip
     return out

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trireme.kernels.launch import blocks, kernel, next_power
-from trireme.kernels.skinny import activate
+from trireme.kernels.skinny import activate, depend
 
 
 @kernel
@@ -24,9 +24,7 @@ def _norm(
     ROWS: tl.constexpr, ADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows. Row r of x is the slice r % HEADS of token r // HEADS; residual and out are dense."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     r, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     mask = (r < count)[:, None] & (d < SIZE)[None, :]
     source = (r // HEADS).to(tl.int64) * x_stride + (r % HEADS) * x_inner
@@ -45,9 +43,7 @@ def _norm(
 @kernel
 def _gated(x, out, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr):
     """A block of act(gate) * up of one row."""  # x: [rows, 2 WIDTH]; out: [rows, WIDTH]
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(x + row * stride + i, mask=i < WIDTH, other=0.0).to(tl.float32)
     up = tl.load(x + row * stride + WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)
@@ -62,7 +58,7 @@ def _embedding(ids, weight, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + t * SIZE + d, tl.load(weight + token * SIZE + d, mask=d < SIZE), mask=d < SIZE)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, pdl: bool = False) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, pdl: int = 0) -> Tensor:
     """The norm of the last axis; with a residual, of the sum, which takes the residual's place.
 
     x: [rows, size] or [tokens, heads, size], the last axis dense; residual: dense
@@ -76,18 +72,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     together = max(min(1024 // block, next_power(count)), 1)
     _norm(
         (blocks(count, together),), x, x if residual is None else residual, weight, out, x.stride(0), x.stride(-2), count, eps,
-        HEADS=heads, SIZE=size, BLOCK=block, ROWS=together, ADDED=residual is not None, PDL=pdl, dependent=pdl,
+        HEADS=heads, SIZE=size, BLOCK=block, ROWS=together, ADDED=residual is not None, PDL=pdl, dependent=pdl > 0,
         warps=max(min(block * together // 512, 16), 1),
     )  # fmt: skip
     return out
 
 
-def gated(x: Tensor, kind: str, pdl: bool = False) -> Tensor:
+def gated(x: Tensor, kind: str, pdl: int = 0) -> Tensor:
     """act(gate) * up.  x: [rows, 2 * width], the gate first"""
     rows, width = x.shape[0], x.shape[1] // 2
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     block = min(next_power(width), 1024)
-    _gated((rows, blocks(width, block)), x, out, x.stride(0), WIDTH=width, BLOCK=block, KIND=kind, PDL=pdl, dependent=pdl)
+    _gated((rows, blocks(width, block)), x, out, x.stride(0), WIDTH=width, BLOCK=block, KIND=kind, PDL=pdl, dependent=pdl > 0)
     return out
 
 

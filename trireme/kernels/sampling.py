@@ -11,12 +11,15 @@ Of equals at the last kept value the lowest ids stay, as a stable sort would kee
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from trireme.kernels.launch import blocks, kernel, next_power
+from trireme.kernels.skinny import depend
 
 CHUNK = 4096  # logits of one program when a row is spread over several
 STAGES = tl.constexpr(3)  # blocks of a row in flight while one is counted
@@ -32,9 +35,7 @@ def _order(x):
 @kernel
 def _peaks(logits, peaks, places, stride, size, CHUNK: tl.constexpr, PDL: tl.constexpr):
     """The largest value of one chunk of a row, and where it is."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     row, part = tl.program_id(0), tl.program_id(1)
     i = part * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row.to(tl.int64) * stride + i, mask=i < size, other=float("-inf")).to(tl.float32)
@@ -51,9 +52,7 @@ def _masses(
     logits, temperature, peaks, places, sums, stride, size, CHUNK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """As `_peaks`, and the chunk's sum of exp((x - its largest) / temperature)."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     row, part = tl.program_id(0), tl.program_id(1)
     i = part * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row.to(tl.int64) * stride + i, mask=i < size, other=float("-inf")).to(tl.float32)
@@ -69,9 +68,7 @@ def _masses(
 @kernel
 def _join(peaks, places, out, parts, PARTS: tl.constexpr, CHECKED: tl.constexpr, PDL: tl.constexpr):
     """The place of the largest of a row's chunks; CHECKED, -1 where it is not finite."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     row, i = tl.program_id(0), tl.arange(0, PARTS)
     x = tl.load(peaks + row * parts + i, mask=i < parts, other=float("-inf"))
     place = tl.load(places + row * parts + i, mask=i < parts, other=2147483647)
@@ -167,9 +164,7 @@ def _sample(
     PARTS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHECKED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row; CHECKED, -1 where its largest logit is not finite."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    depend(PDL)
     r = tl.program_id(0)
     heat = tl.load(temperature + r)
     peaks, places, sums = peaks + r * parts, places + r * parts, sums + r * parts
@@ -251,7 +246,7 @@ def _logprobs(logits, ids, values, ranks, stride, size, BLOCK: tl.constexpr):
     tl.store(ranks + r, tl.sum(larger, 0).to(tl.int64) + 1)
 
 
-def greedy(logits: Tensor, checked: bool = False, pdl: bool = False) -> Tensor:
+def greedy(logits: Tensor, checked: bool = False, pdl: int = 0) -> Tensor:
     """The likeliest token of each row; the lowest id of equals.  logits: [rows, vocabulary]
 
     Checked, a row whose largest logit is not finite gives -1.
@@ -261,14 +256,14 @@ def greedy(logits: Tensor, checked: bool = False, pdl: bool = False) -> Tensor:
     peaks = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
     places = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    _peaks((rows, parts), logits, peaks, places, logits.stride(0), size, CHUNK=CHUNK, PDL=pdl, dependent=pdl, warps=8)
-    _join((rows,), peaks, places, out, parts, PARTS=next_power(parts), CHECKED=checked, PDL=pdl, dependent=pdl)
+    _peaks((rows, parts), logits, peaks, places, logits.stride(0), size, CHUNK=CHUNK, PDL=pdl, dependent=pdl > 0, warps=8)
+    _join((rows,), peaks, places, out, parts, PARTS=next_power(parts), CHECKED=checked, PDL=pdl, dependent=pdl > 0)
     return out
 
 
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor,
-    checked: bool = False, pdl: bool = False,
+    checked: bool = False, pdl: int = 0,
 ) -> Tensor:  # fmt: skip
     """One token per row; every parameter is [rows]: top_k 0 is all, temperature 0 is greedy, uniform lies in [0, 1).
 
@@ -279,7 +274,8 @@ def sample(
     peaks, sums = (torch.empty((rows, parts), dtype=torch.float32, device=logits.device) for _ in range(2))
     places = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    stride, options = logits.stride(0), {"PDL": pdl, "dependent": pdl}
+    stride = logits.stride(0)
+    options: dict[str, Any] = {"PDL": pdl, "dependent": pdl > 0}
     _masses((rows, parts), logits, temperature, peaks, places, sums, stride, size, CHUNK=CHUNK, **options, warps=8)
     _sample(
         (rows,), logits, temperature, top_k, top_p, min_p, uniform, peaks, places, sums, out, stride, size, parts,

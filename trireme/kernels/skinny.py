@@ -53,6 +53,17 @@ def activate(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def depend(PDL: tl.constexpr):
+    """Waits for the kernel before and lets the next one start: 0 neither (ordinary launches), 1 in this order, 2 the other way."""
+    if PDL == 2:
+        tl.extra.cuda.gdc_launch_dependents()
+    if PDL > 0:
+        tl.extra.cuda.gdc_wait()
+    if PDL == 1:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def prefetch(pointer):
     """Asks for the lines at these addresses to be brought to the second-level cache; nobody waits for them."""
     # fmt: off
@@ -77,14 +88,14 @@ def _one_row(
     acc = tl.zeros([OUTPUTS, INNER], tl.float32)
     also = tl.zeros([OUTPUTS, INNER], tl.float32)
     squares = tl.zeros([INNER], tl.float32)
-    if PDL:  # the first weights do not wait for the kernel before, which is still computing x
+    if PDL > 0:  # the first weights do not wait for the kernel before, which is still computing x
         tl.extra.cuda.gdc_launch_dependents()
     w = tl.load(row, mask=inside & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
     u = w
     if GATED:
         u = tl.load(upper, mask=inside & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
-    if PDL:
-        if AHEAD > 0:
+    if PDL > 0:
+        if PDL == 2 and AHEAD > 0:
             ahead = tl.minimum(INNER + tl.arange(0, AHEAD) * LINE, K - 1)
             place = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + ahead[None, :]
             prefetch(place)
@@ -141,15 +152,13 @@ def _few_rows(
     acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
     also = tl.zeros([OUTPUTS, ROWS], tl.float32)
     squares = tl.zeros([ROWS], tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        if AHEAD > 0:
-            ahead = tl.minimum(begin + tl.arange(0, AHEAD) * LINE, K - 1)
-            place = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + ahead[None, :]
-            prefetch(place)
-            if GATED:
-                prefetch(place + N.to(tl.int64) * K)
-        tl.extra.cuda.gdc_wait()
+    if PDL == 2 and AHEAD > 0:
+        ahead = tl.minimum(begin + tl.arange(0, AHEAD) * LINE, K - 1)
+        place = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + ahead[None, :]
+        prefetch(place)
+        if GATED:
+            prefetch(place + N.to(tl.int64) * K)
+    depend(PDL)
     for start in range(begin, end, INNER):
         here = start + k
         if EVEN:
@@ -203,7 +212,7 @@ def _few_rows(
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None, norm: Tensor | None = None,
-    eps: float = 0.0, gated: str = "", config: Config | None = None, pdl: bool = False,
+    eps: float = 0.0, gated: str = "", config: Config | None = None, pdl: int = 0,
 ) -> Tensor:  # fmt: skip
     """The product of at most MAX_ROWS rows, with whatever is to happen before and after it in the same kernel.
 
@@ -216,7 +225,7 @@ def linear(
     # an argument that is not there is never read
     inputs = (x, weight, *(part if part is not None else x for part in (bias, residual, norm)), out)
     flags: dict[str, Any] = {"BIASED": bias is not None, "ADDED": residual is not None, "NORMED": norm is not None}
-    flags |= {"GATED": bool(gated), "KIND": gated, "AHEAD": config.ahead, "PDL": pdl, "dependent": pdl}
+    flags |= {"GATED": bool(gated), "KIND": gated, "AHEAD": config.ahead, "PDL": pdl, "dependent": pdl > 0}
     grid = blocks(outputs, config.outputs)
     if rows == 1:
         _one_row(

@@ -60,6 +60,12 @@ def reserved(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device)
 
 
+def release() -> None:
+    """Gives back what torch keeps for reuse."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, length: int, scale: float) -> Tensor:
     """Attention of whole prompts of one length, by the vendor's library or the best that torch has instead.
 

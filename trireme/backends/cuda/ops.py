@@ -21,6 +21,7 @@ HALVES = (torch.bfloat16, torch.float16)
 # cuDNN's attention is the fastest for whole prompts, but prepares itself anew for each length: only for lengths that come often,
 # which are the full chunks of long prompts.
 LEAST_EVEN, EVEN_UNIT = 1024, 256
+LEAST_WIDTH = 2048  # of all heads: below it the library's cost on the host is longer than the layer (H200: half a millisecond)
 
 
 @dataclass
@@ -35,27 +36,30 @@ class Plan:
     spans: dict[tuple[int, ...], decode.DecodePlan] = field(default_factory=dict)
     tiles: dict[tuple[int, ...], attention.PromptPlan] = field(default_factory=dict)
 
-    def spans_for(self, q: Tensor, kv_heads: int, window: int) -> decode.DecodePlan:
+    def spans_for(self, q: Tensor, kv_heads: int, window: int) -> tuple[decode.DecodePlan, bool]:
+        """The spans for layers of this kind, and whether they were listed just now."""
         key = (q.shape[1], kv_heads, q.shape[2], window)
-        if key not in self.spans:
+        new = key not in self.spans
+        if new:
             layout = self.layout
             self.spans[key] = decode.make_plan(len(layout.counts), q.shape[1], kv_heads, q.shape[2], q.device)
             decode.plan(self.spans[key], layout.query_starts, layout.context_lengths, window)
-        return self.spans[key]
+        return self.spans[key], new
 
     def tiles_for(self, q: Tensor, kv_heads: int) -> attention.PromptPlan:
         key, layout = (q.shape[1] // kv_heads, q.shape[2]), self.layout
         if key not in self.tiles:
+            shape = None if q.dtype in HALVES else attention.WIDE
             if layout.replayed:
-                self.tiles[key] = attention.plan_on_device(layout.query_starts, len(q), *key)
+                self.tiles[key] = attention.plan_on_device(layout.query_starts, len(q), *key, shape=shape)
             else:
-                self.tiles[key] = attention.make_plan(layout.starts, layout.counts, *key, q.device)
+                self.tiles[key] = attention.make_plan(layout.starts, layout.counts, *key, q.device, shape=shape)
         return self.tiles[key]
 
 
 class CudaOps(Ops):
-    def __init__(self, pdl: bool = False):
-        self.pdl = pdl  # start kernels before the ones they depend on have ended; each waits where it must
+    def __init__(self, pdl: int = 0):
+        self.pdl = pdl  # above 0: kernels start before those they depend on have ended, and wait where they must (skinny.depend)
 
     # --- look-up and products -------------------------------------------------------------------------------------------------
 
@@ -128,17 +132,22 @@ class CudaOps(Ops):
             k, v = cache.k, cache.v
             if tiles.dense:
                 k, v = attention.collect(k, v, layout.page_table, layout.rows_device, tiles, layout.page_size)
-                if plan.even and q.dtype in HALVES and not (kind.window or kind.softcap or kind.slopes is not None):
+                if (
+                    plan.even
+                    and q.shape[1] * q.shape[2] >= LEAST_WIDTH
+                    and q.dtype in HALVES
+                    and not (kind.window or kind.softcap or kind.slopes is not None)
+                ):
                     return gpu.causal_attention(q, k, v, plan.even, kind.scale)
             attention.attend(
                 q, k, v, out, *where, tiles, page_size=layout.page_size, scale=kind.scale, window=kind.window,
                 softcap=kind.softcap, slopes=slopes, dense=tiles.dense,
             )  # fmt: skip
         if plan.decodes:
-            spans = plan.spans_for(q, kv_heads, kind.window)
+            spans, new = plan.spans_for(q, kv_heads, kind.window)
             decode.attend(
                 q, cache.k, cache.v, out, *where, spans, page_size=layout.page_size, scale=kind.scale, window=kind.window,
-                softcap=kind.softcap, slopes=slopes, pdl=self.pdl,
+                softcap=kind.softcap, slopes=slopes, pdl=0 if new else self.pdl,
             )  # fmt: skip
         return out
 
