@@ -120,6 +120,13 @@ def test_lists_and_counts_are_bounded(http: httpx.Client) -> None:
         assert http.post("/v1/chat/completions", json={**CHAT, "chat_template_kwargs": variables}).status_code == 400
 
 
+@pytest.mark.parametrize("path", BODIES)
+def test_texts_that_cannot_fit_are_not_even_tokenized(http: httpx.Client, path: str) -> None:
+    whole = json.dumps(BODIES[path]).replace("Hi", "a b c " * 1_000_000)  # a minute of tokenizing
+    response = http.post(path, content=whole, timeout=20)
+    assert response.status_code == 400 and "a text of 60000" in response.text, response.text[:300]
+
+
 _LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
 _VALUES = st.recursive(
     _LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3), max_leaves=6

@@ -22,6 +22,19 @@ scored = []
 for context, ending in pairs:
     answer = model.model_call([f"{context}{ending}"], generate=False)
     scored.append(model.parse_logprobs(answer, tokens=[[0] * 6], ctxlens=[5])[0])
+remote = LocalCompletionsAPI(
+    model="smollm2",
+    base_url=f"{url}/v1/completions",
+    tokenizer_backend="remote",
+    auth_token=key,
+    num_concurrent=1,
+    max_length=2048,
+)
+encoded = remote.tok_encode("The capital of France is")
+assert len(encoded) == 5 and remote.tokenizer.decode(encoded) == "The capital of France is", encoded
+assert remote.tokenizer.eos_token_id == 2 and remote.eot_token_id == 2
+by_ids = Instance(request_type="loglikelihood", doc={}, arguments=pairs[0], idx=0)
+assert abs(remote.loglikelihood([by_ids], disable_tqdm=True)[0][0] - scored[0][0]) < 1e-3
 until = {"until": ["."], "max_gen_toks": 8, "temperature": 0}
 request = Instance(request_type="generate_until", doc={}, arguments=("The capital of France is", until), idx=0)
 text = model.generate_until([request], disable_tqdm=True)[0]

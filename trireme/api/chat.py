@@ -163,6 +163,7 @@ def parser_of(service: Service, job: ChatJob, tokens: list[int]) -> ParserFor:
 async def chat_tokens(service: Service, job: ChatJob) -> list[int]:
     """The prompt of a turn."""
     size = len(msgspec.json.encode([job.messages, job.tools]))
+    await service.check_text(size)
     return await service.with_tokenizer(size, lambda tokenizer: _rendered(tokenizer, job))
 
 

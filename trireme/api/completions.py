@@ -89,6 +89,7 @@ class Completions:
         if isinstance(prompt, str):
             if request.suffix:
                 size, suffix = len(prompt) + len(request.suffix), request.suffix
+                await self.service.check_text(size)
                 return _Prompt(prompt, await self.service.with_tokenizer(size, lambda t: infill_tokens(t, prompt, suffix)))
             return _Prompt(prompt, await self.service.encode(prompt, request.add_special_tokens))
         if request.suffix:

@@ -25,6 +25,8 @@ from trireme.serve.client import Client, Context, ModelInfo, Stream
 from trireme.types import FinishReason, Output, SamplingParams
 
 LONG_TEXT = 32 << 10  # characters; longer ones have a tokenizer of their own, so that short ones need not wait
+SHORT_ENOUGH = 1 << 20  # characters that are always tokenized; of more, only what the context might hold
+MOST_SHRINKING = 6  # characters that may become one by escapes and normalization
 MAX_PRIORITY = 1000  # to either side
 MAX_SEQUENCES = 1024  # that one HTTP request may ask for, over all its prompts
 
@@ -120,7 +122,29 @@ class Service:
     def _grammar_tokens(self) -> GrammarTokens:
         return GrammarTokens(self.client.tokenizer, self.info.eos_token_ids, self.info.vocab_size)
 
+    async def check_text(self, size: int) -> None:
+        """Refuses a text that cannot fit, however it is tokenized: a minute's work that would end with the same answer."""
+        limit = self.info.max_model_len
+        if not limit or size <= SHORT_ENOUGH:
+            return
+        most = max(SHORT_ENOUGH, MOST_SHRINKING * limit * await self.in_thread(lambda: self._longest_token))
+        if size > most:
+            raise Failure(
+                400,
+                f"The context of this model is {limit} tokens; a text of {size} characters is longer than {most}, the most that is "
+                "read for it. Fix: shorten the text.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """In bytes."""
+        tokenizer = self.client.tokenizer
+        return max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
+
     async def encode(self, text: str, add_special: bool = True) -> list[int]:
+        await self.check_text(len(text))
         return await self.with_tokenizer(len(text), lambda tokenizer: tokenizer.encode(text, add_special=add_special))
 
     def check_tokens(self, tokens: Sequence[int], param: str = "prompt") -> None:

@@ -13,7 +13,7 @@ from trireme.ipc.serving import Standing
 
 HEALTHY_SECONDS = 60.0  # after so long without a failure the next one counts as the first
 FAILURES_TO_TELL = 3  # in a row, until "starting" becomes "failed"
-LONGEST_BACKOFF = 30.0
+LONGEST_BACKOFF = 8.0  # a server is back within ten seconds and the time of loading, however often it dies
 
 
 def backoff(failures: int) -> float:
