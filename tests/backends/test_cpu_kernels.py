@@ -300,7 +300,7 @@ def test_gather_and_top_k() -> None:
     best, best_id = torch.empty(3, 1), torch.empty(3, 1, dtype=torch.int32)
     five, five_ids = torch.empty(3, 5), torch.empty(3, 5, dtype=torch.int32)
     program = Program()
-    index = torch.tensor([4, 0, 5])
+    index = torch.tensor([4, 0, 5], dtype=torch.int32)
     program.gather(source, index, picked)
     program.top_k(picked, best, best_id)
     program.top_k(picked, five, five_ids)

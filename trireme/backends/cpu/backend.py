@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,11 @@ from trireme.backends.cpu.layers import CpuAttention, CpuGatedMLP
 from trireme.backends.cpu.methods import METHODS
 from trireme.backends.cpu.ops import CpuOps
 from trireme.backends.cpu.tape import Arena, Tape
+from trireme.backends.cpu.weights import aligned_zeros
 from trireme.config import DeviceOptions
 from trireme.errors import BackendUnavailable
 from trireme.layers import Attention, GatedMLP
+from trireme.ops import CacheSpec, KVCache
 
 
 class Cpu(Backend):
@@ -40,6 +43,12 @@ class Cpu(Backend):
     def dtype(self, wanted: str, stored: torch.dtype) -> torch.dtype:
         """Activations are float32; weights keep their own kinds whatever this says."""
         return torch.float32 if wanted == "auto" else getattr(torch, wanted)
+
+    def cache(self, spec: CacheSpec, num_slots: int, dtype: torch.dtype) -> KVCache:
+        """Slots that take memory when they are first written, not before."""
+        shape = (num_slots, spec.num_kv_heads, spec.head_dim)
+        k, v = (aligned_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape) for _ in range(2))
+        return KVCache(k, v)
 
     def graph_sizes(self, max_rows: int) -> tuple[int, ...]:
         sizes = [*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64]

@@ -19,7 +19,8 @@ TRANSFORMS = {
         ("none", "rms_norm", "layer_norm", "silu_mul", "gelu_tanh_mul", "gelu_mul", "gelu_tanh", "gelu", "relu_squared", "relu")
     )
 }
-OPS = {name: i for i, name in enumerate(("linear", "row_map", "rope_store", "attention", "embedding", "gather", "top_k"))}
+_OP_NAMES = ("linear", "row_map", "rope_store", "attention", "embedding", "gather", "top_k", "step_inputs", "append_tokens")
+OPS = {name: i for i, name in enumerate(_OP_NAMES)}
 
 
 class WeightStruct(Structure):
@@ -113,7 +114,25 @@ class GatherStruct(Structure):
 
 
 class TopKStruct(Structure):
-    _fields_ = [*_IN_OUT[:2], ("width", c_int32), ("count", c_int32), ("values", c_void_p), ("ids", c_void_p)]
+    _fields_ = [*_IN_OUT[:2], ("width", c_int32), ("count", c_int32), ("values", c_void_p), ("ids", c_void_p), ("chosen", c_void_p)]
+
+
+class StepInputsStruct(Structure):
+    _fields_ = [
+        ("tokens", c_void_p),
+        ("token_stride", c_int64),
+        ("pages", c_void_p),
+        ("page_stride", c_int64),
+        ("rows", c_void_p),
+        ("positions", c_void_p),
+        ("page_size", c_int32),
+        ("ids", c_void_p),
+        ("slots", c_void_p),
+    ]
+
+
+class AppendTokensStruct(Structure):
+    _fields_ = [("tokens", c_void_p), ("token_stride", c_int64), ("rows", c_void_p), ("positions", c_void_p), ("ids", c_void_p)]
 
 
 class StepStruct(Structure):

@@ -67,10 +67,10 @@ class CpuOps(Ops):
         return output.view(*ids.shape, -1)
 
     def select(self, x: Tensor, index: Tensor, dim: int = 0) -> Tensor:
-        if x.dtype != torch.float32 or x.dim() != 2 or dim or index.dtype != torch.int64 or x.stride(-1) != 1:
+        if not _rows(x) or dim or index.dtype not in (torch.int32, torch.int64):
             return super().select(x, index, dim)
         output = self.empty(len(index), x.shape[1])
-        self.run("gather", x, index.contiguous(), output)
+        self.run("gather", x, index.to(torch.int32).contiguous(), output)
         return output
 
     # --- norms and activations --------------------------------------------------------------------------------------------
@@ -150,7 +150,29 @@ class CpuOps(Ops):
         self.run("attention", q, flat, (cache.k, cache.v), plan.sequences, kind.scale, **options)
         return output
 
+    # --- the tables of running requests -----------------------------------------------------------------------------------
+
+    def step_inputs(self, tokens: Tensor, pages: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
+        if not _numbers(tokens, pages, rows, positions):
+            return super().step_inputs(tokens, pages, rows, positions, page_size)
+        ids, slots = (self.empty(len(rows), dtype=torch.int32) for _ in range(2))
+        self.run("step_inputs", tokens, pages, rows, positions, page_size, ids, slots)
+        return ids, slots
+
+    def append_tokens(self, tokens: Tensor, rows: Tensor, positions: Tensor, ids: Tensor) -> None:
+        if not _numbers(tokens, rows, positions) or ids.dtype != torch.int64 or not ids.is_contiguous():
+            return super().append_tokens(tokens, rows, positions, ids)
+        self.run("append_tokens", tokens, rows, positions, ids)
+
     # --- choosing tokens --------------------------------------------------------------------------------------------------
+
+    def choose_greedy(self, logits: Tensor) -> Tensor:
+        if not _rows(logits):
+            return super().choose_greedy(logits)
+        values, ids = self.empty(len(logits), 1), self.empty(len(logits), 1, dtype=torch.int32)
+        chosen = self.empty(len(logits), dtype=torch.int64)
+        self.run("top_k", logits, values, ids, chosen)
+        return chosen
 
     def sample_greedy(self, logits: Tensor) -> Tensor:
         if not _rows(logits):
@@ -163,6 +185,11 @@ class CpuOps(Ops):
 def _rows(x: Tensor) -> bool:
     """Whether x is rows of floats as the kernels take them."""
     return x.dtype == torch.float32 and x.dim() == 2 and x.stride(-1) == 1
+
+
+def _numbers(*tensors: Tensor) -> bool:
+    """Whether these are int32, the last axis side by side."""
+    return all(t.dtype == torch.int32 and t.stride(-1) == 1 for t in tensors)
 
 
 def _heads(*tensors: Tensor) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 from trireme.backends.cpu.library import (
     OPS,
     TRANSFORMS,
+    AppendTokensStruct,
     AttentionStruct,
     EmbeddingStruct,
     GatherStruct,
@@ -22,6 +23,7 @@ from trireme.backends.cpu.library import (
     RopeStoreStruct,
     RowMapStruct,
     SequencesStruct,
+    StepInputsStruct,
     StepStruct,
     TopKStruct,
     TransformStruct,
@@ -158,14 +160,28 @@ class Program:
         self._add("embedding", len(tokens), EmbeddingStruct(table.pointer, pointer(tokens), *_rows(output), scale), table)
 
     def gather(self, source: Tensor, index: Tensor, output: Tensor) -> None:
-        """output[i] = source[index[i]], the index int64"""
-        assert index.dtype == torch.int64, index.dtype
+        """output[i] = source[index[i]], the index int32"""
+        assert index.dtype == torch.int32, index.dtype
         self._add("gather", len(index), GatherStruct(*_rows(source), *_rows(output), pointer(index), output.shape[-1]))
 
-    def top_k(self, source: Tensor, values: Tensor, ids: Tensor) -> None:
-        """The values.shape[1] largest of each row, best first, and where they stand (int32)."""
-        args = TopKStruct(*_rows(source), source.shape[-1], values.shape[-1], pointer(values), pointer(ids))
+    def top_k(self, source: Tensor, values: Tensor, ids: Tensor, chosen: Tensor | None = None) -> None:
+        """The values.shape[1] largest of each row, best first, and where they stand (int32); chosen (int64), with one: the same,
+        or -1 where its value is not finite."""
+        args = TopKStruct(*_rows(source), source.shape[-1], values.shape[-1], *(pointer(t) for t in (values, ids, chosen)))
         self._add("top_k", len(source), args)
+
+    def step_inputs(
+        self, tokens: Tensor, pages: Tensor, rows: Tensor, positions: Tensor, page_size: int, ids: Tensor, slots: Tensor
+    ) -> None:
+        """ids = tokens[rows, positions] and the slots of those positions; all int32."""
+        tables = (pointer(tokens), tokens.stride(0), pointer(pages), pages.stride(0))
+        args = StepInputsStruct(*tables, pointer(rows), pointer(positions), page_size, pointer(ids), pointer(slots))
+        self._add("step_inputs", len(rows), args, tokens, pages)
+
+    def append_tokens(self, tokens: Tensor, rows: Tensor, positions: Tensor, ids: Tensor) -> None:
+        """tokens[rows, positions] = ids (int64), 0 for an id below 0."""
+        args = AppendTokensStruct(pointer(tokens), tokens.stride(0), *(pointer(t) for t in (rows, positions, ids)))
+        self._add("append_tokens", len(ids), args, tokens)
 
 
 def _rows(tensor: Tensor) -> tuple[int, int]:

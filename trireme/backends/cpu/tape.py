@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trireme.backends.cpu.fuse import fused
 from trireme.backends.cpu.library import StepStruct, library
 from trireme.backends.cpu.program import Program
 
@@ -39,6 +40,11 @@ class Arena:
         tensor = torch.from_numpy(view).view(dtype).view(shape)
         weakref.finalize(view, waiting.append, index)  # the tensor's storage holds the view
         return tensor
+
+    def is_free(self, address: int) -> bool:
+        """Whether this address is in a block over which there is no tensor."""
+        blocks = (self.blocks[index] for waiting in self.free.values() for index in waiting)
+        return any(0 <= address - block.ctypes.data < block.nbytes for block in blocks)
 
 
 class _Watch(TorchDispatchMode):
@@ -87,13 +93,14 @@ class Tape:
 
     def replay(self) -> Callable[[], None]:
         """A call that does everything again."""
-        run, entries = library().trireme_run, []
-        for entry in self.entries:
+        run, entries, later = library().trireme_run, list[Callable[[], object]](), list[StepStruct]()
+        for entry in reversed(self.entries):
             if not isinstance(entry, Program):
-                entries.append(entry)
+                entries.insert(0, entry)
                 continue
-            steps = (StepStruct * len(entry.steps))(*entry.steps)
-            entries.append(_program_call(run, steps, entry))
+            kept = fused(entry.steps, later, self.arena.is_free)
+            entries.insert(0, _program_call(run, (StepStruct * len(kept))(*kept), entry))
+            later = kept + later
 
         def again() -> None:
             for entry in entries:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import torch
 
 from trireme.backends.cpu.library import KINDS, SOURCES, WeightStruct, library
@@ -15,8 +16,8 @@ _FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 def aligned_zeros(count: int) -> torch.Tensor:
-    """`count` zero bytes whose first lies on a cache line."""
-    raw = torch.zeros(count + 63, dtype=torch.uint8)
+    """`count` zero bytes whose first lies on a cache line. The system gives their pages when they are first touched."""
+    raw = torch.from_numpy(np.zeros(count + 63, dtype=np.uint8))
     skip = -raw.data_ptr() % 64
     return raw[skip : skip + count]
 

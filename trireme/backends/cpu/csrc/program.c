@@ -2,6 +2,7 @@
  * Knows which kernel serves which op; the arithmetic is elsewhere. */
 #include "attention.h"
 #include "layout.h"
+#include <math.h>
 #include <stdlib.h>
 
 typedef struct { const Step *steps; int count; } Program;
@@ -192,6 +193,7 @@ static void top_of_row(const TopK *args, int row) {
     if (args->count == 1) {
         ids[0] = trireme_kernels->best(input, args->width);
         values[0] = input[ids[0]];
+        if (args->chosen) args->chosen[row] = isfinite(values[0]) ? ids[0] : -1;
         return;
     }
     int held = 0;
@@ -209,6 +211,17 @@ static void embed_row(const Embedding *args, int row) {
     if (args->scale != 1) for (int i = 0; i < args->table->columns; i++) output[i] *= args->scale;
 }
 
+static void look_up(const StepInputs *args, int64_t i) {
+    int64_t row = args->rows[i];
+    int position = args->positions[i];
+    args->ids[i] = args->tokens[row * args->token_stride + position];
+    args->slots[i] = args->pages[row * args->page_stride + position / args->page_size] * args->page_size + position % args->page_size;
+}
+
+static void append_token(const AppendTokens *args, int64_t i) {
+    args->tokens[args->rows[i] * args->token_stride + args->positions[i]] = args->ids[i] < 0 ? 0 : (int32_t)args->ids[i];
+}
+
 static void run_item(const Step *step, int64_t item, float *temporary) {
     const void *args = step->args;
     const Gather *gather = args;
@@ -216,6 +229,8 @@ static void run_item(const Step *step, int64_t item, float *temporary) {
     case OP_ROW_MAP: trireme_kernels->row_map(args, (int)item, temporary); break;
     case OP_EMBEDDING: embed_row(args, (int)item); break;
     case OP_TOP_K: top_of_row(args, (int)item); break;
+    case OP_STEP_INPUTS: look_up(args, item); break;
+    case OP_APPEND_TOKENS: append_token(args, item); break;
     case OP_ROPE_STORE: {
         const RopeStore *rope = args;
         int heads = rope->heads + rope->kv_heads;

@@ -125,7 +125,7 @@ typedef struct {
     int64_t input_stride;
     float *output;
     int64_t output_stride;
-    const int64_t *index;
+    const int32_t *index;
     int32_t width;
 } Gather;
 
@@ -134,10 +134,30 @@ typedef struct {
     int64_t input_stride;
     int32_t width, count; /* count: how many of the largest, best first */
     float *values;
-    int32_t *ids; /* [rows, count] */
+    int32_t *ids;    /* [rows, count] */
+    int64_t *chosen; /* [rows] the best, or -1 where its value is not finite; null: not wanted */
 } TopK;
 
-typedef enum { OP_LINEAR, OP_ROW_MAP, OP_ROPE_STORE, OP_ATTENTION, OP_EMBEDDING, OP_GATHER, OP_TOP_K } OpCode;
+/* ids[i] = tokens[rows[i]][positions[i]]; slots[i]: where that position's key and value go */
+typedef struct {
+    const int32_t *tokens;
+    int64_t token_stride;
+    const int32_t *pages;
+    int64_t page_stride;
+    const int32_t *rows, *positions;
+    int32_t page_size;
+    int32_t *ids, *slots;
+} StepInputs;
+
+/* tokens[rows[i]][positions[i]] = max(ids[i], 0) */
+typedef struct {
+    int32_t *tokens;
+    int64_t token_stride;
+    const int32_t *rows, *positions;
+    const int64_t *ids;
+} AppendTokens;
+
+typedef enum { OP_LINEAR, OP_ROW_MAP, OP_ROPE_STORE, OP_ATTENTION, OP_EMBEDDING, OP_GATHER, OP_TOP_K, OP_STEP_INPUTS, OP_APPEND_TOKENS } OpCode;
 
 typedef struct {
     int32_t op, rows;

@@ -1,0 +1,114 @@
+"""Recorded steps made fewer: a norm between two products becomes part of them. Knows addresses and ops, not models.
+
+    x = a·A;  r += x;  y = norm(r);  z = y·B      becomes      r += a·A;  z = norm(r)·B
+
+which saves a barrier and two passes over memory, where nobody else looks at x or y.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import Structure
+
+from trireme.backends.cpu.library import (
+    OPS,
+    TRANSFORMS,
+    AppendTokensStruct,
+    AttentionStruct,
+    EmbeddingStruct,
+    GatherStruct,
+    LinearStruct,
+    RopeStoreStruct,
+    RowMapStruct,
+    StepInputsStruct,
+    StepStruct,
+    TopKStruct,
+)
+
+_STRUCTS: dict[str, type[Structure]] = {
+    "linear": LinearStruct,
+    "row_map": RowMapStruct,
+    "rope_store": RopeStoreStruct,
+    "attention": AttentionStruct,
+    "embedding": EmbeddingStruct,
+    "gather": GatherStruct,
+    "top_k": TopKStruct,
+    "step_inputs": StepInputsStruct,
+    "append_tokens": AppendTokensStruct,
+}
+_NAMES = {code: name for name, code in OPS.items()}
+_READS = ("input", "residual", "query", "key", "value")
+_NORMS = (TRANSFORMS["rms_norm"], TRANSFORMS["layer_norm"])
+
+Region = range  # of addresses
+IsFree = Callable[[int], bool]  # whether no tensor holds this address any more: only recorded steps can look there
+
+
+def fused(steps: Sequence[StepStruct], later: Sequence[StepStruct], is_free: IsFree) -> list[StepStruct]:
+    """The same steps, fewer. `later` are those of the same recording that run after them."""
+    kept, index = list(steps), 1
+    while index < len(kept) - 1:
+        if _fuse_at(kept, index, later, is_free):
+            del kept[index]
+        index += 1
+    return kept
+
+
+def _fuse_at(steps: list[StepStruct], index: int, later: Sequence[StepStruct], is_free: IsFree) -> bool:
+    """Takes the norm at `index` into the products around it, if it is one and nobody would notice."""
+    before, norm = arguments(steps[index - 1]), arguments(steps[index])
+    if not isinstance(norm, RowMapStruct) or not isinstance(before, LinearStruct) or not _feeds(before, norm):
+        return False
+    after = []
+    for step in steps[index + 1 :]:
+        product = arguments(step)
+        if not isinstance(product, LinearStruct) or not _reads_plainly(product, norm):
+            break
+        after.append(product)
+    rows = steps[index].rows
+    if not after or any(step.rows != rows for step in steps[index - 1 : index + 1 + len(after)]):
+        return False
+    product_region, norm_region = _region(norm.input, norm.input_stride, rows), _region(norm.output, norm.output_stride, rows)
+    residual = _region(norm.residual, norm.residual_stride, rows)
+    rest = [*steps[index + 1 + len(after) :], *later]
+    if before.input in residual or any(product.output in residual for product in after):
+        return False
+    if not all(is_free(region.start) and not _is_read(region, rest) for region in (product_region, norm_region)):
+        return False
+    before.output, before.output_stride, before.accumulate = norm.residual, norm.residual_stride, 1
+    for product in after:
+        product.input, product.input_stride, product.transform = norm.residual, norm.residual_stride, norm.transform
+    return True
+
+
+def arguments(step: StepStruct) -> Structure:
+    """The struct a step points at, itself and not a copy."""
+    return ctypes.cast(step.args, ctypes.POINTER(_STRUCTS[_NAMES[step.op]])).contents
+
+
+def _feeds(before: LinearStruct, norm: RowMapStruct) -> bool:
+    """Whether the product is all that the norm adds to its residual."""
+    same = (before.output, before.output_stride) == (norm.input, norm.input_stride)
+    whole = before.weight.contents.rows == norm.width and not before.accumulate
+    return bool(norm.residual) and same and whole and not norm.accumulate and norm.transform.kind in _NORMS
+
+
+def _reads_plainly(product: LinearStruct, norm: RowMapStruct) -> bool:
+    same = (product.input, product.input_stride) == (norm.output, norm.output_stride)
+    return same and product.transform.kind == TRANSFORMS["none"] and product.weight.contents.columns == norm.width
+
+
+def _region(address: int, stride: int, rows: int) -> Region:
+    return range(address, address + 4 * stride * rows)
+
+
+def _is_read(region: Region, steps: Sequence[StepStruct]) -> bool:
+    """Whether what stands there now is read by these steps, before something else is written there."""
+    for step in steps:
+        args = arguments(step)
+        if any((getattr(args, name, None) or 0) in region for name in _READS):
+            return True
+        if (getattr(args, "output", None) or 0) in region:
+            return False
+    return False
