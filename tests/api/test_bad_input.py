@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +36,7 @@ NUMBERS = ["1e309", "-1e309", "NaN", "Infinity", "-Infinity", "9" * 4301, "-" + 
 NUMBERS += ["18446744073709551616", "9223372036854775808", "-9223372036854775809", "0.5", '"1"', "[]", "{}", "-1", "-0.0", "null"]
 CHAT_NUMBERS = ["temperature", "top_p", "top_k", "min_p", "n", "seed", "presence_penalty", "frequency_penalty", "max_tokens"]
 CHAT_NUMBERS += ["max_completion_tokens", "repetition_penalty", "min_tokens", "top_logprobs", "priority", "no_repeat_ngram_size"]
+SOAK_ROUND = 25  # cases of a route before the next one has its turn
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -161,32 +163,44 @@ def short_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(1200)
 def test_schemathesis(short_served: Served) -> None:
+    """Cases from the published document, valid and invalid, in rounds over all routes until there were enough."""
     schemathesis = pytest.importorskip("schemathesis")
-    examples = int(os.environ.get("SOAK_EXAMPLES", "400"))  # of each route and mode: more than ten thousand in all
+    wanted, until = int(os.environ.get("SOAK_CASES", "10000")), time.monotonic() + float(os.environ.get("SOAK_SECONDS", "780"))
     with short_served.client() as client:
         schema = schemathesis.openapi.from_dict(client.get("/openapi.json").json())
-    tried = 0
+    operations = [found.ok() for found in schema.get_all_operations()]
+    kinds = [(operation, mode) for operation in operations for mode in schemathesis.GenerationMode]
+    counts: dict[tuple[str, Any], int] = {}
     failures: list[str] = []
-    for found in schema.get_all_operations():
-        operation = found.ok()
-        for mode in schemathesis.GenerationMode:
-
-            @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-            @given(case=operation.as_strategy(generation_mode=mode))
-            def attempt(case: Any) -> None:
-                nonlocal tried
-                tried += 1
-                response = case.call(base_url=short_served.url, headers={"authorization": f"Bearer {KEYS[0]}"}, timeout=60)
-                assert response.status_code < 500 or response.status_code == 503, (case.method, case.path, response.text[:300])
-
-            try:
-                attempt()
-            except Unsatisfiable:
-                pass  # a route without parameters has nothing to get wrong
-            except AssertionError as error:
-                failures.append(str(error))
+    while sum(counts.values()) < wanted and time.monotonic() < until and not failures:
+        for operation, mode in kinds:
+            tried, failed = _draw(operation, mode, short_served.url)
+            counts[operation.label, mode] = counts.get((operation.label, mode), 0) + tried
+            failures += failed
+    print(f"{sum(counts.values())} cases over {len(operations)} routes")
     assert not failures
-    assert tried >= 25 * examples, tried
+    assert sum(counts.values()) >= min(wanted, 1000), counts
     short_served.until_idle()
+
+
+def _draw(operation: Any, mode: Any, url: str) -> tuple[int, list[str]]:
+    """A few fresh cases of one route: how many, and what went wrong."""
+    tried = 0
+
+    @settings(max_examples=SOAK_ROUND, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def attempt(case: Any) -> None:
+        nonlocal tried
+        tried += 1
+        response = case.call(base_url=url, headers={"authorization": f"Bearer {KEYS[0]}"}, timeout=60)
+        assert response.status_code < 500 or response.status_code == 503, (case.method, case.path, response.text[:300])
+
+    try:
+        attempt()
+    except Unsatisfiable:
+        pass  # a route without parameters has nothing to get wrong
+    except AssertionError as error:
+        return tried, [str(error)]
+    return tried, []

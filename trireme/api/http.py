@@ -216,8 +216,10 @@ class Endpoint:
 def _log_failure(call: Call, failure: Failure, error: Exception) -> None:
     """One line for what was foreseen (a start, a full queue, a dead worker); the whole traceback for what was not."""
     where = {"request_id": call.request_id, "path": call.path, "status": failure.status}
-    if isinstance(error, Failure | TriremeError):
+    if isinstance(error, TriremeError):
         log.warning("request failed: %s", failure.message, extra=where)
+    elif isinstance(error, Failure):
+        log.warning("request failed: %s", failure.kind, extra=where)  # its message may quote what was asked
     else:
         log.error("request failed", exc_info=error, extra=where)
 
