@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ if reason_against("cpu"):
     pytest.skip(str(reason_against("cpu")), allow_module_level=True)
 
 from trireme.backends.cpu import Cpu
-from trireme.backends.cpu.tape import Arena
+from trireme.backends.cpu.fuse import fused
+from trireme.backends.cpu.library import StepStruct
+from trireme.backends.cpu.program import Program
+from trireme.backends.cpu.tape import Arena, Tape
 from trireme.backends.cpu.weights import PackedWeight
 from trireme.config import DeviceOptions
 
@@ -46,6 +50,43 @@ def test_replay_follows_the_inputs(backend: Cpu) -> None:
             table.zero_()
             assert torch.equal(replay(), expected)
             assert torch.equal(table, counted)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20])
+@pytest.mark.parametrize("watched", [None, "x", "y"])
+def test_a_norm_between_products_is_taken_into_them(backend: Cpu, rows: int, watched: str | None) -> None:
+    """Unless somebody else looks at the sum or the norm; the values are the same either way."""
+    ops, norm = backend.ops, torch.randn(64)
+    first, second, third = (PackedWeight.from_floats(kind, torch.randn(64, 64)) for kind in ("q8", "f32", "q4_min"))
+    start, other = torch.randn(rows, 64), torch.randn(rows, 64)
+
+    def step() -> torch.Tensor:
+        x = ops.packed_linear([first], start, None)
+        y, residual = ops.add_rms_norm(x, other, norm, 1e-5)
+        z = ops.packed_linear([second, third], y, None)
+        if watched:  # by a step of the program that comes later
+            z = torch.cat([z, ops.rms_norm({"x": x, "y": y}[watched], norm, 1e-5)], 1)
+        return torch.cat([z, residual], 1)
+
+    with torch.inference_mode():
+        replay, compiled = backend.graph(step), len(recorded_steps(backend, step))
+        assert compiled == {None: 3, "x": 5, "y": 5}[watched]
+        start.normal_()
+        other_before = other.normal_().clone()
+        expected = step().clone()
+        other.copy_(other_before)
+        torch.testing.assert_close(replay(), expected, atol=1e-3, rtol=1e-3)
+
+
+def recorded_steps(backend: Cpu, step: Callable[[], torch.Tensor]) -> list[StepStruct]:
+    """What a recording of the step runs in C."""
+    tape = backend.ops.tape = Tape(backend.arena)
+    with tape.watching:
+        held = step()
+    backend.ops.tape = None
+    programs = [entry for entry in tape.entries if isinstance(entry, Program)]
+    assert held is not None and len(programs) == 1
+    return fused(programs[0].steps, [], backend.arena.is_free)
 
 
 def test_a_step_that_asks_the_host_is_left_alone(backend: Cpu) -> None:
