@@ -11,6 +11,7 @@ KINDS = {
     "startup": "from the command line to the first token",
     "kernels": "the Triton operator library against torch",
     "gpu": "the CUDA backend on the shapes and the trace of the baseline",
+    "steps": "where the time of a GPU step goes, kernel by kernel",
     "cpu": "the CPU kernels against the memory bandwidth",
     "quality": "perplexity and greedy agreement of each weight method",
     "peers": "this engine beside llama.cpp, vllm and transformers",
