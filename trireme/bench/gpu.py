@@ -13,7 +13,6 @@ import statistics
 import tempfile
 import time
 
-from trireme.backends.cuda import backend
 from trireme.backends.cuda.device import release, reserved
 from trireme.bench.engine import Prompts, measure
 from trireme.bench.shapes import trace, write_model
@@ -47,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="step,prefill,first,trace", help="which figures, by comma")
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--max-step-tokens", type=int, default=8192)
-    parser.add_argument("--order", type=int, help="how kernels are started early: 0 not at all, 1 or 2 (kernels.skinny.depend)")
     parser.add_argument("--requests", type=int, default=512, help="of the trace")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     parser.add_argument("--plot", type=pathlib.Path, help="draw the ratios into this file")
@@ -55,8 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     figures: dict[str, dict[str, float]] = {}
-    if args.order is not None:
-        backend.DEPENDENT_ORDER = args.order
     with tempfile.TemporaryDirectory() as folder:
         for shape in args.shapes.split(","):
             figures[shape] = measure_shape(write_model(shape, pathlib.Path(folder)), args)

@@ -11,7 +11,7 @@ import multiprocessing
 import pathlib
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -172,7 +172,7 @@ def _decode_case(lengths: list[int], page: int, heads: int, kv_heads: int, dim: 
     out = torch.full_like(q, float("nan"))
     where = (layout.page_table, layout.rows_device, layout.query_starts, layout.context_lengths)
 
-    def ours(tile: int, stages: int, spans: int, least: int, pdl: int = 0) -> Callable[[int], Tensor]:
+    def ours(tile: int, stages: int, spans: int, least: int, pdl: bool = False) -> Callable[[int], Tensor]:
         plan = decode.make_plan(len(lengths), heads, kv_heads, dim, q.device, target=-(-spans * 132 // kv_heads))
         decode.plan(plan, layout.query_starts, layout.context_lengths, min_span=least)
 
@@ -188,7 +188,7 @@ def _decode_case(lengths: list[int], page: int, heads: int, kv_heads: int, dim: 
     cuts = [(t, 3, n, m) for t in tiles for n, m in ((1, 64), (2, 64), (4, 64), (2, 128))] + [(tiles[1], 4, 3, 64)]
     variants: dict[str, Callable[[int], Tensor | None]] = {f"t{t}s{s}n{n}m{m}": ours(t, s, n, m) for t, s, n, m in cuts}
     variants["t64s3n2m32"] = ours(64, 3, 2, 32)
-    variants["t64s3n2m64 pdl"] = ours(64, 3, 2, 64, pdl=2)
+    variants["t64s3n2m64 pdl"] = ours(64, 3, 2, 64, pdl=True)
     spare = decode.make_plan(len(lengths), heads, kv_heads, dim, q.device)
     variants["(plan)"] = lambda i: decode.plan(spare, layout.query_starts, layout.context_lengths)
     name = f"{len(lengths)}x{lengths[0] if len(set(lengths)) == 1 else 'mixed'} p{page} {heads}/{kv_heads}/{dim}"
@@ -358,32 +358,29 @@ def _chain_case(model: str, batch: int) -> Case:
     decode.plan(plan, layout.query_starts, layout.context_lengths)
     where = (layout.page_table, layout.rows_device, layout.query_starts, layout.context_lengths)
 
-    def mix(qkv: Tensor, layer: int, pdl: int) -> Tensor:
+    def mix(qkv: Tensor, layer: int, pdl: bool) -> Tensor:
         q, k, v = (p.unflatten(-1, (-1, dim)) for p in qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], -1))
         cache = caches[layer]
         q = kv.rope_store(q, k, v, cache.k, cache.v, table, position, new, pdl=pdl)
         out = torch.empty_like(q)
         return decode.attend(q, cache.k, cache.v, out, *where, plan, page_size=16, scale=dim**-0.5, pdl=pdl).flatten(1)
 
-    def product(x: Tensor, w: Tensor, pdl: int, ahead: int | None, gated: str = "") -> Tensor:
-        config = skinny.choose(len(x), len(w), x.shape[1], bool(gated))
-        config = config if ahead is None else replace(config, ahead=ahead)
-        return skinny.linear(x, w, gated=gated, config=config, pdl=pdl)
-
-    def plain(pdl: int, ours: bool, ahead: int | None = None) -> Callable[[int], Tensor]:
-        linear = (lambda x, w: product(x, w, pdl, ahead)) if ours else F.linear
+    def plain(pdl: bool, ours: bool) -> Callable[[int], Tensor]:
+        linear = (lambda x, w: skinny.linear(x, w, pdl=pdl)) if ours else F.linear
 
         def call(i: int) -> Tensor:
             x, residual = x0, x0.clone()
             for layer, (qkv, o, gate_up, down) in enumerate(weights):
                 y = rows.rms_norm(x, norm, 1e-5, residual, pdl=pdl)
                 y = rows.rms_norm(linear(mix(linear(y, qkv), layer, pdl), o), norm, 1e-5, residual, pdl=pdl)
-                x = linear(product(y, gate_up, pdl, ahead, "silu") if ours else rows.gated(F.linear(y, gate_up), "silu"), down)
+                x = linear(
+                    skinny.linear(y, gate_up, gated="silu", pdl=pdl) if ours else rows.gated(F.linear(y, gate_up), "silu"), down
+                )
             return x + residual
 
         return call
 
-    def fused(pdl: int) -> Callable[[int], Tensor]:
+    def fused(pdl: bool) -> Callable[[int], Tensor]:
         def call(i: int) -> Tensor:
             x = x0 + x0
             for layer, (qkv, o, gate_up, down) in enumerate(weights):
@@ -397,10 +394,10 @@ def _chain_case(model: str, batch: int) -> Case:
 
     num_bytes = 2.0 * layers * (hidden * width + hidden * heads * dim + 3 * hidden * inner)
     variants: dict[str, Callable[[int], Tensor | None]] = {
-        "torch linears": plain(0, False), "ours": plain(0, True), "wait first": plain(1, True), "start first": plain(2, True),
-        "ahead 0": plain(2, True, 0), "ahead 4": plain(2, True, 4), "ahead 16": plain(2, True, 16), "fused": fused(1),
+        "torch linears": plain(False, False), "ours": plain(False, True), "ours, started early": plain(True, True),
+        "norms fused, started early": fused(True),
     }  # fmt: skip
-    reference = plain(0, False)
+    reference = plain(False, False)
     return Case(
         f"{layers} layers of {model} x{batch}", variants, lambda: reference(0), num_bytes=num_bytes, calls=3, tolerance=5e-2
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel, next_power
-from trireme.kernels.skinny import LINE, depend, prefetch
+from trireme.kernels.skinny import depend
 
 LOG2E = tl.constexpr(1.4426950408889634)
 JOINED = tl.constexpr(4096)  # values of partials that one program holds: 32 a thread with 4 warps
@@ -78,15 +78,10 @@ def _attend(
 ):  # fmt: skip
     """One span of one sequence for the GROUP query heads of one KV head."""
     # q: [tokens, HEADS, DIM]; k, v: [slots, kv_heads, DIM]; partial: [spans, HEADS, DIM + 2]
-    # In the second order what the plan and the tables say is read before waiting, which is for q and the newest KV alone. The first
-    # kernel behind the plan must be launched in the ordinary way.
-    if PDL == 1:
-        depend(PDL)
+    depend(PDL)
     s, kv_head = tl.program_id(0), tl.program_id(1)
     seq = tl.load(sequence + s)
     if seq < 0:
-        if PDL == 2:
-            depend(PDL)
         return
     span, num_spans = tl.load(info), tl.load(info + 1 + seq)
     low, length = tl.load(begin + s), tl.load(contexts + seq)
@@ -97,14 +92,6 @@ def _attend(
     real = (g < GROUP)[:, None] & (d < DIM)[None, :]
     visible = tl.maximum(low, tl.where(window > 0, length - window, 0))
     high = tl.minimum(low + span, length)
-    if PDL == 2:
-        early = tl.minimum(visible // TILE * TILE + n, length - 1)
-        early_slot = tl.load(pages + early // PAGE).to(tl.int64) * PAGE + early % PAGE
-        line = tl.arange(0, (WIDTH + LINE - 1) // LINE) * LINE
-        lines = early_slot[:, None] * slot_stride + kv_head * DIM + line[None, :]
-        prefetch(k + lines)
-        prefetch(v + lines)
-        depend(PDL)
     query = tl.load(q + token.to(tl.int64) * q_stride + head[:, None] * DIM + d[None, :], mask=real, other=0.0)
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -207,7 +194,7 @@ def plan(into: DecodePlan, query_starts: Tensor, contexts: Tensor, window: int =
 def attend(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, page_table: Tensor, rows: Tensor, query_starts: Tensor, contexts: Tensor,
     into: DecodePlan, *, page_size: int, scale: float, window: int = 0, softcap: float = 0.0, slopes: Tensor | None = None,
-    tile: int = 0, warps: int = 4, stages: int = 3, pdl: int = 0,
+    tile: int = 0, warps: int = 4, stages: int = 3, pdl: bool = False,
 ) -> Tensor:  # fmt: skip
     """out[t] for the token t of every sequence in the plan.  q, out: [tokens, heads, dim]; k, v: [slots, kv_heads, dim]"""
     heads, dim, kv_heads = q.shape[1], q.shape[2], k.shape[1]
@@ -219,7 +206,7 @@ def attend(
         into.sequence, into.begin, into.info, into.counters, into.partial, slopes if slopes is not None else q,
         page_table.stride(0), q.stride(0), out.stride(0), k.stride(0), scale, softcap or 1.0, window,
         PAGE=page_size, GROUP=group, DIM=dim, ROWS=max(next_power(group), 16), WIDTH=width, TILE=tile, HEADS=heads,
-        CAPPED=softcap > 0, SLOPED=slopes is not None, PDL=pdl, dependent=pdl > 0, warps=warps, stages=stages,
+        CAPPED=softcap > 0, SLOPED=slopes is not None, PDL=pdl, dependent=pdl, warps=warps, stages=stages,
     )
     # fmt: on
     return out

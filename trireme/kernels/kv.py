@@ -113,21 +113,23 @@ def _append(tokens, rows, positions, ids, width, count, BLOCK: tl.constexpr, PDL
     tl.store(tokens + row * width + position, tl.maximum(token, 0).to(tl.int32), mask=live)
 
 
-def inputs(tokens: Tensor, pages: Tensor, rows: Tensor, positions: Tensor, page_size: int, pdl: int = 0) -> tuple[Tensor, Tensor]:
+def inputs(
+    tokens: Tensor, pages: Tensor, rows: Tensor, positions: Tensor, page_size: int, pdl: bool = False
+) -> tuple[Tensor, Tensor]:
     """(ids, slots) of a step's tokens.  tokens: [all rows, width]; pages: [all rows, pages]; rows, positions: [count]; all int32"""
     count = rows.shape[0]
     ids, slots = torch.empty_like(rows), torch.empty_like(rows)
     _inputs(
         (blocks(count, 256),), tokens, pages, rows, positions, ids, slots, tokens.stride(0), pages.stride(0), count,
-        PAGE=page_size, BLOCK=256, PDL=pdl, dependent=pdl > 0,
+        PAGE=page_size, BLOCK=256, PDL=pdl, dependent=pdl,
     )  # fmt: skip
     return ids, slots
 
 
-def append(tokens: Tensor, rows: Tensor, positions: Tensor, ids: Tensor, pdl: int = 0) -> None:
+def append(tokens: Tensor, rows: Tensor, positions: Tensor, ids: Tensor, pdl: bool = False) -> None:
     """Writes sampled ids into the table, 0 for those below 0."""
     count = rows.shape[0]
-    _append((blocks(count, 256),), tokens, rows, positions, ids, tokens.stride(0), count, BLOCK=256, PDL=pdl, dependent=pdl > 0)
+    _append((blocks(count, 256),), tokens, rows, positions, ids, tokens.stride(0), count, BLOCK=256, PDL=pdl, dependent=pdl)
 
 
 def store(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor) -> None:
@@ -140,7 +142,7 @@ def store(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor)
 
 def rope_store(
     q: Tensor, k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, table: Tensor, index: Tensor, slots: Tensor,
-    *, norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0, pdl: int = 0,
+    *, norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0, pdl: bool = False,
 ) -> Tensor:  # fmt: skip
     """Norms and turns q and k, stores k and v, returns the new q.  q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]
 
@@ -153,6 +155,6 @@ def rope_store(
         (tokens, blocks(heads, block) + blocks(k.shape[1], block)), q, k, v, out, cache_k, cache_v, table, index, slots,
         *(norms or (q, q)), q.stride(0), k.stride(0), v.stride(0), out.stride(0), cache_k.stride(0), eps,
         HEADS=heads, KV_HEADS=k.shape[1], DIM=dim, HALF=table.shape[1] // 2, WIDTH=next_power(dim), BLOCK=block,
-        NORMED=norms is not None, PDL=pdl, dependent=pdl > 0,
+        NORMED=norms is not None, PDL=pdl, dependent=pdl,
     )  # fmt: skip
     return out

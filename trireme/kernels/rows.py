@@ -58,7 +58,7 @@ def _embedding(ids, weight, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + t * SIZE + d, tl.load(weight + token * SIZE + d, mask=d < SIZE), mask=d < SIZE)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, pdl: int = 0) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, pdl: bool = False) -> Tensor:
     """The norm of the last axis; with a residual, of the sum, which takes the residual's place.
 
     x: [rows, size] or [tokens, heads, size], the last axis dense; residual: dense
@@ -72,18 +72,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     together = max(min(1024 // block, next_power(count)), 1)
     _norm(
         (blocks(count, together),), x, x if residual is None else residual, weight, out, x.stride(0), x.stride(-2), count, eps,
-        HEADS=heads, SIZE=size, BLOCK=block, ROWS=together, ADDED=residual is not None, PDL=pdl, dependent=pdl > 0,
+        HEADS=heads, SIZE=size, BLOCK=block, ROWS=together, ADDED=residual is not None, PDL=pdl, dependent=pdl,
         warps=max(min(block * together // 512, 16), 1),
     )  # fmt: skip
     return out
 
 
-def gated(x: Tensor, kind: str, pdl: int = 0) -> Tensor:
+def gated(x: Tensor, kind: str, pdl: bool = False) -> Tensor:
     """act(gate) * up.  x: [rows, 2 * width], the gate first"""
     rows, width = x.shape[0], x.shape[1] // 2
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     block = min(next_power(width), 1024)
-    _gated((rows, blocks(width, block)), x, out, x.stride(0), WIDTH=width, BLOCK=block, KIND=kind, PDL=pdl, dependent=pdl > 0)
+    _gated((rows, blocks(width, block)), x, out, x.stride(0), WIDTH=width, BLOCK=block, KIND=kind, PDL=pdl, dependent=pdl)
     return out
 
 

@@ -246,7 +246,7 @@ def _logprobs(logits, ids, values, ranks, stride, size, BLOCK: tl.constexpr):
     tl.store(ranks + r, tl.sum(larger, 0).to(tl.int64) + 1)
 
 
-def greedy(logits: Tensor, checked: bool = False, pdl: int = 0) -> Tensor:
+def greedy(logits: Tensor, checked: bool = False, pdl: bool = False) -> Tensor:
     """The likeliest token of each row; the lowest id of equals.  logits: [rows, vocabulary]
 
     Checked, a row whose largest logit is not finite gives -1.
@@ -256,14 +256,14 @@ def greedy(logits: Tensor, checked: bool = False, pdl: int = 0) -> Tensor:
     peaks = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
     places = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    _peaks((rows, parts), logits, peaks, places, logits.stride(0), size, CHUNK=CHUNK, PDL=pdl, dependent=pdl > 0, warps=8)
-    _join((rows,), peaks, places, out, parts, PARTS=next_power(parts), CHECKED=checked, PDL=pdl, dependent=pdl > 0)
+    _peaks((rows, parts), logits, peaks, places, logits.stride(0), size, CHUNK=CHUNK, PDL=pdl, dependent=pdl, warps=8)
+    _join((rows,), peaks, places, out, parts, PARTS=next_power(parts), CHECKED=checked, PDL=pdl, dependent=pdl)
     return out
 
 
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor,
-    checked: bool = False, pdl: int = 0,
+    checked: bool = False, pdl: bool = False,
 ) -> Tensor:  # fmt: skip
     """One token per row; every parameter is [rows]: top_k 0 is all, temperature 0 is greedy, uniform lies in [0, 1).
 
@@ -275,7 +275,7 @@ def sample(
     places = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     stride = logits.stride(0)
-    options: dict[str, Any] = {"PDL": pdl, "dependent": pdl > 0}
+    options: dict[str, Any] = {"PDL": pdl, "dependent": pdl}
     _masses((rows, parts), logits, temperature, peaks, places, sums, stride, size, CHUNK=CHUNK, **options, warps=8)
     _sample(
         (rows,), logits, temperature, top_k, top_p, min_p, uniform, peaks, places, sums, out, stride, size, parts,

@@ -36,15 +36,13 @@ class Plan:
     spans: dict[tuple[int, ...], decode.DecodePlan] = field(default_factory=dict)
     tiles: dict[tuple[int, ...], attention.PromptPlan] = field(default_factory=dict)
 
-    def spans_for(self, q: Tensor, kv_heads: int, window: int) -> tuple[decode.DecodePlan, bool]:
-        """The spans for layers of this kind, and whether they were listed just now."""
+    def spans_for(self, q: Tensor, kv_heads: int, window: int) -> decode.DecodePlan:
         key = (q.shape[1], kv_heads, q.shape[2], window)
-        new = key not in self.spans
-        if new:
+        if key not in self.spans:
             layout = self.layout
             self.spans[key] = decode.make_plan(len(layout.counts), q.shape[1], kv_heads, q.shape[2], q.device)
             decode.plan(self.spans[key], layout.query_starts, layout.context_lengths, window)
-        return self.spans[key], new
+        return self.spans[key]
 
     def tiles_for(self, q: Tensor, kv_heads: int) -> attention.PromptPlan:
         key, layout = (q.shape[1] // kv_heads, q.shape[2]), self.layout
@@ -58,8 +56,8 @@ class Plan:
 
 
 class CudaOps(Ops):
-    def __init__(self, pdl: int = 0):
-        self.pdl = pdl  # above 0: kernels start before those they depend on have ended, and wait where they must (skinny.depend)
+    def __init__(self, pdl: bool = False):
+        self.pdl = pdl  # kernels start before those they depend on have ended, and wait where they must
 
     # --- look-up and products -------------------------------------------------------------------------------------------------
 
@@ -144,10 +142,10 @@ class CudaOps(Ops):
                 softcap=kind.softcap, slopes=slopes, dense=tiles.dense,
             )  # fmt: skip
         if plan.decodes:
-            spans, new = plan.spans_for(q, kv_heads, kind.window)
+            spans = plan.spans_for(q, kv_heads, kind.window)
             decode.attend(
                 q, cache.k, cache.v, out, *where, spans, page_size=layout.page_size, scale=kind.scale, window=kind.window,
-                softcap=kind.softcap, slopes=slopes, pdl=0 if new else self.pdl,
+                softcap=kind.softcap, slopes=slopes, pdl=self.pdl,
             )  # fmt: skip
         return out
 

@@ -1,0 +1,66 @@
+"""Captured steps with prompts: a graph replays the step it was made from, on whatever the buffers hold by then.
+
+Emulated in the interpreter: a "graph" calls the captured closure again, whose columns on the host are those of the first step.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+
+from trireme.backends import registry
+from trireme.backends.base import Backend
+from trireme.backends.cuda.ops import CudaOps
+from trireme.bench import shapes
+from trireme.config import DeviceOptions
+from trireme.kernels import chips
+from trireme.llm import LLM
+from trireme.types import SamplingParams
+
+pytestmark = pytest.mark.skipif(not chips.current().interpreted, reason="graphs themselves are tested on the GPU")
+CAPTURED: list[Any] = []
+
+
+class Emulated(Backend):
+    """The CUDA op table on the CPU, with graphs that are closures."""
+
+    name = "emulated"
+
+    def __init__(self, options: DeviceOptions, rank: int = 0):
+        super().__init__(options, rank)
+        self.ops = CudaOps()
+
+    def graph_sizes(self, max_rows: int) -> tuple[int, ...]:
+        return (max_rows,)
+
+    def graph_tokens(self, max_rows: int) -> tuple[int, ...]:
+        return (16,)
+
+    def graph(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        CAPTURED.append(step)
+        return step
+
+
+def test_replayed_steps_give_the_references_tokens(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 16, "vocab_size": 96, "num_hidden_layers": 1}
+    monkeypatch.setitem(shapes.SHAPES, "tiny", shapes.SHAPES["tiny"] | small)
+    monkeypatch.setitem(registry.BUILT_IN, "emulated", f"{__name__}:Emulated")
+    path = shapes.write_model("tiny", tmp_path)
+    prompts = [[(7 * i * j + i) % 80 + 5 for j in range(n)] for i, n in enumerate((3, 12, 1, 9, 6))]
+    sampling = [SamplingParams(temperature=0.9 * (i % 2), seed=i, max_tokens=2 + i % 3, ignore_eos=True) for i in range(5)]
+    settings: dict[str, Any] = {"random_weights": True, "dtype": "float32", "max_model_len": 32, "kv_tokens": 256, "page_size": 4}
+    settings |= {"max_step_tokens": 14, "max_running": 2, "prefix_cache": False}
+    found = []
+    for backend in ("reference", "emulated"):
+        with LLM(str(path), backend=backend, **settings) as llm:
+            found.append([output.token_ids for output in llm.generate(prompts, sampling)])
+    assert found[0] == found[1]
+    assert len(CAPTURED) >= 2, "neither decode steps nor steps with prompts were captured"
