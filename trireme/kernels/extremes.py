@@ -43,6 +43,25 @@ def _value(rank, FLOAT: tl.constexpr, LEAST: tl.constexpr):
 
 
 @kernel
+def _row_extreme(
+    x, values, indices, rows, inner, length, x_outer, x_inner, x_step,
+    FLOAT: tl.constexpr, LEAST: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Rows that fit one tile: the greatest rank, then the first column that has it, all in 32 bits"""
+    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    column = tl.arange(0, N)
+    mask = (row < rows)[:, None] & (column < length)[None, :]
+    at = ((row // inner) * x_outer + (row % inner) * x_inner)[:, None] + (column.to(tl.int64) * x_step)[None, :]
+    rank = _rank(tl.load(x + at, mask=mask, other=0), FLOAT, LEAST)
+    rank = tl.where(mask, rank, -(2**31))
+    top = tl.max(rank, 1)
+    first = tl.min(tl.where(mask & (rank == top[:, None]), tl.broadcast_to(column[None, :], (M, N)), N), 1)
+    tl.store(indices + row, first.to(tl.int64), mask=row < rows)
+    if values is not None:
+        tl.store(values + row, _value(top, FLOAT, LEAST).to(values.dtype.element_ty), mask=row < rows)
+
+
+@kernel
 def _extreme(
     x, keys, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step,
     FLOAT: tl.constexpr, LEAST: tl.constexpr, GIVEN: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -143,6 +162,10 @@ def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.T
     m, n = f.tile
     kind = {"FLOAT": x.is_floating_point(), "LEAST": least}
     sizes = (f.rows, f.inner, f.length)
+    if f.splits == 1 and f.length <= n:
+        warps = 8 if m * n >= 4096 else 4
+        _row_extreme((blocks(f.rows, m),), x, values, indices, *sizes, *f.walk, **kind, M=m, N=n, warps=warps)
+        return
     if f.splits == 1:
         _extreme(
             (blocks(f.rows, m), 1), x, None, values, indices, *sizes, f.length, *f.walk, **kind, GIVEN=False, M=m, N=n, warps=8
