@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.serve.running_server import descendants, listening
 from trireme.api.guard import Guard
 from trireme.api.tracing import Tracer
 from trireme.config import ServeOptions
@@ -94,6 +95,12 @@ def test_huge_headers_and_bodies(served: Served, http: httpx.Client) -> None:
         except OSError:
             return  # cut off, which is an answer too
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_nothing_listens_but_the_api(served: Served) -> None:
+    processes = [served.process.pid, *descendants(served.process.pid)]
+    assert len(processes) >= 5, "supervisor, router, detokenizer, HTTP, rank"
+    assert {place for pid in processes for place in listening(pid)} == {("127.0.0.1", served.port)}
 
 
 def test_request_ids_and_traces_are_carried(served: Served, http: httpx.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import pathlib
 import signal
@@ -142,6 +143,30 @@ def command_of(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
     return []
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """The addresses at which a process takes TCP connections or UDP packets: (address, port)."""
+    inodes = set()
+    for link in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            name = os.readlink(link)
+            if name.startswith("socket:["):
+                inodes.add(name[8:-1])
+    found = set()
+    for table, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
+        for line in pathlib.Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == state and words[9] in inodes:
+                address, port = words[1].split(":")
+                found.add((_address(address), int(port, 16)))
+    return found
+
+
+def _address(text: str) -> str:
+    """An address of /proc/net: hexadecimal, in words of the machine's own byte order."""
+    words = [int(text[i : i + 8], 16).to_bytes(4, sys.byteorder) for i in range(0, len(text), 8)]
+    return str(ipaddress.ip_address(b"".join(words)))
 
 
 def assert_gone(family: dict[int, int | None], seconds: float = 5.0) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import pathlib
 import signal
 
 import pytest
-from running_server import RunningServer, command_of, descendants
+from running_server import RunningServer, command_of, descendants, listening
 
 from trireme import LLM, SamplingParams
 
@@ -32,6 +33,8 @@ def test_two_ranks_serve_as_one_process_does(tiny_path: pathlib.Path, short_fold
         assert len(first) == 2
         answers = await asyncio.gather(*(server.answer(prompt, **GREEDY) for prompt in PROMPTS))
         assert [answer["token_ids"] for answer in answers] == expected
+        found = {place for pid in [server.process.pid, *descendants(server.process.pid)] for place in listening(pid)}
+        assert found and all(ipaddress.ip_address(address).is_loopback for address, _ in found), found  # gloo's meeting points
         os.kill(first[1], signal.SIGKILL)
         await server.until("starting")
         await server.until("ready")
