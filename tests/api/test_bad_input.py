@@ -76,9 +76,9 @@ def test_odd_but_valid_text_is_served(http: httpx.Client) -> None:
         "\x00",
         "\u202e\u0000abc",
         "\U0010ffff",
-        "a\r\n" * 50,
-        "🧙‍♂️" * 20,
-        "<|im_end|>" * 30,
+        "a\r\n" * 4,
+        "🧙‍♂️" * 2,
+        "<|im_end|>" * 3,
         "{{ 7 * 7 }}{% for %}",
         "\ufdd0\ufdd1",
     ]:

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from running_server import RunningServer
+from running_server import RunningServer, assert_gone, descendants
+
+from trireme.serve.runtime import birth_of
 
 pytestmark = pytest.mark.xdist_group("serve-faults")
 
@@ -94,11 +96,12 @@ async def _states(server: RunningServer) -> set[str]:
     return seen
 
 
-def test_nothing_survives_the_supervisor(tiny_path: pathlib.Path, short_folder: pathlib.Path) -> None:
-    server = RunningServer(tiny_path, short_folder / "orphans", kv_tokens=1 << 17)
-    try:
-        asyncio.run(server.until("ready"))
-        os.kill(server.processes()["rank"], signal.SIGSTOP)  # even one that cannot notice anything
-        server.process.kill()
-    finally:
-        server.end()
+def test_nothing_survives_the_supervisor(server: RunningServer) -> None:
+    """The last of this file: it takes the server from the others."""
+    asyncio.run(server.until("ready"))
+    family = {pid: birth_of(pid) for pid in descendants(server.process.pid)}
+    assert len(family) >= 4, family
+    os.kill(server.processes()["rank"], signal.SIGSTOP)  # even one that cannot notice anything
+    server.process.kill()
+    server.process.wait()
+    assert_gone(family)
