@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -174,11 +175,12 @@ def test_schemathesis(short_served: Served) -> None:
     kinds = [(operation, mode) for operation in operations for mode in schemathesis.GenerationMode]
     counts: dict[tuple[str, Any], int] = {}
     failures: list[str] = []
-    while sum(counts.values()) < wanted and time.monotonic() < until and not failures:
-        for operation, mode in kinds:
-            tried, failed = _draw(operation, mode, short_served.url)
-            counts[operation.label, mode] = counts.get((operation.label, mode), 0) + tried
-            failures += failed
+    for operation, mode in itertools.cycle(kinds):
+        if sum(counts.values()) >= wanted or time.monotonic() > until or failures:
+            break
+        tried, failed = _draw(operation, mode, short_served.url)
+        counts[operation.label, mode] = counts.get((operation.label, mode), 0) + tried
+        failures += failed
     print(f"{sum(counts.values())} cases over {len(operations)} routes")
     assert not failures
     assert sum(counts.values()) >= min(wanted, 1000), counts
