@@ -62,7 +62,7 @@ class PackedFloats(Packed):
 class PackedInt8(Packed):
     """8 bits, a scale per 32 weights and per 32 activations.
 
-    One scale per output and token is a fifth faster and costs SmolLM2 5 % of perplexity; this costs half a per cent.
+    One scale per output and token would cost SmolLM2 5 % of perplexity; this costs half a per cent.
     """
 
     kind = "q8"
