@@ -15,6 +15,7 @@ MAX_LOGPROBS = 64
 MAX_STOP_STRINGS = 64
 MAX_GRAMMAR = 256 << 10  # characters
 MAX_LIST = 4096  # token ids in any one list or map of a request
+NOTHING_TO_CHOOSE = "the model gave no finite logits for this request"  # a row's error
 
 
 class FinishReason(enum.StrEnum):

@@ -123,6 +123,15 @@ def test_lists_and_counts_are_bounded(http: httpx.Client) -> None:
         assert http.post("/v1/chat/completions", json={**CHAT, "chat_template_kwargs": variables}).status_code == 400
 
 
+def test_rules_that_leave_nothing_to_choose_are_the_clients_own(http: httpx.Client) -> None:
+    for more in [
+        {"structured_outputs": {"regex": "[0-9]+"}, "allowed_token_ids": [218]},
+        {"structured_outputs": {"regex": ""}, "min_tokens": 1},
+    ]:
+        response = http.post("/v1/completions", json={**TEXT, **more})
+        assert response.status_code == 400 and "no token to choose" in response.text, response.text
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_texts_that_cannot_fit_are_not_even_tokenized(http: httpx.Client, path: str) -> None:
     whole = json.dumps(BODIES[path]).replace("Hi", "a b c " * 1_000_000)  # a minute of tokenizing

@@ -22,7 +22,7 @@ from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer
 from trireme.serve.answers import Answer, Piece
 from trireme.serve.client import Client, Context, ModelInfo, Stream
-from trireme.types import FinishReason, Output, SamplingParams
+from trireme.types import NOTHING_TO_CHOOSE, FinishReason, Output, SamplingParams
 
 LONG_TEXT = 32 << 10  # characters; longer ones have a tokenizer of their own, so that short ones need not wait
 SHORT_ENOUGH = 1 << 20  # characters that are always tokenized; of more, only what the context might hold
@@ -57,11 +57,20 @@ class Flight:
         self._meter.take(piece)
         if piece.finish_reason is FinishReason.ERROR:
             self._cause = "error"
-            raise Failure(500, piece.error or "The engine could not go on with this request.", kind="server_error")
+            raise self._failure(piece)
         if piece.finish_reason is FinishReason.ABORT:
             self._cause = "abort"
             raise Failure(503, "The server ended this request before it was done.", kind="overloaded_error")
         return piece
+
+    def _failure(self, piece: Piece) -> Failure:
+        """A row without any token to choose is the request's own doing where it has forbidden tokens itself."""
+        sampling = self.answer.sampling
+        forbids = sampling.grammar is not None or sampling.allowed_token_ids is not None or bool(sampling.logit_bias)
+        if forbids and piece.error == NOTHING_TO_CHOOSE:
+            cause = "What this request allows (structured output, allowed tokens, bias, min_tokens) leaves no token to choose."
+            return Failure(400, f"{cause} Fix: leave one of them out.", code="nothing_allowed")
+        return Failure(500, piece.error or "The engine could not go on with this request.", kind="server_error")
 
     async def close(self) -> None:
         """Frees what an unfinished answer holds."""

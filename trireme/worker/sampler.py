@@ -14,13 +14,12 @@ from torch import Tensor
 
 from trireme.ipc.messages import Admit, RowNote
 from trireme.ops import Ops
-from trireme.types import TokenLogprobs
+from trireme.types import NOTHING_TO_CHOOSE, TokenLogprobs
 from trireme.worker.grammar import Grammars
 from trireme.worker.logits import RULES, Choice, Rule, ruled
 from trireme.worker.tables import Step, Tables
 
 BROKEN = -1  # the id of a row that could not choose
-_ERROR = "the model gave no finite logits for this request"
 
 
 @dataclass
@@ -102,7 +101,7 @@ class Sampler:
         """What there is to say of a row's choice besides its token."""
         if token == BROKEN:
             reason = self.grammars.errors.pop(row, None) if self.grammars is not None else None
-            return RowNote(row, error=reason or _ERROR)
+            return RowNote(row, error=reason or NOTHING_TO_CHOOSE)
         if values is None:
             return None
         logprob, rank, top_ids, top = values
