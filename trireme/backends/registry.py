@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import entry_points
+from typing import Any
 
 from trireme.backends.base import Backend
 from trireme.config import DeviceOptions
@@ -11,10 +12,12 @@ from trireme.errors import BackendUnavailable
 
 # By preference: the first that can run here is the automatic choice.
 BUILT_IN = {
-    "cuda": "trireme.backends.cuda:Cuda",
+    "cuda": "trireme.backends.cuda.backend:Cuda",
     "cpu": "trireme.backends.cpu:Cpu",
     "reference": "trireme.backends.reference:Reference",
 }
+# Asked before the backend itself is loaded: Triton and its kernels take half a second, for nothing where there is no device.
+_MISSING = {"cuda": "trireme.backends.cuda.device:missing"}
 
 
 def names() -> list[str]:
@@ -24,9 +27,8 @@ def names() -> list[str]:
 
 def backend_class(name: str) -> type[Backend]:
     if name in BUILT_IN:
-        module, _, attribute = BUILT_IN[name].partition(":")
         try:
-            return getattr(importlib.import_module(module), attribute)
+            return _load(BUILT_IN[name])
         except (ImportError, AttributeError) as error:
             raise BackendUnavailable(f"The backend {name!r} cannot be loaded: {error}.", "use --backend cpu") from None
     found = entry_points(group="trireme.backends", name=name)
@@ -35,9 +37,16 @@ def backend_class(name: str) -> type[Backend]:
     return next(iter(found)).load()
 
 
+def _load(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
 def reason_against(name: str) -> str | None:
     """Why a backend cannot run here; None if it can."""
     try:
+        if name in _MISSING and (reason := _load(_MISSING[name])()):
+            return reason
         return backend_class(name).unavailable()
     except BackendUnavailable as error:
         return error.cause.rstrip(".")

@@ -54,6 +54,11 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.tape = tape
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; torch would load its whole compiler, two seconds and 60 MB, to keep it away."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.tape.call(func, args, kwargs or {}, result)

@@ -1,3 +1,0 @@
-from trireme.backends.cuda.backend import Cuda
-
-__all__ = ["Cuda"]

@@ -1,0 +1,32 @@
+"""The start of a CPU engine: a first token without libraries that have no part in it."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from trireme.backends import reason_against
+
+if reason_against("cpu"):
+    pytest.skip(str(reason_against("cpu")), allow_module_level=True)
+
+# Seconds each to import, and tens of megabytes: torch's compiler, its algebra system, the kernels of a device that is not here.
+NEEDLESS = ("torch._dynamo", "torch._inductor", "sympy", "transformers", *([] if reason_against("cuda") is None else ["triton"]))
+CHILD = """
+import sys
+from trireme import LLM, SamplingParams
+with LLM(sys.argv[1], backend="auto") as llm:
+    for sampling in (SamplingParams(max_tokens=3, temperature=0.0), SamplingParams(max_tokens=3, temperature=1.0, top_p=0.9)):
+        llm.generate("The capital of France is", sampling)
+print(*(name for name in sys.argv[2:] if name in sys.modules))
+"""
+
+
+def test_answers_come_without_compilers(smollm2_path: pathlib.Path) -> None:
+    command = [sys.executable, "-c", CHILD, str(smollm2_path), *NEEDLESS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
