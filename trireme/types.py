@@ -16,6 +16,7 @@ MAX_STOP_STRINGS = 64
 MAX_GRAMMAR = 256 << 10  # characters
 MAX_LIST = 4096  # token ids in any one list or map of a request
 NOTHING_TO_CHOOSE = "the model gave no finite logits for this request"  # a row's error
+GRAMMAR_TOO_COSTLY = "the grammar became too costly to follow"  # how a row's error begins
 
 
 class FinishReason(enum.StrEnum):

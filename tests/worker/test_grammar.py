@@ -16,6 +16,7 @@ from llguidance import LLMatcher
 
 from trireme.errors import BadRequest
 from trireme.hub.grammar import GrammarTokens
+from trireme.hub.tokenizer import Tokenizer
 from trireme.ipc.messages import Admit
 from trireme.llm import LLM
 from trireme.types import MAX_GRAMMAR, SamplingParams
@@ -219,6 +220,31 @@ def test_bad_and_hostile_grammars_are_refused() -> None:
     tokens.matcher(LLMatcher.grammar_from_regex(r"^([a-z]{0,50}){0,50}$"))  # a bomb for others
     with pytest.raises(BadRequest, match="grammar"):
         SamplingParams(grammar="x" * (MAX_GRAMMAR + 1)).check(100)
+
+
+def test_a_costly_grammar_fails_nobody_else(smollm2_path: pathlib.Path) -> None:
+    """The engine's copies of one grammar share what it has cost; a row that has spent it all fails alone, whoever comes with it."""
+    tokenizer = Tokenizer.open(smollm2_path)
+    grammars = Grammars(lambda: tokenizer, tokenizer.vocab_size)
+    costly = LLMatcher.grammar_from_regex(r"(?s:.*)(a|b)(?s:.{0,200})(c|d)(?s:.{0,200})[a-f]x")
+    tokens = torch.zeros((2, 200), dtype=torch.int32)
+    for row in (0, 1):
+        grammars.admit(Admit(row, [1], 1, SamplingParams(grammar=costly), 0, [2]))
+    at, chance, length = np.array([0]), random.Random(0), 1
+    while 0 not in grammars.errors and length < 150:
+        tokens[0, length] = chance.randrange(300, 49_000)  # any text fits until its end
+        length += 1
+        grammars.prepare(at, np.array([length]), tokens)
+        grammars.apply(Choice(torch.zeros((1, tokenizer.vocab_size)), at, np.array([length]), at, tokens), [0])
+    assert "too costly" in grammars.errors[0], length
+    tokens[1, 1] = 300
+    for row, length in ((1, 2), (0, 1)):
+        if row == 0:  # a request that comes later
+            grammars.admit(Admit(0, [1], 1, SamplingParams(grammar=costly), 0, [2]))
+        grammars.prepare(np.array([row]), np.array([length]), tokens)
+        choice = Choice(torch.zeros((1, tokenizer.vocab_size)), np.array([row]), np.array([length]), np.array([1]), tokens)
+        grammars.apply(choice, [0])
+        assert row not in grammars.errors and choice.logits.isfinite().any()
 
 
 def test_one_poisoned_row_of_six(smollm2_path: pathlib.Path) -> None:

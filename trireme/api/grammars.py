@@ -126,7 +126,7 @@ def _one(grammar: dict[str, Any]) -> str:
 
 
 def _literal(text: str) -> str:
-    return msgspec.json.encode(text).decode()
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")  # JSON leaves it as it is, the grammar's language not
 
 
 def _slashed(pattern: str) -> str:
@@ -216,7 +216,7 @@ class GrammarCheck:
             self._tokens = asyncio.ensure_future(loop.run_in_executor(self._threads, self._load))
         tokens = await asyncio.shield(self._tokens)
         try:
-            await asyncio.wait_for(loop.run_in_executor(self._threads, tokens.matcher, grammar), DEADLINE)
+            await asyncio.wait_for(loop.run_in_executor(self._threads, tokens.check, grammar), DEADLINE)
         except TimeoutError:
             cause = f"The grammar took longer than {DEADLINE:g} seconds to compile."
             raise BadRequest(cause, "make it simpler", param) from None

@@ -22,7 +22,7 @@ from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer
 from trireme.serve.answers import Answer, Piece
 from trireme.serve.client import Client, Context, ModelInfo, Stream
-from trireme.types import NOTHING_TO_CHOOSE, FinishReason, Output, SamplingParams
+from trireme.types import GRAMMAR_TOO_COSTLY, NOTHING_TO_CHOOSE, FinishReason, Output, SamplingParams
 
 LONG_TEXT = 32 << 10  # characters; longer ones have a tokenizer of their own, so that short ones need not wait
 SHORT_ENOUGH = 1 << 20  # characters that are always tokenized; of more, only what the context might hold
@@ -70,6 +70,8 @@ class Flight:
         if forbids and piece.error == NOTHING_TO_CHOOSE:
             cause = "What this request allows (structured output, allowed tokens, bias, min_tokens) leaves no token to choose."
             return Failure(400, f"{cause} Fix: leave one of them out.", code="nothing_allowed")
+        if piece.error and piece.error.startswith(GRAMMAR_TOO_COSTLY):
+            return Failure(400, piece.error, code="grammar_too_costly")
         return Failure(500, piece.error or "The engine could not go on with this request.", kind="server_error")
 
     async def close(self) -> None:

@@ -14,10 +14,11 @@ import torch
 from llguidance import LLMatcher
 from torch import Tensor
 
-from trireme.errors import TriremeError
-from trireme.hub.grammar import GrammarTokens
+from trireme.errors import BadRequest, TriremeError
+from trireme.hub.grammar import GrammarTokens, first_line
 from trireme.hub.tokenizer import Tokenizer
 from trireme.ipc.messages import Admit
+from trireme.types import GRAMMAR_TOO_COSTLY
 from trireme.worker.logits import NEGATIVE, Choice
 
 MAX_COMPILED = 64  # grammars kept compiled: many requests bring the same one
@@ -41,7 +42,8 @@ class Grammars:
         self._rows.pop(admit.row, None)
         grammar = admit.sampling.grammar
         if grammar is not None:
-            self._rows[admit.row] = _Row(admit, self._thread.submit(self._compile, grammar, admit.eos_token_ids), self._nothing)
+            compiled = self._thread.submit(self._compile, grammar, admit.eos_token_ids)
+            self._rows[admit.row] = _Row(admit, compiled, lambda: self._renew(grammar), self._nothing)
 
     def touches(self, rows: np.ndarray) -> list[int]:
         return [i for i, row in enumerate(rows.tolist()) if row in self._rows] if self._rows else []
@@ -80,8 +82,8 @@ class Grammars:
         try:
             return mask.result()
         except Exception as error:
-            reason = str(error) if isinstance(error, TriremeError) else f"{type(error).__name__}: {error}"
-            self.errors[row] = f"the grammar of this request failed: {reason}"
+            own = str(error) if isinstance(error, TriremeError) else f"{type(error).__name__}: {error}"
+            self.errors[row] = own if own.startswith(GRAMMAR_TOO_COSTLY) else f"the grammar of this request failed: {own}"
             return self._nothing
 
     def _compile(self, grammar: str, eos_token_ids: list[int]) -> LLMatcher:
@@ -93,31 +95,60 @@ class Grammars:
             self._compiled.popitem(last=False)
         return found.deep_copy()
 
+    def _renew(self, grammar: str) -> LLMatcher:
+        """The grammar compiled for one row alone; whoever comes next finds a fresh one too."""
+        assert self._tokens is not None, "a grammar was followed before any was compiled"
+        self._compiled.pop(grammar, None)
+        return self._tokens.matcher(grammar)
+
+
+class _TooCostly(BadRequest):
+    """A grammar that compiled and cannot be followed: it has come to a bound on its cost."""
+
+    def __init__(self, matcher: LLMatcher):
+        super().__init__(f"{GRAMMAR_TOO_COSTLY}: {first_line(matcher.get_error())}.", "make it simpler")
+
 
 class _Row:
-    """A row's way through its grammar."""
+    """A row's way through its grammar.
 
-    def __init__(self, admit: Admit, compiled: Future[LLMatcher], nothing: np.ndarray):
+    The copies of a compiled grammar share the states it has built, and with them the bounds on its cost: where they are spent,
+    it may have been by others, so the row tries again with a grammar of its own before it fails.
+    """
+
+    def __init__(self, admit: Admit, compiled: Future[LLMatcher], renew: Callable[[], LLMatcher], nothing: np.ndarray):
         self.seen = admit.num_prompt  # after a pause, what had been generated is followed again
         self.ends = admit.eos_token_ids
         self.ended = False  # nothing may follow but the end
         self.mask: Future[np.ndarray] | None = None
-        self._compiled, self._nothing = compiled, nothing
+        self._compiled, self._renew, self._nothing = compiled, renew, nothing
+        self._past: list[int] = []
+        self._own: LLMatcher | None = None
 
     def advance(self, ids: list[int]) -> np.ndarray:
         """Follows the tokens that have come since, and says which may come next: one bit per token of the vocabulary."""
-        matcher = self._compiled.result()
+        self._past += ids
+        try:
+            return self._follow(self._own or self._compiled.result(), ids)
+        except _TooCostly:
+            if self._own is not None:
+                raise
+            self._own = self._renew()
+            return self._follow(self._own, self._past)
+
+    def _follow(self, matcher: LLMatcher, ids: list[int]) -> np.ndarray:
         for token in ids:
             if token in self.ends:
                 self.ended = True
             if not self.ended and not matcher.consume_token(token):
-                raise ValueError(f"token {token} does not fit: {matcher.get_error()[:200]}")
+                error = matcher.get_error()
+                raise _TooCostly(matcher) if "satisfy" not in error else ValueError(f"token {token} does not fit: {error[:200]}")
         self.ended = self.ended or (matcher.is_stopped() and not matcher.is_error())
         if self.ended:
             return self._nothing
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)[: len(self._nothing)]
         if matcher.is_error():
-            raise ValueError(matcher.get_error()[:200])
+            raise _TooCostly(matcher)
         return mask
 
 
