@@ -69,6 +69,9 @@ class ServeOptions:
     drain_timeout: float = setting(30.0, "seconds that running requests get to finish when the server is asked to end")
     idle_unload: float = setting(0.0, "free the weights after so many quiet seconds, load them again on demand (0: never)")
     heartbeat_timeout: float = setting(6.0, "seconds of silence after which a process counts as hung and is replaced")
+    step_seconds: float = setting(
+        0.2, "how long a step may take while answers are written: prompts are cut to fit (0: never)"
+    )
     stream_backlog: int = setting(1 << 20, "bytes of text a slow reader may fall behind before its stream is cut")
     max_body: int = setting(32 << 20, "bytes of a request's body at most")
     allowed_host: tuple[str, ...] = setting((), "a Host name to answer for besides loopback and addresses; may be repeated")
@@ -234,6 +237,7 @@ _AT_LEAST = {
     "http_workers": 1,
     "drain_timeout": 0.0,
     "idle_unload": 0.0,
+    "step_seconds": 0.0,
     "heartbeat_timeout": 1.0,
     "stream_backlog": 1 << 10,
     "max_body": 1,

@@ -38,6 +38,10 @@ class Draft:
     def __len__(self) -> int:
         return len(self.ones) + len(self.rows)
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ones) + sum(self.counts)
+
     def put_pages(self, rows: list[int], pages: Iterable[int]) -> None:
         self.page_rows += rows
         self.page_ids.extend(pages)
@@ -55,6 +59,9 @@ class Flight:
     tasks: list[Task]
     sampling: list[Task]
     scoring: list[int]  # indices of rows that bring prompt logprobs
+    num_tokens: int
+    prompt_tokens: int  # of them, those in rows with more than one
+    begun: float = 0.0  # when it was handed out
 
 
 def launch(draft: Draft, table: Rows, step: int, release: list[int]) -> tuple[Plan, Flight]:
@@ -89,4 +96,6 @@ def launch(draft: Draft, table: Rows, step: int, release: list[int]) -> tuple[Pl
         logits=logits,
         samples=chosen,
     )
-    return plan, Flight(step, rows, starts, ends, table.epoch[rows], tasks, sampling, scoring.tolist())
+    prompt_tokens = sum(count for count in draft.counts if count > 1)
+    epochs = table.epoch[rows]
+    return plan, Flight(step, rows, starts, ends, epochs, tasks, sampling, scoring.tolist(), draft.num_tokens, prompt_tokens)

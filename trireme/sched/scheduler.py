@@ -19,6 +19,7 @@ from trireme.errors import BadRequest, Overloaded
 from trireme.ipc.messages import Admit, Plan, RowNote, Sampled
 from trireme.sched.door import Door
 from trireme.sched.memory import Memory
+from trireme.sched.pace import Pace
 from trireme.sched.plan import Draft, Flight, launch
 from trireme.sched.policy import Policy, policy_by_name
 from trireme.sched.radix import Match
@@ -61,6 +62,7 @@ class Scheduler:
         page_size: int,
         max_model_len: int,
         prefix_cache: bool = True,
+        step_seconds: float = 0.0,
         policy: Policy | None = None,
         clock: Callable[[], float] = time.monotonic,
         seed: int | None = None,
@@ -77,6 +79,7 @@ class Scheduler:
         self._flights: deque[Flight] = deque()
         self._release: list[int] = []
         self._random = random.Random(seed)
+        self.pace = Pace(step_seconds)
         self._step = self._answered = self._arrivals = 0
         self._cache_queries = self._cache_hits = self._preemptions = 0
         self._tokens_scheduled = self._tokens_generated = self._masked_rows = 0
@@ -129,9 +132,10 @@ class Scheduler:
             return None
         self._step += 1
         plan, flight = launch(draft, self.rows, self._step, self._release)
+        flight.begun = self._clock()
         self._release = []
         self._flights.append(flight)
-        self._tokens_scheduled += self.options.max_step_tokens - draft.budget
+        self._tokens_scheduled += draft.num_tokens
         return plan
 
     def _plan_running(self, draft: Draft) -> None:
@@ -139,6 +143,7 @@ class Scheduler:
         rows, order = self.rows, self.rows.order
         wanted = np.minimum(rows.total[order], rows.need[order]) - rows.scheduled[order]
         self._plan_ones(order[wanted == 1][: draft.budget], draft)
+        draft.budget = self.pace.prompt_tokens(len(draft), draft.budget)
         for row in order[wanted > 1].tolist():
             if draft.budget and rows.tasks[row] is not None:
                 self._plan_prompt(row, draft)
@@ -251,6 +256,7 @@ class Scheduler:
         assert flight.step == sampled.step, f"the answer to step {sampled.step} came when step {flight.step} was due"
         assert len(flight.sampling) == len(sampled.tokens), f"{len(sampled.tokens)} tokens for {len(flight.sampling)} rows"
         self._answered = flight.step
+        self.pace.learn(flight.begun, self._clock(), flight.num_tokens, flight.prompt_tokens)
         notes = dict(self._noted(flight, sampled.notes)) if sampled.notes else {}
         failed = self._fail_noted(notes)
         self._advance(flight)

@@ -135,6 +135,7 @@ class Router:
             page_size=0 if cache.page_size == 0 else ready.page_size,
             max_model_len=ready.max_model_len,
             prefix_cache=cache.prefix_cache and ready.shares_prefixes,
+            step_seconds=self.config.serve.step_seconds,
         )
         self._in_flight, self._active_at = 0, time.monotonic()
         held, self._held = self._held, []
