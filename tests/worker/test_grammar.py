@@ -51,7 +51,7 @@ class Rows:
     """The rule with a token table, as a worker has it."""
 
     def __init__(self, open_tokenizer: Callable[[], ByteTokenizer] = ByteTokenizer, device: str = "cpu"):
-        self.grammars = Grammars(open_tokenizer, WIDTH)  # type: ignore[arg-type]
+        self.grammars = Grammars(lambda: GrammarTokens(open_tokenizer(), [EOS], WIDTH), WIDTH)  # type: ignore[arg-type]
         self.device = device
         self.tokens = torch.zeros((8, 400), dtype=torch.int32, device=device)
         self.lengths = np.zeros(8, dtype=np.int64)
@@ -225,7 +225,7 @@ def test_bad_and_hostile_grammars_are_refused() -> None:
 def test_a_costly_grammar_fails_nobody_else(smollm2_path: pathlib.Path) -> None:
     """The engine's copies of one grammar share what it has cost; a row that has spent it all fails alone, whoever comes with it."""
     tokenizer = Tokenizer.open(smollm2_path)
-    grammars = Grammars(lambda: tokenizer, tokenizer.vocab_size)
+    grammars = Grammars(lambda: GrammarTokens(tokenizer, [2]), tokenizer.vocab_size)
     costly = LLMatcher.grammar_from_regex(r"(?s:.*)(a|b)(?s:.{0,200})(c|d)(?s:.{0,200})[a-f]x")
     tokens = torch.zeros((2, 200), dtype=torch.int32)
     for row in (0, 1):

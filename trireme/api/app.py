@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import mimetypes
 import pathlib
@@ -82,8 +83,10 @@ class _Handlers:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Any) -> AsyncIterator[None]:
+        warming = asyncio.create_task(self.service.warm_up())
         async with self.batches.working():
             yield
+        warming.cancel()
         await self.responses.close()
         self.service.close()
 

@@ -211,10 +211,7 @@ class GrammarCheck:
         if grammar in self._known:
             self._known.move_to_end(grammar)
             return
-        loop = asyncio.get_running_loop()
-        if self._tokens is None or (self._tokens.done() and self._tokens.exception() is not None):
-            self._tokens = asyncio.ensure_future(loop.run_in_executor(self._threads, self._load))
-        tokens = await asyncio.shield(self._tokens)
+        loop, tokens = asyncio.get_running_loop(), await self.warm_up()
         try:
             await asyncio.wait_for(loop.run_in_executor(self._threads, tokens.check, grammar), DEADLINE)
         except TimeoutError:
@@ -226,6 +223,13 @@ class GrammarCheck:
         self._known[grammar] = None
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
+
+    async def warm_up(self) -> GrammarTokens:
+        """Reads the vocabulary, once, in a thread."""
+        if self._tokens is None or (self._tokens.done() and self._tokens.exception() is not None):
+            loop = asyncio.get_running_loop()
+            self._tokens = asyncio.ensure_future(loop.run_in_executor(self._threads, self._load))
+        return await asyncio.shield(self._tokens)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

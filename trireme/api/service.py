@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,6 +25,7 @@ from trireme.serve.answers import Answer, Piece
 from trireme.serve.client import Client, Context, ModelInfo, Stream
 from trireme.types import GRAMMAR_TOO_COSTLY, NOTHING_TO_CHOOSE, FinishReason, Output, SamplingParams
 
+QUIET_SECONDS = 0.5
 LONG_TEXT = 32 << 10  # characters; longer ones have a tokenizer of their own, so that short ones need not wait
 SHORT_ENOUGH = 1 << 20  # characters that are always tokenized; of more, only what the context might hold
 MOST_SHRINKING = 6  # characters that may become one by escapes and normalization
@@ -132,6 +134,13 @@ class Service:
 
     def _grammar_tokens(self) -> GrammarTokens:
         return GrammarTokens(self.client.tokenizer, self.info.eos_token_ids, self.info.vocab_size)
+
+    async def warm_up(self) -> None:
+        """Prepares for the first grammar, in the first quiet moment: some of that work stops the event loop for a moment."""
+        while not self.client.state().serving or self.client.num_open:
+            await asyncio.sleep(QUIET_SECONDS)
+        with contextlib.suppress(TriremeError):  # a model without a tokenizer
+            await self.grammars.warm_up()
 
     async def check_text(self, size: int) -> None:
         """Refuses a text that cannot fit, however it is tokenized: a minute's work that would end with the same answer."""

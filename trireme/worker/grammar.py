@@ -16,7 +16,6 @@ from torch import Tensor
 
 from trireme.errors import BadRequest, TriremeError
 from trireme.hub.grammar import GrammarTokens, first_line
-from trireme.hub.tokenizer import Tokenizer
 from trireme.ipc.messages import Admit
 from trireme.types import GRAMMAR_TOO_COSTLY
 from trireme.worker.logits import NEGATIVE, Choice
@@ -25,11 +24,11 @@ MAX_COMPILED = 64  # grammars kept compiled: many requests bring the same one
 
 
 class Grammars:
-    """One per worker. The tokenizer is opened when the first grammar arrives: most workers never see one."""
+    """One per worker. The vocabulary is read when the first grammar arrives, or when there is nothing better to do."""
 
-    def __init__(self, open_tokenizer: Callable[[], Tokenizer], width: int):
+    def __init__(self, load: Callable[[], GrammarTokens], width: int):
         self.errors: dict[int, str] = {}  # by row: why its grammar failed
-        self._open, self._width = open_tokenizer, width
+        self._load = load
         self._nothing = np.zeros(-(-width // 32) * 4, dtype=np.uint8)  # one bit per token, in whole words
         self._tokens: GrammarTokens | None = None
         self._rows: dict[int, _Row] = {}
@@ -37,12 +36,16 @@ class Grammars:
         # One thread: compiling and masks go beside the steps, in order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
+    def warm_up(self) -> None:
+        """Reads the vocabulary in the background: a second's work, for which the first grammar's whole batch would wait."""
+        self._thread.submit(self._vocabulary)
+
     def admit(self, admit: Admit) -> None:
         self.errors.pop(admit.row, None)
         self._rows.pop(admit.row, None)
         grammar = admit.sampling.grammar
         if grammar is not None:
-            compiled = self._thread.submit(self._compile, grammar, admit.eos_token_ids)
+            compiled = self._thread.submit(self._compile, grammar)
             self._rows[admit.row] = _Row(admit, compiled, lambda: self._renew(grammar), self._nothing)
 
     def touches(self, rows: np.ndarray) -> list[int]:
@@ -86,10 +89,13 @@ class Grammars:
             self.errors[row] = own if own.startswith(GRAMMAR_TOO_COSTLY) else f"the grammar of this request failed: {own}"
             return self._nothing
 
-    def _compile(self, grammar: str, eos_token_ids: list[int]) -> LLMatcher:
+    def _vocabulary(self) -> GrammarTokens:
         if self._tokens is None:
-            self._tokens = GrammarTokens(self._open(), eos_token_ids, self._width)
-        found = self._compiled.pop(grammar, None) or self._tokens.matcher(grammar)
+            self._tokens = self._load()
+        return self._tokens
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        found = self._compiled.pop(grammar, None) or self._vocabulary().matcher(grammar)
         self._compiled[grammar] = found
         while len(self._compiled) > MAX_COMPILED:
             self._compiled.popitem(last=False)
@@ -97,9 +103,8 @@ class Grammars:
 
     def _renew(self, grammar: str) -> LLMatcher:
         """The grammar compiled for one row alone; whoever comes next finds a fresh one too."""
-        assert self._tokens is not None, "a grammar was followed before any was compiled"
         self._compiled.pop(grammar, None)
-        return self._tokens.matcher(grammar)
+        return self._vocabulary().matcher(grammar)
 
 
 class _TooCostly(BadRequest):

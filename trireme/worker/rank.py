@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from trireme.config import from_groups
@@ -23,6 +24,7 @@ from trireme.ipc.messages import Beat, Failed, Phase, Plan, Start, Stop, ToWorke
 from trireme.worker.worker import LocalWorker
 
 BEAT_SECONDS = 0.5
+REST_SECONDS = 1.0
 
 
 class Pulse:
@@ -83,11 +85,22 @@ def _serve(start: Start, channel: Channel, send: Any) -> None:
     worker = LocalWorker(config, pathlib.Path(start.path), start.rank, start.store, report)
     send(worker.ready)
     answer = _Answering(worker, pulse, send if start.rank == 0 else lambda sampled: None)
-    while not isinstance(message := channel.receive(), Stop):
-        assert isinstance(message, Plan)
+    for plan in _plans(channel, worker.rest):
         pulse.since = pulse.since or time.monotonic()
-        worker.launch(message)
+        worker.launch(plan)
         answer.due()
+
+
+def _plans(channel: Channel, rest: Callable[[], None]) -> Iterator[Plan]:
+    """What is to be done, until the end is said. The first time that nothing comes for a while, `rest` is called."""
+    rested = False
+    while not isinstance(message := channel.receive(None if rested else REST_SECONDS), Stop):
+        if message is None:
+            rested = True
+            rest()
+        else:
+            assert isinstance(message, Plan)
+            yield message
 
 
 class _Answering:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from trireme.backends import open_backend
 from trireme.config import Config
+from trireme.hub.checkpoint import Checkpoint
+from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer
 from trireme.ipc.messages import Admit, Plan, Ready, Sampled
 from trireme.models import cache_specs
@@ -44,7 +46,8 @@ class LocalWorker:
         slots = (kv.num_pages + 1) * kv.page_size  # one page more, for the padding of captured steps
         caches = [backend.cache(spec, slots, loaded.dtype) for spec in cache_specs(loaded.model)]
         tables = Tables(backend, max_rows, kv.max_model_len, kv.page_size, kv.num_pages, config.schedule.max_step_tokens)
-        sampler = Sampler(backend.ops, tables, max_rows, Grammars(lambda: Tokenizer.open(path), loaded.cfg.vocab))
+        self.grammars = Grammars(lambda: _grammar_tokens(path, loaded.cfg.vocab), loaded.cfg.vocab)
+        sampler = Sampler(backend.ops, tables, max_rows, self.grammars)
         self.model, self.backend = loaded.model, backend
         self.runner = Runner(loaded.model, backend, caches, tables, sampler, max_rows)
         self.depth = backend.depth
@@ -78,6 +81,10 @@ class LocalWorker:
     def collect(self) -> Sampled:
         return self.runner.collect()
 
+    def rest(self) -> None:
+        """Does in the background what may be wanted later; for a moment in which no plan comes."""
+        self.grammars.warm_up()
+
     @contextmanager
     def capture(self, *paths: str) -> Iterator[dict[str, list[Tensor]]]:
         """The outputs of the layers at these paths, one tensor per step, while the block lasts."""
@@ -90,3 +97,7 @@ class LocalWorker:
 
     def close(self) -> None:
         """Nothing outlives the process."""
+
+
+def _grammar_tokens(path: pathlib.Path, width: int) -> GrammarTokens:
+    return GrammarTokens(Tokenizer.open(path), Checkpoint.open(path).eos_token_ids(), width)
