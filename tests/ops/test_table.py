@@ -63,20 +63,22 @@ def _attention_by_hand(q: Tensor, k: Tensor, v: Tensor, start: int, kind: Attent
                     score -= float(kind.slopes[head]) * (position - j)
                 scores.append(score)
             top = max(scores)
+            sink = 0.0 if kind.sinks is None else math.exp(float(kind.sinks[head]) - top)
             weights = [math.exp(score - top) for score in scores]
             for j, weight in zip(range(first, position + 1), weights, strict=True):
-                out[i, head] += weight / sum(weights) * v[j, head // group].double()
+                out[i, head] += weight / (sum(weights) + sink) * v[j, head // group].double()
     return out
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])
-@pytest.mark.parametrize("kind", ["plain", "window", "softcap", "alibi", "all"])
+@pytest.mark.parametrize("kind", ["plain", "window", "softcap", "alibi", "sinks", "all"])
 def test_attention_by_hand(page_size: int, kind: str) -> None:
     chosen = AttentionKind(
         0.3,
         window=5 if kind in ("window", "all") else 0,
         softcap=2.0 if kind in ("softcap", "all") else 0.0,
         slopes=torch.tensor([0.5, 0.25, 0.1, 0.7]) if kind in ("alibi", "all") else None,
+        sinks=torch.tensor([-1.0, 0.5, 3.0, 0.0]) if kind in ("sinks", "all") else None,
     )
     draw, sequences = Draw(5, torch.float32), [(0, 7), (11, 1), (4, 5)]
     layout = draw.layout(sequences, page_size)

@@ -2,6 +2,8 @@
 
     out[i, h] = sum_j softmax_j(cap(scale * q[i, h] . k[j, h // G]) + slope[h] * (j - p)) v[j, h // G],   p - window < j <= p
 
+where the softmax may have one more term, the head's sink, which has no value.
+
 A tile is a run of rows (token, query head) of one sequence and one KV head, tokens outer, the G heads that share the KV head inner:
 heads of a group use the same keys, and few tokens still fill a tile. Tiles are listed on the host, the longest first.
 Keys and values are read through the page table, or from a dense copy by bulk tensor copies. Knows nothing of layers or decoding.
@@ -109,10 +111,10 @@ def _steps(
 
 @kernel
 def _attend(
-    q, k, v, out, tiles, page_table, rows, query_starts, contexts, kv_starts, slopes,
+    q, k, v, out, tiles, page_table, rows, query_starts, contexts, kv_starts, slopes, sinks,
     page_stride, q_stride, out_stride, slot_stride, scale, softcap, window,
     PAGE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
-    DENSE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr,
+    DENSE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """One tile: ROWS rows of (token, head of the group) over every key they may see."""
     # q: [tokens, heads, DIM]; k, v: [slots, kv_heads, DIM], or descriptors of [tokens, kv_heads * DIM] where DENSE
@@ -138,6 +140,9 @@ def _attend(
     end = tl.minimum(length, length - count + ((tile + 1) * ROWS - 1) // GROUP + 1)
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if SINKS:  # as if a key with this score and no value had been taken in
+        best = tl.load(sinks + head, mask=inside, other=0.0) * LOG2E
+        total += 1.0
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     whole = 0
     if WINDOWED:
@@ -255,7 +260,7 @@ def collect(k: Tensor, v: Tensor, page_table: Tensor, rows: Tensor, plan: Prompt
 def attend(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, page_table: Tensor, rows: Tensor, query_starts: Tensor, contexts: Tensor,
     plan: PromptPlan, *, page_size: int, scale: float, window: int = 0, softcap: float = 0.0, slopes: Tensor | None = None,
-    dense: bool = False,
+    sinks: Tensor | None = None, dense: bool = False,
 ) -> Tensor:  # fmt: skip
     """out[t] for every token t of the plan's sequences.  q, out: [tokens, heads, dim]; k, v: [slots, kv_heads, dim]
 
@@ -267,10 +272,11 @@ def attend(
     # fmt: off
     _attend(
         (kv_heads, plan.tiles.shape[0]), q, keys, values, out, plan.tiles, page_table, rows, query_starts, contexts, plan.kv_starts,
-        slopes if slopes is not None else q, page_table.stride(0), q.stride(0), out.stride(0), slot_stride,
-        scale, softcap or 1.0, window,
+        q if slopes is None else slopes, q if sinks is None else sinks,
+        page_table.stride(0), q.stride(0), out.stride(0), slot_stride, scale, softcap or 1.0, window,
         PAGE=page_size, GROUP=heads // kv_heads, DIM=dim, WIDTH=max(next_power(dim), 16), ROWS=shape.rows, TOKENS=shape.tokens,
-        DENSE=dense, WINDOWED=window > 0, CAPPED=softcap > 0, SLOPED=slopes is not None, warps=shape.warps, stages=shape.stages,
+        DENSE=dense, WINDOWED=window > 0, CAPPED=softcap > 0, SLOPED=slopes is not None, SINKS=sinks is not None,
+        warps=shape.warps, stages=shape.stages,
     )
     # fmt: on
     return out

@@ -2,6 +2,8 @@
 
     out[i, h] = sum_j softmax_j(cap(scale * q[i, h] . k[j, h // G]) + slope[h] * (j - p)) v[j, h // G],   p - window < j <= p
 
+where the softmax may have one more term, the head's sink, which has no value.
+
 Two kernels. `plan` cuts every sequence into spans of equal length and lists them, once a step, on the device, so that a captured
 graph follows the lengths of the moment. `attend` takes a span and a KV head, packs the G query heads that share it into one tile,
 and leaves its partial (maximum, sum, weighted values); the last span of a sequence to finish joins the partials.
@@ -71,10 +73,10 @@ def _plan(
 
 @kernel
 def _attend(
-    q, k, v, out, page_table, rows, query_starts, contexts, sequence, begin, info, counters, partial, slopes,
+    q, k, v, out, page_table, rows, query_starts, contexts, sequence, begin, info, counters, partial, slopes, sinks,
     page_stride, q_stride, out_stride, slot_stride, scale, softcap, window,
     PAGE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
-    HEADS: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One span of one sequence for the GROUP query heads of one KV head."""
     # q: [tokens, HEADS, DIM]; k, v: [slots, kv_heads, DIM]; partial: [spans, HEADS, DIM + 2]
@@ -90,11 +92,16 @@ def _attend(
     g, d, n = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, TILE)
     head = kv_head * GROUP + g
     real = (g < GROUP)[:, None] & (d < DIM)[None, :]
-    visible = tl.maximum(low, tl.where(window > 0, length - window, 0))
+    hidden = tl.where(window > 0, tl.maximum(length - window, 0), 0)
+    visible = tl.maximum(low, hidden)
     high = tl.minimum(low + span, length)
     query = tl.load(q + token.to(tl.int64) * q_stride + head[:, None] * DIM + d[None, :], mask=real, other=0.0)
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if SINKS:  # the sequence's first span takes it in, as a key with this score and no value
+        owner = low // span == hidden // span
+        best = tl.where(owner, tl.load(sinks + head, mask=g < GROUP, other=0.0) * LOG2E, float("-inf"))
+        total = tl.where(owner, 1.0, total)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     if SLOPED:
         slope = tl.load(slopes + head, mask=g < GROUP, other=0.0) * LOG2E
@@ -130,7 +137,6 @@ def _attend(
     done = tl.atomic_add(counters + seq * tl.num_programs(1) + kv_head, 1, sem="acq_rel")
     if done == num_spans - 1:
         tl.store(counters + seq * tl.num_programs(1) + kv_head, 0)
-        hidden = tl.where(window > 0, tl.maximum(length - window, 0), 0)
         first = s - (low // span - hidden // span)
         _join(partial, out + token.to(tl.int64) * out_stride, first, num_spans, kv_head * GROUP, HEADS, GROUP, DIM, WIDTH)
 
@@ -194,7 +200,7 @@ def plan(into: DecodePlan, query_starts: Tensor, contexts: Tensor, window: int =
 def attend(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, page_table: Tensor, rows: Tensor, query_starts: Tensor, contexts: Tensor,
     into: DecodePlan, *, page_size: int, scale: float, window: int = 0, softcap: float = 0.0, slopes: Tensor | None = None,
-    tile: int = 0, warps: int = 4, stages: int = 3, pdl: bool = False,
+    sinks: Tensor | None = None, tile: int = 0, warps: int = 4, stages: int = 3, pdl: bool = False,
 ) -> Tensor:  # fmt: skip
     """out[t] for the token t of every sequence in the plan.  q, out: [tokens, heads, dim]; k, v: [slots, kv_heads, dim]"""
     heads, dim, kv_heads = q.shape[1], q.shape[2], k.shape[1]
@@ -203,10 +209,11 @@ def attend(
     # fmt: off
     _attend(
         (into.num_spans, kv_heads), q, k, v, out, page_table, rows, query_starts, contexts,
-        into.sequence, into.begin, into.info, into.counters, into.partial, slopes if slopes is not None else q,
+        into.sequence, into.begin, into.info, into.counters, into.partial,
+        q if slopes is None else slopes, q if sinks is None else sinks,
         page_table.stride(0), q.stride(0), out.stride(0), k.stride(0), scale, softcap or 1.0, window,
         PAGE=page_size, GROUP=group, DIM=dim, ROWS=max(next_power(group), 16), WIDTH=width, TILE=tile, HEADS=heads,
-        CAPPED=softcap > 0, SLOPED=slopes is not None, PDL=pdl, dependent=pdl, warps=warps, stages=stages,
+        CAPPED=softcap > 0, SLOPED=slopes is not None, SINKS=sinks is not None, PDL=pdl, dependent=pdl, warps=warps, stages=stages,
     )
     # fmt: on
     return out

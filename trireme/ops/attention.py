@@ -46,6 +46,7 @@ class AttentionKind:
     window: int = 0  # how many of the last tokens a token sees, itself included; 0: all
     softcap: float = 0.0  # scores become softcap * tanh(scores / softcap); 0: as they are
     slopes: Tensor | None = None  # ALiBi: a head's scores gain slope * (key position - query position)
+    sinks: Tensor | None = None  # per head, a score of a key that has no value: it takes weight from the others and gives nothing
 
 
 @dataclass

@@ -319,6 +319,7 @@ class _Shape:
     window: int = 0
     softcap: float = 0.0
     alibi: bool = False
+    sinks: bool = False
 
 
 _KINDS = {
@@ -334,6 +335,8 @@ _KINDS = {
     "window of 8, wide heads": _Shape(dim=64, window=8),
     "softcap, wide heads": _Shape(dim=128, softcap=3.0),
     "ALiBi, wide heads": _Shape(heads=6, kv_heads=6, dim=64, alibi=True),
+    "sinks": _Shape(heads=6, kv_heads=2, sinks=True),
+    "sinks, window of 8, wide heads": _Shape(dim=64, window=8, sinks=True),
 }
 
 
@@ -353,7 +356,8 @@ def _attention() -> Iterator[Case]:
 
 def _kind(d: Draw, shape: _Shape) -> AttentionKind:
     slopes = d.float32([2.0 ** (-i - 1) for i in range(shape.heads)]) if shape.alibi else None
-    return AttentionKind(shape.dim**-0.5, shape.window, shape.softcap, slopes)
+    sinks = d.float32([1.5 * i - 2.0 for i in range(shape.heads)]) if shape.sinks else None
+    return AttentionKind(shape.dim**-0.5, shape.window, shape.softcap, slopes, sinks)
 
 
 def _attend(ops: Ops, d: Draw, sequences: list[tuple[int, int]], page_size: int, shape: _Shape, padding: int = 0) -> Result:

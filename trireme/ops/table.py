@@ -264,4 +264,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind) -> Tensor:
     if kind.window:
         hidden = hidden | (distance <= -kind.window)
     scores = scores.masked_fill(hidden, float("-inf"))
-    return torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1), v).to(q.dtype)
+    if kind.sinks is not None:
+        scores = torch.cat([scores, kind.sinks.float()[:, None, None].expand(-1, n, 1)], -1)
+    return torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1)[..., :length], v).to(q.dtype)

@@ -145,8 +145,8 @@ class CpuOps(Ops):
             return super().attention(q, cache, super().plan_attention(plan.layout), kind)
         output = self.empty(*q.shape)
         flat = output.view(len(q), -1)
-        slopes = None if kind.slopes is None else kind.slopes.float().contiguous()
-        options = {"window": kind.window, "softcap": kind.softcap, "slopes": slopes, "rounded": rounded}
+        slopes, sinks = (None if x is None else x.float().contiguous() for x in (kind.slopes, kind.sinks))
+        options = {"window": kind.window, "softcap": kind.softcap, "slopes": slopes, "sinks": sinks, "rounded": rounded}
         self.run("attention", q, flat, (cache.k, cache.v), plan.sequences, kind.scale, **options)
         return output
 

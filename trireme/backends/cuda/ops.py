@@ -123,7 +123,7 @@ class CudaOps(Ops):
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if not layout.replayed and plan.num_tokens < len(q):
             out[plan.num_tokens :] = 0  # padding rows
-        slopes = None if kind.slopes is None else kind.slopes.to(q.device, torch.float32)
+        slopes, sinks = (None if x is None else x.to(q.device, torch.float32) for x in (kind.slopes, kind.sinks))
         where = (layout.page_table, layout.rows_device, layout.query_starts, layout.context_lengths)
         if plan.prompts:
             tiles = plan.tiles_for(q, kv_heads)
@@ -134,18 +134,18 @@ class CudaOps(Ops):
                     plan.even
                     and q.shape[1] * q.shape[2] >= LEAST_WIDTH
                     and q.dtype in HALVES
-                    and not (kind.window or kind.softcap or kind.slopes is not None)
+                    and not (kind.window or kind.softcap or kind.slopes is not None or kind.sinks is not None)
                 ):
                     return gpu.causal_attention(q, k, v, plan.even, kind.scale)
             attention.attend(
                 q, k, v, out, *where, tiles, page_size=layout.page_size, scale=kind.scale, window=kind.window,
-                softcap=kind.softcap, slopes=slopes, dense=tiles.dense,
+                softcap=kind.softcap, slopes=slopes, sinks=sinks, dense=tiles.dense,
             )  # fmt: skip
         if plan.decodes:
             spans = plan.spans_for(q, kv_heads, kind.window)
             decode.attend(
                 q, cache.k, cache.v, out, *where, spans, page_size=layout.page_size, scale=kind.scale, window=kind.window,
-                softcap=kind.softcap, slopes=slopes, pdl=self.pdl,
+                softcap=kind.softcap, slopes=slopes, sinks=sinks, pdl=self.pdl,
             )  # fmt: skip
         return out
 
