@@ -10,6 +10,7 @@ import os
 import pathlib
 import struct
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 import numpy as np
 import torch
@@ -121,7 +122,7 @@ def _write(target: pathlib.Path, head: Iterable[bytes], data: Iterable[bytes]) -
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     with partial.open("wb") as file:
-        for part in (*head, *data):
+        for part in chain(head, data):
             file.write(part)
     os.replace(partial, target)
     return target
