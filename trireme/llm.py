@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich import progress as progress_bar
-from rich.console import Console
 from torch import Tensor
 
 from trireme.config import Config, resolve
@@ -42,8 +40,8 @@ class LLM:
         self.config = config or resolve({"model": model, **settings})
         report = report or (lambda name, share: None)
         self.path = resolve_model(self.config.model.model)
-        self.tokenizer = _tokenizer(self.path, self.config)
         checkpoint = Checkpoint.open(self.path)
+        self.tokenizer = _tokenizer(self.path, self.config)
         self.generation = checkpoint.generation
         self.eos_token_ids = checkpoint.eos_token_ids()
         in_process = self.config.device.tp == 1
@@ -246,6 +244,9 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[bool, int], None]]:
     if not (shown and sys.stderr.isatty()):
         yield lambda finished, tokens: None
         return
+    from rich import progress as progress_bar  # only for those who look: it would delay every start
+    from rich.console import Console
+
     text = progress_bar.TextColumn("{task.fields[tokens]} tokens")
     columns = (progress_bar.BarColumn(), progress_bar.MofNCompleteColumn(), text, progress_bar.TimeElapsedColumn())
     with progress_bar.Progress(*columns, console=Console(stderr=True), transient=True) as progress:

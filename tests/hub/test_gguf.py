@@ -245,3 +245,18 @@ def test_mutations_never_escape(tmp_path: pathlib.Path) -> None:
         except TriremeError:
             refused += 1
     assert refused > 750
+
+
+def test_a_file_that_somebody_keeps_is_read_once(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path / "m.gguf", llama_metadata(), llama_tensors())
+    kept = read_gguf(path)
+    assert read_gguf(path) is kept
+    write(path, llama_metadata(**{"llama.context_length": 256}), llama_tensors() | {"more": random_tensor("F32", 64)})
+    assert read_gguf(path).metadata["llama.context_length"] == 256
+
+
+def test_merges_of_no_tokens_are_left_out(tmp_path: pathlib.Path) -> None:
+    """Some files list merges whose parts or results are not in the vocabulary."""
+    merges = ["a c", "a b", "b a", "a", " a b"]
+    path = write(tmp_path / "m.gguf", llama_metadata(**{"tokenizer.ggml.merges": merges}), llama_tensors())
+    assert Tokenizer.open(path).encode("abba") == [2, 1, 0]

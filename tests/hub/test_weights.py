@@ -1,10 +1,12 @@
 """A cut of a mapped tensor holds what the same cut of the whole array holds."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
 from trireme.errors import BadCheckpoint
-from trireme.hub.weights import BLOCKS, num_bytes, weight_from_bytes
+from trireme.hub.weights import BLOCKS, map_file, num_bytes, weight_from_bytes
 
 
 def plain(shape: tuple[int, ...]) -> np.ndarray:
@@ -63,3 +65,28 @@ def test_rows_outside_are_refused() -> None:
     weight = weight_from_bytes("b", "F32", (8,), plain((8,)).view(np.uint8))
     with pytest.raises(BadCheckpoint, match="has 8"):
         weight.rows(np.array([8]))
+
+
+def test_a_released_tensor_gives_its_memory_back_and_reads_as_before(tmp_path: pathlib.Path) -> None:
+    array, path = plain((4096, 512)), tmp_path / "file"
+    path.write_bytes(b"odd" * 1001 + array.tobytes())
+    weight = weight_from_bytes("w", "F32", array.shape, map_file(path)[3003:])
+    np.testing.assert_array_equal(weight.raw(), array)
+    assert _resident(path) >= array.nbytes
+    weight.rows(slice(0, 2048)).release()
+    assert _resident(path) < 0.6 * array.nbytes
+    np.testing.assert_array_equal(weight.raw(), array)
+    weight_from_bytes("memory", "F32", array.shape, array.view(np.uint8).reshape(-1)).release()
+
+
+def _resident(path: pathlib.Path) -> int:
+    """Bytes of a mapped file that are in this process's memory, as Linux counts them."""
+    if not pathlib.Path("/proc/self/smaps").exists():
+        pytest.skip("only Linux says what is resident")
+    found, total = False, 0
+    for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            found = line.endswith(str(path))
+        elif found and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total

@@ -13,7 +13,7 @@ import msgspec
 
 from trireme.cli.fetch import fetched
 from trireme.cli.flags import add_sampling, add_settings, config_from, sampling_from
-from trireme.cli.startup import phases
+from trireme.cli.startup import phases, uncollected
 from trireme.errors import BadRequest, TriremeError
 from trireme.types import SamplingParams
 
@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = fetched(config_from(args))
-    from trireme.llm import LLM
+    with uncollected(), phases() as report:
+        from trireme.llm import LLM
 
-    with phases() as report:
         llm = LLM(config=config, report=report)
     with llm:
         sampling = sampling_from(args, llm.default_sampling(max_tokens=1024))

@@ -7,7 +7,7 @@ import sys
 
 from trireme.cli.fetch import fetched
 from trireme.cli.flags import add_sampling, add_settings, config_from, sampling_from
-from trireme.cli.startup import phases
+from trireme.cli.startup import phases, uncollected
 from trireme.errors import BadRequest
 
 
@@ -22,10 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = fetched(config_from(args))
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    from trireme.llm import LLM
     from trireme.types import SamplingParams
 
-    with phases() as report:
+    with uncollected(), phases() as report:
+        from trireme.llm import LLM
+
         llm = LLM(config=config, report=report)
     with llm:
         sampling = sampling_from(args, SamplingParams(temperature=0.0))

@@ -1,12 +1,30 @@
-"""What a waiting user sees: downloads and loading as progress bars on stderr, or nothing where nobody looks."""
+"""The start of an engine from the command line: what a waiting user sees, and what makes the wait shorter.
+
+Knows nothing of what is loaded.
+"""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Report = Callable[[str, float], None]
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Loads without the garbage collector, and keeps what was loaded out of its sight afterwards.
+
+    Modules and models live as long as the process. Looking through them takes 0.2 s of a start and 0.5 s of an exit.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from trireme.errors import BadCheckpoint, ModelNotFound
-from trireme.hub.gguf import read_gguf
+from trireme.hub.gguf import GgufFile, read_gguf
 from trireme.hub.gguf_models import config_of, generation_of, weights_of
 from trireme.hub.llama2c import llama2c_files, read_llama2c
 from trireme.hub.safetensors import read_safetensors
@@ -36,8 +36,10 @@ class Checkpoint:
         generation: dict[str, Any] | None = None,
         bin_files: list[pathlib.Path] | None = None,
         torch_loader: TorchLoader | None = None,
+        source: GgufFile | None = None,
     ) -> None:
-        self.path, self.config, self.generation = path, config, generation or {}
+        """`source` is only kept: whoever opens the same file while this lives gets it without reading it again."""
+        self.path, self.config, self.generation, self.source = path, config, generation or {}, source
         self.bin_files, self._torch_loader = bin_files or [], torch_loader
         self._weights = weights
 
@@ -49,7 +51,7 @@ class Checkpoint:
         if gguf:
             file = read_gguf(gguf)
             config = config_of(file)
-            return cls(gguf, config, weights_of(file, config), generation_of(file))
+            return cls(gguf, config, weights_of(file, config), generation_of(file), source=file)
         llama2c = llama2c_files(path)
         if llama2c:
             return cls(path, *read_llama2c(llama2c[0]))

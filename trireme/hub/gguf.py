@@ -9,6 +9,7 @@ import itertools
 import pathlib
 import re
 import struct
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,8 +42,25 @@ class GgufFile:
     tensors: dict[str, Weight] = field(default_factory=dict)
 
 
+# By path, size and time: the tokenizer, the checkpoint and the worker of one process each open their model's file.
+_OPEN: weakref.WeakValueDictionary[tuple[pathlib.Path, int, int], GgufFile] = weakref.WeakValueDictionary()
+
+
 def read_gguf(path: pathlib.Path) -> GgufFile:
-    """Metadata and mapped tensors; the first of a set of split files brings its siblings along."""
+    """Metadata and mapped tensors; the first of a set of split files brings its siblings along. Not to be changed: it is shared
+    with whoever else reads the file while somebody keeps it."""
+    try:
+        status = path.stat()
+        key = (path, status.st_size, status.st_mtime_ns)
+    except OSError:
+        return _read_set(path)  # which says what is wrong
+    found = _OPEN.get(key)
+    if found is None:
+        found = _OPEN[key] = _read_set(path)
+    return found
+
+
+def _read_set(path: pathlib.Path) -> GgufFile:
     file = _read_one(path)
     count = file.metadata.get("split.count", 0)
     if not isinstance(count, int) or count <= 1:
@@ -184,9 +202,10 @@ class _Reader:
             if place + 8 > end:
                 raise self.broken("ends within an array of strings")
             (length,) = unpack(data, place)
-            place += 8 + length
+            begin = place + 8
+            place = begin + length
             if place > end:
                 raise self.broken("ends within an array of strings")
-            found.append(str(data[place - length : place], "utf-8", "replace"))
+            found.append(str(data[begin:place], "utf-8", "replace"))
         self.place = place
         return found

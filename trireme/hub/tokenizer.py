@@ -25,7 +25,6 @@ from trireme.hub.gguf import read_gguf
 from trireme.hub.llama2c import llama2c_files, llama2c_vocabulary
 from trireme.hub.registry import cache_folder
 from trireme.hub.sentencepiece import read_sentencepiece
-from trireme.hub.template import ChatTemplate
 from trireme.hub.vocabulary import Vocabulary, vocabulary_of
 
 _MERGES = 1  # raised when the rule for merges changes, so that older cached ones are left alone
@@ -57,7 +56,7 @@ class Tokenizer:
         self.special_ids = {i for i, token in self._inner.get_added_tokens_decoder().items() if token.special}
         self.vocab_size = vocab_size or 1 + max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1)
         self.templates = templates or {}
-        self._compiled: dict[str, ChatTemplate] = {}
+        self._compiled: dict[str, Any] = {}  # ChatTemplate by name
         self._bytes: dict[int, bytes] = {}
         self._bytes_of = _bytes_of_decoder(str(self._inner.decoder))
         self._special_ids = {self._added[i]: i for i in self.special_ids}
@@ -170,6 +169,8 @@ class Tokenizer:
         if source is None:
             raise BadRequest("This model has no chat template.", "use plain completions, or a model made for chat", "messages")
         if name not in self._compiled:
+            from trireme.hub.template import ChatTemplate  # most starts render no conversation and need no Jinja
+
             self._compiled[name] = ChatTemplate(source)
         return self._compiled[name].render(
             {

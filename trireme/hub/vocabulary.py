@@ -62,13 +62,12 @@ class Vocabulary:
     def _byte_level(self) -> tokenizers.Tokenizer:
         assert self.merges is not None
         vocab = {token: i for i, token in enumerate(self.tokens) if self.kinds[i] != UNUSED}
-        merges = []
-        for line in self.merges:
-            cut = line.find(" ", 1)
-            left, right = line[:cut], line[cut + 1 :]
-            if cut > 0 and left in vocab and right in vocab and left + right in vocab:
-                merges.append((left, right))
-        model = models.BPE(vocab=vocab, merges=merges, ignore_merges=self.words in WHOLE_WORDS)
+        whole_words = self.words in WHOLE_WORDS
+        try:
+            pairs = [(left, right) for left, right in (line.split(" ", 1) for line in self.merges)]
+            model = models.BPE(vocab=vocab, merges=pairs, ignore_merges=whole_words)
+        except Exception:  # the library refuses merges of what is no token; those are left out
+            model = models.BPE(vocab=vocab, merges=_usable(self.merges, vocab), ignore_merges=whole_words)
         built = tokenizers.Tokenizer(model)
         if self.words in COMPOSES:
             built.normalizer = normalizers.NFC()
@@ -102,6 +101,17 @@ class Vocabulary:
             if content and (special or normalized or _SPACE not in content or self.merges is not None):
                 added.append(tokenizers.AddedToken(content, normalized=normalized and not special, special=special))
         built.add_tokens(added)
+
+
+def _usable(merges: list[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """The merges of two tokens into a third."""
+    found = []
+    for line in merges:
+        cut = line.find(" ", 1)
+        left, right = line[:cut], line[cut + 1 :]
+        if cut > 0 and left in vocab and right in vocab and left + right in vocab:
+            found.append((left, right))
+    return found
 
 
 def vocabulary_of(file: GgufFile) -> Vocabulary:

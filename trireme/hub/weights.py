@@ -120,6 +120,14 @@ class Weight:
         chosen = self._mapped if self._row_ids is None else self._mapped[self._row_ids]
         return np.ascontiguousarray(chosen).reshape(chosen.shape)
 
+    def release(self) -> None:
+        """Gives back the memory that reading took. The tensor stays readable: from the file, as the first time."""
+        mapping = mapping_of(self._mapped)
+        if mapping is not None and self._mapped.nbytes:
+            begin = self._mapped.ctypes.data - np.frombuffer(mapping, dtype=np.uint8).ctypes.data
+            page = begin - begin % mmap.PAGESIZE
+            mapping.madvise(mmap.MADV_DONTNEED, page, begin + self._mapped.nbytes - page)
+
     def renamed(self, name: str, offset: float = 0.0) -> Weight:
         return Weight(name, self.kind, self._mapped, offset=offset, row_ids=self._row_ids)
 
@@ -144,6 +152,15 @@ def map_file(path: pathlib.Path) -> np.ndarray:
     except OSError as error:
         raise BadCheckpoint(f"Cannot read {path}: {error.strerror}.", "check the path and its permissions") from None
     return np.frombuffer(mapped, dtype=np.uint8)
+
+
+def mapping_of(array: np.ndarray) -> mmap.mmap | None:
+    """The mapped file in which an array lies, if it lies in one whose pages can be given back."""
+    owner: object = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    owner = owner.obj if isinstance(owner, memoryview) else owner
+    return owner if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") else None
 
 
 def weight_from_bytes(name: str, kind: str, shape: tuple[int, ...], data: np.ndarray) -> Weight:

@@ -75,7 +75,8 @@ def decode(stored: Stored, dtype: torch.dtype, device: torch.device | str = "cpu
         values = raw.view(_NUMPY_AS_TORCH[stored.kind]) if stored.kind in _NUMPY_AS_TORCH else raw
     if stored.offset:
         values = values.float() + stored.offset
-    return values.to(device=device, dtype=dtype)
+    # A vector that stayed in its mapped file would keep megabytes around it in memory.
+    return values.to(device=device, dtype=dtype, copy=len(stored.shape) == 1)
 
 
 class WeightMethod(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -88,10 +88,10 @@ class Tape:
         if func._schema.is_mutable:
             self.entries.append(lambda: func(*args, **kwargs))
             return
-        outputs = [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, Tensor)]
+        outputs = list(_tensors(result))
         if not outputs:
             self.broken = f"{func} brings a value to the host"
-        inputs = {t.untyped_storage().data_ptr() for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        inputs = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
         if func._schema.name.partition("::")[2] in _ALLOCATIONS or all(t.untyped_storage().data_ptr() in inputs for t in outputs):
             return
         self.entries.append(_again(func, args, kwargs, outputs))
@@ -114,6 +114,17 @@ class Tape:
         return again
 
 
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors among arguments or results, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+
+
 def _program_call(run: Any, steps: ctypes.Array[StepStruct], program: Program) -> Callable[[], object]:
     address, count, kept = ctypes.addressof(steps), len(steps), (steps, program)
 
@@ -129,8 +140,7 @@ def _again(func: Any, args: tuple, kwargs: dict, outputs: list[Tensor]) -> Calla
 
     def call() -> None:
         result = func(*args, **kwargs)
-        new = [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, Tensor)]
-        for target, value in zip(outputs, new, strict=True):
+        for target, value in zip(outputs, _tensors(result), strict=True):
             target.copy_(value)
 
     return call
