@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_left
+from collections import Counter as Tally
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from trireme.serve.answers import Answer, Piece
 from trireme.serve.client import State
 
 WINDOW_SECONDS = 60.0  # of the percentiles in /load
+MAX_UNSETTLED = 1024  # times between tokens that are kept aside, to be counted together
 
 _LATENCY = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -71,6 +74,15 @@ _ROUTER: tuple[tuple[str, type[Metric], str, str], ...] = (
 )
 
 
+class _Histogram(Histogram):
+    """A histogram that takes many values at once: one by one, every token would cost as much as its text does."""
+
+    def observe_all(self, values: list[float]) -> None:
+        for bucket, count in Tally(bisect_left(self._upper_bounds, value) for value in values).items():
+            self._buckets[bucket].inc(count)
+        self._sum.inc(sum(values))
+
+
 class Metrics:
     """The numbers of one HTTP process."""
 
@@ -78,7 +90,7 @@ class Metrics:
         self._prefix, self._model = prefix, model
         self._registry = CollectorRegistry()
         self._histograms = {
-            name: Histogram(f"{prefix}:{name}", text, ["model_name"], registry=self._registry, buckets=buckets).labels(model)
+            name: _Histogram(f"{prefix}:{name}", text, ["model_name"], registry=self._registry, buckets=buckets).labels(model)
             for name, (buckets, text) in _HISTOGRAMS.items()
         }
         self._counters = {
@@ -88,6 +100,27 @@ class Metrics:
         self.recent_first: deque[tuple[float, float]] = deque(maxlen=4096)  # (when, seconds)
         self.recent_between: deque[tuple[float, float]] = deque(maxlen=16384)
         self.totals = {"prompt_tokens": 0, "generation_tokens": 0, "requests": 0}
+        self._gaps: list[float] = []  # not yet in the histogram
+        self._made = 0  # tokens not yet in the counter
+
+    def generated(self, now: float, made: int, gap: float | None) -> None:
+        """Notes new tokens of one sequence, and the time each took if they are not its first; settled later, in one go."""
+        self.totals["generation_tokens"] += made
+        self._made += made
+        if gap is not None:
+            self.recent_between.append((now, gap))
+            self._gaps += [gap] * made
+            if len(self._gaps) > MAX_UNSETTLED:
+                self.settle()
+
+    def settle(self) -> None:
+        """Brings histogram and counter up to date."""
+        gaps, made = self._gaps, self._made
+        self._gaps, self._made = [], 0
+        if gaps:
+            self._histograms["inter_token_latency_seconds"].observe_all(gaps)
+        if made:
+            self.count("generation_tokens", made)
 
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
@@ -97,6 +130,7 @@ class Metrics:
 
     def exposition(self, stats: dict[str, Any], state: State) -> bytes:
         """The text of /metrics."""
+        self.settle()
         registry = self._registry
         if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
             registry = CollectorRegistry()
@@ -161,23 +195,17 @@ class Meter:
             metrics.observe("request_params_max_tokens", max_tokens)
 
     def take(self, piece: Piece) -> None:
-        now, made = time.monotonic(), len(piece.token_ids)
+        made = len(piece.token_ids)
         if not made:
             return
-        metrics = self._metrics
-        if self._first is None:
-            self._first = now
-            metrics.observe("time_to_first_token_seconds", now - self._arrived)
-            metrics.recent_first.append((now, now - self._arrived))
-        elif piece.index in self._last:
-            gap = (now - self._last[piece.index]) / made
-            for _ in range(made):
-                metrics.observe("inter_token_latency_seconds", gap)
-            metrics.recent_between.append((now, gap))
+        now, last = time.monotonic(), self._last.get(piece.index)
         self._last[piece.index] = now
         self._made += made
-        metrics.totals["generation_tokens"] += made
-        metrics.count("generation_tokens", made)
+        if self._first is None:
+            self._first = now
+            self._metrics.observe("time_to_first_token_seconds", now - self._arrived)
+            self._metrics.recent_first.append((now, now - self._arrived))
+        self._metrics.generated(now, made, None if last is None else (now - last) / made)
 
     def end(self, answer: Answer, cause: str) -> None:
         """Closes the books; `cause` says why if the answer is not whole."""
@@ -185,6 +213,7 @@ class Meter:
             return
         self._ended = True
         metrics, now = self._metrics, time.monotonic()
+        metrics.settle()
         metrics.count("prompt_tokens_cached", answer.cached_tokens)
         if not answer.done:
             metrics.count("request_aborted", 1, cause)

@@ -21,6 +21,7 @@ class Switchboard:
         self._channels: dict[Channel, tuple[Readable, Callable[[str], None]]] = {}
         self._woken_by: list[Channel] = []
         self._unheard: set[Channel] = set()  # with messages that arrived and had to wait for the next turn
+        self._late: set[Channel] = set()  # with a backlog: they are also watched for room to write
         self._max_backlog = max_backlog
 
     def watch(self, source: Any, readable: Readable) -> None:
@@ -32,6 +33,7 @@ class Switchboard:
         if channels != self._woken_by:
             for channel in self._woken_by:
                 self._selector.unregister(channel)
+                self._late.discard(channel)
             self._woken_by = channels
             for channel in channels:
                 self._selector.register(channel, selectors.EVENT_READ)
@@ -55,6 +57,7 @@ class Switchboard:
         if self._channels.pop(channel, None) is not None:
             self._selector.unregister(channel)
         self._unheard.discard(channel)
+        self._late.discard(channel)
         channel.close()
 
     def post(self, channel: Channel, message: Any) -> None:
@@ -87,14 +90,18 @@ class Switchboard:
             self._lose(channel, str(error))
 
     def _see_to_backlogs(self) -> None:
-        for channel in list(self._channels):
-            if channel.backlog > self._max_backlog:
-                self._lose(channel, f"more than {self._max_backlog} bytes behind")
-        for channel in [*self._channels, *self._woken_by]:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.backlog else 0)
-            key = self._selector.get_key(channel)
-            if key.events != wanted:
-                self._selector.modify(channel, wanted, key.data)
+        for channel in [channel for channel in self._channels if channel.backlog > self._max_backlog]:
+            self._lose(channel, f"more than {self._max_backlog} bytes behind")
+        for channel in (*self._channels, *self._woken_by):
+            if channel.backlog and channel not in self._late:
+                self._late.add(channel)
+                self._watch_for(channel, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            elif not channel.backlog and channel in self._late:
+                self._late.discard(channel)
+                self._watch_for(channel, selectors.EVENT_READ)
+
+    def _watch_for(self, channel: Channel, events: int) -> None:
+        self._selector.modify(channel, events, self._selector.get_key(channel).data)
 
     def _lose(self, channel: Channel, reason: str) -> None:
         if channel in self._channels:

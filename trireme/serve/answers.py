@@ -71,6 +71,7 @@ class Answer:
         self.completions = [Completion(index=i, token_ids=[]) for i in range(sampling.num_sequences)]
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.cached_tokens = 0
+        self._num_open = len(self.completions)  # sequences that still run
 
     def requests(self, eos_token_ids: list[int], *, salt: str = "", priority: int = 0) -> list[Request]:
         """What the scheduler is asked for. Seeds of the sequences differ, but follow from the request's own."""
@@ -125,7 +126,9 @@ class Answer:
     def _extend(self, completion: Completion, gain: Gain) -> None:
         completion.text += gain.text
         completion.token_ids += gain.tokens
-        completion.finish_reason, completion.error = gain.finish, gain.error
+        if gain.finish is not None:
+            completion.finish_reason, completion.error = gain.finish, gain.error
+            self._num_open -= 1
         if gain.logprobs:
             completion.logprobs = completion.logprobs or []
             completion.logprobs += gain.logprobs
@@ -137,7 +140,7 @@ class Answer:
 
     @property
     def done(self) -> bool:
-        return all(completion.finish_reason is not None for completion in self.completions)
+        return self._num_open == 0
 
     def output(self) -> Output:
         """The whole answer; of best_of sequences the n likeliest per token."""

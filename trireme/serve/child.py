@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 import traceback
@@ -43,6 +44,12 @@ def _tell(control: Channel, failed: Failed) -> None:
         control.send(failed)
     except (ChannelClosed, OSError):
         print(failed.line, file=sys.stderr)
+
+
+def settle_memory() -> None:
+    """Takes what start-up has made (modules, vocabularies) out of the collector's rounds: it stays to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def open_tokenizer(path: str, config: Config) -> Tokenizer | None:

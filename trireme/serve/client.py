@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trireme.config import Config, ServeOptions
-from trireme.errors import BadRequest, TriremeError, Unavailable, WorkerDied
+from trireme.errors import BadRequest, Overloaded, TriremeError, Unavailable, WorkerDied
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.tokenizer import Tokenizer
 from trireme.ipc.async_channel import AsyncChannel
@@ -21,6 +21,7 @@ from trireme.ipc.serving import (
     Abort,
     Ask,
     Begin,
+    Crowd,
     FromDetokenizer,
     FromRouter,
     Gain,
@@ -82,7 +83,7 @@ class _Inbox:
         self.error: TriremeError | None = None
         self._gains: deque[Gain] = deque()
         self._bytes, self._max_bytes = 0, max_bytes
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # waits for news
 
     def put(self, gain: Gain) -> bool:
         """Keeps a gain for the reader; False, and an end of it, if the reader is too far behind."""
@@ -92,22 +93,26 @@ class _Inbox:
             self.fail(BadRequest(f"The reader fell more than {self._max_bytes} bytes behind; the stream was cut.", "read faster"))
             return False
         self._gains.append(gain)
-        self._news.set()
+        self._wake()
         return True
 
     def fail(self, error: TriremeError) -> None:
         self.error = self.error or error
         if not self.taken.done():
             self.taken.set_result(None)
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def get(self) -> Gain:
-        """The next gain; what has come is read before an error is raised."""
+        """The next gain; what has come is read before an error is raised. One reader at a time."""
         while not self._gains:
             if self.error is not None:
                 raise self.error
-            self._news.clear()
-            await self._news.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         gain = self._gains.popleft()
         self._bytes -= _weight(gain)
         return gain
@@ -115,8 +120,11 @@ class _Inbox:
 
 def _weight(gain: Gain) -> int:
     """About how many bytes a gain occupies here."""
+    plain = 256 + len(gain.text) + 32 * len(gain.tokens)
+    if gain.logprobs is None and gain.prompt_logprobs is None:
+        return plain
     tops = sum(len(entry.top) for entry in gain.logprobs or ())
-    return 256 + len(gain.text) + 32 * len(gain.tokens) + 96 * tops + 128 * len(gain.prompt_logprobs or ())
+    return plain + 96 * tops + 128 * len(gain.prompt_logprobs or ())
 
 
 class Stream:
@@ -171,6 +179,7 @@ class Client:
         self._router: AsyncChannel | None = None
         self._detokenizer: AsyncChannel | None = None
         self._questions: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._crowd = Crowd(0, False)  # as the router last said
         self._numbers = itertools.count()
         self._standing, self._stood_at = Standing("starting"), time.monotonic()
         self._loop = asyncio.get_running_loop()
@@ -199,7 +208,7 @@ class Client:
     ) -> Stream:
         """Submits a request. Raises BadRequest (400), Overloaded (queue full), Unavailable (an Overloaded: starting, draining) or
         WorkerDied. Returns once the router has taken it."""
-        self._check_open()
+        self.check_open()
         self._check(prompt_tokens, sampling)
         answer = Answer(request_id, prompt, prompt_tokens, sampling, f"{self._name}:{next(self._numbers)}")
         requests = answer.requests(self.info.eos_token_ids, salt=salt, priority=priority)
@@ -256,13 +265,16 @@ class Client:
 
     # ---- checks
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Refuses a request that would not be taken, as far as is known here: before anything is done for it."""
         state = self.state()
         if state.name == "draining":
             raise Unavailable("The server is shutting down.", "try again later")
         if not state.serving:
             detail = f"{state.phase}, {state.percent:.0f} %" if state.percent else state.phase or "starting"
             raise Unavailable(f"The server is not ready: {state.reason or detail}.", "try again later")
+        if self._crowd.full:
+            raise Overloaded(f"{self._crowd.waiting} requests are waiting already.", "try again later, or raise max_waiting")
 
     def _check(self, tokens: list[int], sampling: SamplingParams) -> None:
         vocab = self.info.vocab_size
@@ -291,6 +303,8 @@ class Client:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             setattr(self, attribute, None)
+            if attribute == "_router":
+                self._crowd = Crowd(0, False)
             self._lose_all(WorkerDied(epitaph, "send the request again; it is being restarted"))
 
     async def _converse(self, path: str, receives: Any, attribute: str) -> None:
@@ -329,6 +343,8 @@ class Client:
             for key in {id.rpartition("/")[0] for id in message.ids}:
                 if key in self._inboxes:
                     self._inboxes[key].fail(message.problem.error())
+        elif isinstance(message, Crowd):
+            self._crowd = message
         elif isinstance(message, Told) and message.number in self._questions:
             question = self._questions[message.number]
             if not question.done():

@@ -19,7 +19,7 @@ from trireme.ipc.async_channel import AsyncChannel
 from trireme.ipc.channel import Channel
 from trireme.ipc.messages import Stop
 from trireme.ipc.serving import Alive, Begin, Standing, ToChild
-from trireme.serve.child import open_tokenizer, run_child
+from trireme.serve.child import open_tokenizer, run_child, settle_memory
 from trireme.serve.client import Client, Context
 from trireme.serve.patience import PatientProtocol
 
@@ -68,6 +68,7 @@ async def _serve(begin: Begin, config: Config, control: Channel, create_app: Cre
     tasks = [asyncio.create_task(client.run()), asyncio.create_task(_beat(channel, client))]
     listener = socket.socket(fileno=begin.listener)
     listener.setblocking(False)
+    settle_memory()
     await server.serve(sockets=[listener])
     for task in tasks:
         task.cancel()

@@ -13,7 +13,7 @@ from trireme.config import Config
 from trireme.ipc.channel import Channel
 from trireme.ipc.serving import DETOKENIZER_SOCKET, ROUTER_SOCKET, Begin
 from trireme.ipc.switchboard import listen_at
-from trireme.serve.child import open_tokenizer, run_child
+from trireme.serve.child import open_tokenizer, run_child, settle_memory
 from trireme.serve.detokenizer import DetokenizerLoop
 from trireme.serve.router import DETOKENIZER, Router
 from trireme.worker.group import RankGroup
@@ -23,12 +23,16 @@ def run_router(begin: Begin, config: Config, control: Channel) -> None:
     def open_ranks(report: Callable[[str, float], None]) -> RankGroup:
         return RankGroup(config, pathlib.Path(begin.path), report, config.serve.heartbeat_timeout, begin.folder)
 
-    Router(config, control, listen_at(os.path.join(begin.folder, ROUTER_SOCKET)), open_ranks).run()
+    router = Router(config, control, listen_at(os.path.join(begin.folder, ROUTER_SOCKET)), open_ranks)
+    settle_memory()
+    router.run()
 
 
 def run_detokenizer(begin: Begin, config: Config, control: Channel) -> None:
     listener = listen_at(os.path.join(begin.folder, DETOKENIZER_SOCKET))
-    DetokenizerLoop(begin.name, begin.folder, control, listener, open_tokenizer(begin.path, config)).run()
+    loop = DetokenizerLoop(begin.name, begin.folder, control, listener, open_tokenizer(begin.path, config))
+    settle_memory()
+    loop.run()
 
 
 def run_role(begin: Begin, config: Config, control: Channel) -> None:
