@@ -13,7 +13,7 @@ from trireme.api import http
 from trireme.api.failures import Failure, Shape
 from trireme.api.http import Call, Endpoint, Reply, decode
 from trireme.api.tracing import Trace
-from trireme.errors import TriremeError, Unavailable
+from trireme.errors import Overloaded, TriremeError, Unavailable
 
 
 def _nested(levels: int, inner: bytes = b"1") -> bytes:
@@ -88,6 +88,35 @@ def _exchange(error: Exception) -> int:
 
     asyncio.run(work())
     return sent[0]["status"]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_would_find_no_place_is_not_read(large: bool) -> None:
+    """No handler runs; a small body is let in, so that the connection can be used again, and a large one is not."""
+    sent: list[dict[str, Any]] = []
+    read = 0
+    body = b"x" * (http.SMALL_BODY + large)
+    scope = {"method": "POST", "path": "/x", "headers": [(b"content-length", str(len(body)).encode())], "query_string": b""}
+    scope["state"] = {"request_id": "r", "tenant": "", "trace": Trace(""), "begun": 0.0}
+
+    async def handler(call: Call) -> Reply:
+        raise AssertionError("it was let in")
+
+    def admit() -> None:
+        raise Overloaded("64 requests are waiting already.", "try again later")
+
+    async def receive() -> dict[str, Any]:
+        nonlocal read
+        read += len(body)
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Endpoint(handler, Shape.OPENAI, 1 << 20, admit)(scope, receive, send))
+    headers = dict(sent[0]["headers"])
+    assert sent[0]["status"] == 503 and headers[b"retry-after"] and b"64 requests" in sent[1]["body"]
+    assert (headers.get(b"connection") == b"close") == large and bool(read) == (not large)
 
 
 def test_what_was_foreseen_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

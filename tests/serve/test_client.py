@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from trireme.config import resolve
-from trireme.errors import Unavailable
+from trireme.errors import Overloaded, Unavailable
 from trireme.ipc.messages import Ready
-from trireme.ipc.serving import Begin, Standing
+from trireme.ipc.serving import Begin, Crowd, Standing
 from trireme.serve.client import Client
 from trireme.types import SamplingParams
 
@@ -52,5 +52,20 @@ def test_percent_tells_of_the_start_and_is_a_hundred_after_it(tiny_path: pathlib
         for name in ("ready", "sleeping", "draining"):
             client.stand(Standing(name, ready=READY))
             assert client.state().percent == 100.0
+
+    asyncio.run(work())
+
+
+def test_a_full_queue_is_known_without_asking(tiny_path: pathlib.Path) -> None:
+    async def work() -> None:
+        client = _client(tiny_path)
+        client.stand(Standing("ready", ready=READY))
+        client._router = client._detokenizer = object()  # type: ignore[assignment]  # whatever is posted there raises
+        client.check_open()
+        client._heard(Crowd(64, True))
+        with pytest.raises(Overloaded, match="64 requests are waiting"):
+            await client.open([1, 2], SamplingParams(), request_id="r")
+        client._heard(Crowd(63, False))
+        client.check_open()
 
     asyncio.run(work())

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import mimetypes
 import pathlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
@@ -51,6 +51,7 @@ class RouteEntry(NamedTuple):
     path: str
     handler: Handler
     shape: Shape = Shape.OPENAI
+    generates: bool = False  # a place in the queue is asked for: without one, nothing is read
 
 
 def create_app(context: Context) -> ASGIApp:
@@ -61,7 +62,7 @@ def create_app(context: Context) -> ASGIApp:
     handlers = _Handlers(service, shelf)
     entries = [*handlers.routes(), *_page_routes()]
     app = Starlette(
-        routes=_routes(entries, context.options.max_body),
+        routes=_routes(entries, context.options.max_body, service.admit),
         exception_handlers={HTTPException: _http_exception},
         lifespan=handlers.lifespan,
     )
@@ -112,9 +113,9 @@ class _Handlers:
         return [
             RouteEntry("GET", "/v1/models", self.probes.models),
             RouteEntry("GET", "/v1/models/{model:path}", self.probes.model),
-            RouteEntry("POST", "/v1/chat/completions", self.chat),
-            RouteEntry("POST", "/v1/completions", self.completions),
-            RouteEntry("POST", "/v1/responses", self.responses.create),
+            RouteEntry("POST", "/v1/chat/completions", self.chat, generates=True),
+            RouteEntry("POST", "/v1/completions", self.completions, generates=True),
+            RouteEntry("POST", "/v1/responses", self.responses.create, generates=True),
             RouteEntry("GET", "/v1/responses/{id}", self.responses.get),
             RouteEntry("DELETE", "/v1/responses/{id}", self.responses.delete),
             RouteEntry("POST", "/v1/responses/{id}/cancel", self.responses.cancel),
@@ -133,15 +134,15 @@ class _Handlers:
     def _others(self) -> list[RouteEntry]:
         anthropic, native, ollama = self.anthropic, self.native, self.ollama
         return [
-            RouteEntry("POST", "/v1/messages", anthropic.messages, Shape.ANTHROPIC),
+            RouteEntry("POST", "/v1/messages", anthropic.messages, Shape.ANTHROPIC, True),
             RouteEntry("POST", "/v1/messages/count_tokens", anthropic.count_tokens, Shape.ANTHROPIC),
-            RouteEntry("POST", "/generate", native.generate, Shape.TGI),
-            RouteEntry("POST", "/generate_stream", native.generate_stream, Shape.TGI),
+            RouteEntry("POST", "/generate", native.generate, Shape.TGI, True),
+            RouteEntry("POST", "/generate_stream", native.generate_stream, Shape.TGI, True),
             RouteEntry("POST", "/tokens", native.tokens, Shape.TGI),
             RouteEntry("GET", "/token_load", native.token_load, Shape.TGI),
             RouteEntry("GET", "/info", native.info, Shape.TGI),
-            RouteEntry("POST", "/api/chat", ollama.chat, Shape.OLLAMA),
-            RouteEntry("POST", "/api/generate", ollama.generate, Shape.OLLAMA),
+            RouteEntry("POST", "/api/chat", ollama.chat, Shape.OLLAMA, True),
+            RouteEntry("POST", "/api/generate", ollama.generate, Shape.OLLAMA, True),
             RouteEntry("GET", "/api/tags", ollama.tags, Shape.OLLAMA),
             RouteEntry("POST", "/api/show", ollama.show, Shape.OLLAMA),
             RouteEntry("GET", "/api/ps", ollama.ps, Shape.OLLAMA),
@@ -152,8 +153,10 @@ class _Handlers:
         return Reply(openapi_document([(entry.method, entry.path) for entry in self.routes()]))
 
 
-def _routes(entries: list[RouteEntry], max_body: int) -> list[BaseRoute]:
-    return [Route(e.path, Endpoint(e.handler, e.shape, max_body), methods=[e.method]) for e in entries]
+def _routes(entries: list[RouteEntry], max_body: int, admit: Callable[[], None]) -> list[BaseRoute]:
+    return [
+        Route(e.path, Endpoint(e.handler, e.shape, max_body, admit if e.generates else None), methods=[e.method]) for e in entries
+    ]
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

@@ -28,6 +28,7 @@ KEEP_ALIVE_SECONDS = 15.0  # of silence in a stream before a comment says that s
 MAX_DEPTH = 64  # of nested JSON
 MAX_OBJECTS = 200_000  # objects and lists in one body
 MAX_VALUES = 1_000_000  # of any kind in one body: decoding holds the interpreter's lock, about 25 ns a value
+SMALL_BODY = 64 << 10
 LARGE_BODY = 1 << 20  # bytes; larger ones are decoded beside the event loop
 
 log = logging.getLogger("trireme.api")
@@ -133,19 +134,25 @@ Handler = Callable[[Call], Awaitable[Reply | Events]]
 
 
 class Endpoint:
-    """The ASGI face of one handler."""
+    """The ASGI face of one handler. `admit` refuses, if there is one, before anything is done for a request."""
 
-    def __init__(self, handler: Handler, shape: Shape, max_body: int):
-        self.handler, self.shape, self.max_body = handler, shape, max_body
+    def __init__(self, handler: Handler, shape: Shape, max_body: int, admit: Callable[[], None] | None = None):
+        self.handler, self.shape, self.max_body, self.admit = handler, shape, max_body, admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = _Sender(send, self.shape, head=scope["method"] == "HEAD")
+        refusal = self._refusal()
         try:
+            if refusal is not None and not _is_small(scope):
+                raise refusal
             call = await self._read(scope, receive)
         except _Gone:
             return
-        except Failure as failure:
-            await sender.fail(failure, close=True)  # the rest of the body has not been read
+        except (Failure, TriremeError) as error:
+            await sender.fail(failure_of(error), close=True)  # the rest of the body has not been read
+            return
+        if refusal is not None:
+            await sender.fail(failure_of(refusal))
             return
         work = asyncio.ensure_future(self._answer(call, sender))
         gone = asyncio.ensure_future(_until_gone(receive))
@@ -160,6 +167,14 @@ class Endpoint:
                 await work
             with contextlib.suppress(asyncio.CancelledError):
                 await gone
+
+    def _refusal(self) -> TriremeError | None:
+        if self.admit is not None:
+            try:
+                self.admit()
+            except TriremeError as error:
+                return error
+        return None
 
     async def _answer(self, call: Call, sender: _Sender) -> None:
         try:
@@ -211,6 +226,12 @@ class Endpoint:
             chunks.append(chunk)
             if not message.get("more_body", False):
                 return b"".join(chunks)
+
+
+def _is_small(scope: Scope) -> bool:
+    """Whether a body may be read only so that the connection can be used again."""
+    length = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"")
+    return length.isdigit() and len(length) < 9 and int(length) <= SMALL_BODY
 
 
 def _log_failure(call: Call, failure: Failure, error: Exception) -> None:

@@ -10,7 +10,7 @@ import concurrent.futures
 import contextlib
 import functools
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from trireme.api.failures import Failure
@@ -208,7 +208,7 @@ class Service:
         self.check_room(len(tokens), sampling.max_tokens)
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise BadRequest(f"priority must lie between {-MAX_PRIORITY} and {MAX_PRIORITY}.", param="priority")
-        try:
+        with self._counting_refusals():
             stream = await self.client.open(
                 tokens,
                 sampling,
@@ -217,14 +217,24 @@ class Service:
                 salt=f"{call.tenant}:{salt or ''}" if call.tenant or salt else "",
                 priority=priority,
             )
-        except TriremeError as error:
-            reason = "overload" if isinstance(error, Overloaded) else "invalid" if isinstance(error, BadRequest) else "error"
-            self.metrics.count("request_rejected", 1, reason)
-            raise
         flight = Flight(stream, Meter(self.metrics, call.begun, len(tokens), sampling.n, sampling.max_tokens))
         call.exits.push_async_callback(flight.close)
         call.trace.note(gen_ai__request__model=self.info.name, gen_ai__usage__input_tokens=len(tokens))
         return flight
+
+    def admit(self) -> None:
+        """Refuses a request that would find no place, before it is read."""
+        with self._counting_refusals():
+            self.client.check_open()
+
+    @contextlib.contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except TriremeError as error:
+            reason = "overload" if isinstance(error, Overloaded) else "invalid" if isinstance(error, BadRequest) else "error"
+            self.metrics.count("request_rejected", 1, reason)
+            raise
 
     def close(self) -> None:
         self.grammars.close()

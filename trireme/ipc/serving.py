@@ -1,6 +1,6 @@
 """The messages between the server's processes: HTTP, router, detokenizer, supervisor. No tensors, no HTTP.
 
-HTTP -> router         Hello, Submit, Abort, Ask          router -> HTTP         Welcome, Taken, Lost, Told
+HTTP -> router         Hello, Submit, Abort, Ask          router -> HTTP         Welcome, Taken, Lost, Told, Crowd
 router -> detokenizer  Welcome, Follow, Gained, Forget    detokenizer -> router  Hello, Abort (a stop string was met)
 detokenizer -> HTTP    Welcome, Said                      HTTP -> detokenizer    Hello
 child -> supervisor    Alive, Standing, Failed            supervisor -> child    Begin, Standing, Drain, Stop
@@ -84,6 +84,13 @@ class Lost(msgspec.Struct, array_like=True, tag="lost"):
     problem: Problem
 
 
+class Crowd(msgspec.Struct, array_like=True, tag="crowd"):
+    """Whether the queue is full: while it is, HTTP processes refuse by themselves, before any work."""
+
+    waiting: int
+    full: bool
+
+
 class Follow(msgspec.Struct, array_like=True, tag="follow"):
     """These requests' tokens are to become text for this HTTP process."""
 
@@ -161,7 +168,7 @@ class Drain(msgspec.Struct, array_like=True, tag="drain"):
 ROUTER_SOCKET, DETOKENIZER_SOCKET = "router.sock", "detokenizer.sock"
 
 ToRouter = Hello | Submit | Abort | Ask
-FromRouter = Welcome | Taken | Lost | Told
+FromRouter = Welcome | Taken | Lost | Told | Crowd
 ToDetokenizer = Hello
 RouterToDetokenizer = Welcome | Follow | Gained | Forget
 FromDetokenizer = Welcome | Said

@@ -115,6 +115,10 @@ class Scheduler:
         self._finish(task, reason)
         return True
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
     def has_work(self) -> bool:
         return bool(self._tasks) or bool(self._flights)
 

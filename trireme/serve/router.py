@@ -19,6 +19,7 @@ from trireme.ipc.serving import (
     Abort,
     Alive,
     Ask,
+    Crowd,
     Drain,
     Follow,
     Forget,
@@ -54,6 +55,7 @@ class Router:
         self._peers: dict[str, Channel] = {}
         self._owners: dict[str, str] = {}  # request -> HTTP process
         self._held: list[tuple[str, Submit]] = []  # waiting for sleeping workers to wake
+        self._crowd = Crowd(0, False)
         self._past: Counter[str] = Counter()
         self._told, self._beaten, self._active_at = Standing("starting"), 0.0, time.monotonic()
         self._draining = self._ending = False
@@ -70,6 +72,7 @@ class Router:
                 gained = self._update()
                 self._schedule()
                 self._hand_out(gained)
+                self._tell_crowd()
                 self._beat()
         finally:
             self.crew.close()
@@ -193,6 +196,16 @@ class Router:
         if len(self._held) >= self.config.schedule.max_waiting:
             raise Overloaded(f"{len(self._held)} requests are waiting already.", "try again later, or raise max_waiting")
 
+    def _tell_crowd(self) -> None:
+        """Tells the HTTP processes when the queue has become full, and when it is so no more."""
+        waiting = self.scheduler.num_waiting if self.scheduler is not None else len(self._held)
+        full = waiting >= self.config.schedule.max_waiting
+        if full != self._crowd.full:
+            self._crowd = Crowd(waiting, full)
+            for name in self._peers:
+                if not name.startswith(DETOKENIZER):
+                    self._post(name, self._crowd)
+
     def _follow(self, client: str, submit: Submit) -> None:
         ids = [request.id for request in submit.requests]
         self._owners.update(dict.fromkeys(ids, client))
@@ -256,6 +269,8 @@ class Router:
                 name.append(message.name)
                 self._peers[message.name] = channel
                 self.board.post(channel, Welcome())
+                if self._crowd.full and not message.name.startswith(DETOKENIZER):
+                    self.board.post(channel, self._crowd)
             elif name:
                 self._heard(name[0], message)
 
