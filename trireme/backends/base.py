@@ -57,6 +57,10 @@ class Backend:
         """The KV slots of one layer."""
         return KVCache.allocate(spec, num_slots, dtype, self.device)
 
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A table on the device, all zero."""
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Host memory from which copies to the device need not wait; pinned where that means something."""
         return torch.zeros(shape, dtype=dtype)

@@ -24,7 +24,7 @@ from trireme.parallel import Group
 from trireme.quant import Noise, Stored
 
 Report = Callable[[str, float], None]  # (phase, share done)
-HELD_BYTES = 16 << 20  # of mapped files, while weights are read
+HELD_BYTES = 4 << 20  # of mapped files, while weights are read
 
 
 @dataclass

@@ -104,7 +104,7 @@ class Tables:
         device = backend.device
         self.pages_per_row = -(-max_len // page_size)
         self.width = max_len + 1
-        self.tokens = torch.zeros((max_rows + 1, self.width), dtype=torch.int32, device=device)
+        self.tokens = backend.zeros((max_rows + 1, self.width), torch.int32)
         # The scratch row, for padding, writes to a page of its own behind all others.
         self.page_table = torch.full((max_rows + 1, self.pages_per_row), num_pages, dtype=torch.int32, device=device)
         self.num_held = np.zeros(max_rows + 1, dtype=np.int64)

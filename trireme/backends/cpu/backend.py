@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trireme.backends.base import Backend
 from trireme.backends.cpu import library
@@ -47,8 +48,10 @@ class Cpu(Backend):
     def cache(self, spec: CacheSpec, num_slots: int, dtype: torch.dtype) -> KVCache:
         """Slots that take memory when they are first written, not before."""
         shape = (num_slots, spec.num_kv_heads, spec.head_dim)
-        k, v = (aligned_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape) for _ in range(2))
-        return KVCache(k, v)
+        return KVCache(self.zeros(shape, dtype), self.zeros(shape, dtype))
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return aligned_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
     def graph_sizes(self, max_rows: int) -> tuple[int, ...]:
         sizes = [*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64]

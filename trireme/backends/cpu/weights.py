@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 
-import numpy as np
 import torch
 
 from trireme.backends.cpu.library import KINDS, SOURCES, WeightStruct, library
@@ -16,10 +16,10 @@ _FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 def aligned_zeros(count: int) -> torch.Tensor:
-    """`count` zero bytes whose first lies on a cache line. The system gives their pages when they are first touched."""
-    raw = torch.from_numpy(np.zeros(count + 63, dtype=np.uint8))
-    skip = -raw.data_ptr() % 64
-    return raw[skip : skip + count]
+    """`count` zero bytes whose first lies on a cache line. The system gives their pages when they are first touched, and takes
+    them back when the last tensor over them is gone."""
+    pages = mmap.mmap(-1, max(count, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8)[:count]
 
 
 class PackedWeight:
