@@ -57,6 +57,48 @@ def test_a_request_is_timed_and_counted() -> None:
     assert 0 < sample.first <= sample.whole and len(sample.gaps) == 2
 
 
+def test_events_carry_the_time_of_their_last_byte() -> None:
+    """Two events whose bytes come in three pieces, cut within an HTTP chunk's frame and within an event."""
+
+    async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        events = [b"data: one\n\n", b"data: two\n\n"]
+        raw = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+        raw += b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events) + b"0\r\n\r\n"
+        first, second = raw.index(b"one") + 1, raw.index(b"two") - 9
+        for piece in (raw[:first], raw[first:second], raw[second:]):
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.05)
+        writer.close()
+
+    async def run() -> tuple[list[tuple[float, bytes]], list[float]]:
+        server = await asyncio.start_server(slowly, "127.0.0.1", 0)
+        async with server:
+            answer = await Server(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}").post("/", b"")
+            return answer.events(), answer.times
+
+    events, times = asyncio.run(run())
+    assert [data for _, data in events] == [b"one", b"two"]
+    assert [when for when, _ in events] == [times[1], times[2]]
+
+
+def test_an_answer_that_breaks_off_is_a_failure() -> None:
+    async def breaking(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nff\r\ndata: one\n\n")
+        await writer.drain()
+        writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_server(breaking, "127.0.0.1", 0)
+        async with server:
+            await Server(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}").post("/", b"")
+
+    with pytest.raises(RequestFailed, match="mid-answer"):
+        asyncio.run(run())
+
+
 def test_failures_are_samples_too() -> None:
     refused = with_server(lambda url: Load(Server(url), "echo").ask("fail", 9))
     assert refused.error is not None and "503" in refused.error

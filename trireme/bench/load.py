@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from trireme.bench.sse import RequestFailed, Server
+from trireme.bench.sse import Answer, RequestFailed, Server
 from trireme.errors import BadConfig
 from trireme.sched.simulator import trace_by_name
 
@@ -21,6 +21,32 @@ _TEXT = (
     "right study book eye job word business issue side kind head house service friend father power hour game line end member law"
 )
 _WORDS = _TEXT.split()
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta = _Delta()
+
+
+class _Event(msgspec.Struct):
+    """What is read of an event of either kind of completion."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
 
 
 @dataclass
@@ -148,36 +174,37 @@ class Load:
         body |= {"messages": [{"role": "user", "content": prompt}]} if self._chat else {"prompt": prompt}
         path = "/v1/chat/completions" if self._chat else "/v1/completions"
         sample = Sample(time.perf_counter())
-        last = 0.0
         try:
-            async for when, data in self._server.events(path, msgspec.json.encode(body)):
-                if data == b"[DONE]":
-                    continue
-                text = self._take(sample, msgspec.json.decode(data))
-                if text:
-                    if last:
-                        sample.gaps.append(when - last)
-                    else:
-                        sample.first = when - sample.begun
-                    last = when
-                    sample.text += text
-            if not last:
-                raise RequestFailed("The answer had no text.")
-            sample.whole = last - sample.begun
-            sample.output_tokens = sample.output_tokens or len(sample.gaps) + 1
+            self._read(sample, await self._server.post(path, msgspec.json.encode(body)))
         except (RequestFailed, msgspec.DecodeError) as error:
             sample.error = str(error)
         return sample
 
-    def _take(self, sample: Sample, document: dict[str, Any]) -> str:
+    def _read(self, sample: Sample, answer: Answer) -> None:
+        """What an answer's events tell, and when they did."""
+        last = 0.0
+        for when, data in answer.events():
+            text = "" if data == b"[DONE]" else self._take(sample, _decode(data))
+            if text:
+                if last:
+                    sample.gaps.append(when - last)
+                else:
+                    sample.first = when - sample.begun
+                last = when
+                sample.text += text
+        if not last:
+            raise RequestFailed("The answer had no text.")
+        sample.whole = last - sample.begun
+        sample.output_tokens = sample.output_tokens or len(sample.gaps) + 1
+
+    def _take(self, sample: Sample, event: _Event) -> str:
         """The text of one event; its usage goes into the sample."""
-        if document.get("error"):
-            raise RequestFailed(str(document["error"])[:200])
-        usage = document.get("usage") or {}
-        sample.prompt_tokens = usage.get("prompt_tokens", sample.prompt_tokens)
-        sample.output_tokens = usage.get("completion_tokens", sample.output_tokens)
-        choices = document.get("choices") or [{}]
-        if self._chat:
-            delta = choices[0].get("delta") or {}
-            return (delta.get("content") or "") + (delta.get("reasoning_content") or "")
-        return choices[0].get("text") or ""
+        if event.error:
+            raise RequestFailed(str(event.error)[:200])
+        if event.usage:
+            sample.prompt_tokens = event.usage.prompt_tokens
+            sample.output_tokens = event.usage.completion_tokens
+        if not event.choices:
+            return ""
+        choice = event.choices[0]
+        return choice.text or (choice.delta.content or "") + (choice.delta.reasoning_content or "")
