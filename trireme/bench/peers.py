@@ -85,9 +85,12 @@ def run(args: argparse.Namespace) -> int:
     for engine in args.engines:
         try:
             environment = named.get(engine) or _environment(engine, console)
-            peers += _forms(engine, environment, model)
+            peers += _forms(engine, environment, model, console)
         except TriremeError as error:
             console.print(f"{engine} is left out: {error}")
+    others = {peer.bits for peer in peers if not peer.name.startswith("trireme")}
+    if others:  # our own forms that nobody is there to be compared with only take memory
+        peers = [peer for peer in peers if peer.bits in others]
     figures = measure(peers, args.measures, args.threads, args.rounds, console)
     _print(figures, args.measures)
     if args.json:
@@ -132,9 +135,11 @@ def _call(command: list[str], engine: str) -> None:
         raise WorkerDied(f"{engine} could not be installed ({last[:200]}).", "install it and name it with --env")
 
 
-def _forms(engine: str, environment: str, model: pathlib.Path) -> list[Peer]:
+def _forms(engine: str, environment: str, model: pathlib.Path, console: Console) -> list[Peer]:
     """The weights in the forms an engine is measured with."""
     files = cache_folder() / "peers" / "files" / model.stem
+    if not files.exists():
+        console.print(f"writing the forms of {model.stem} that peers read (once; minutes for a large model)")
     if engine in ("vllm", "transformers"):
         return [Peer(f"{engine} fp32", "32", environment, float_folder(model, files / "float32"))]
     if model.suffix != ".gguf":
@@ -210,6 +215,7 @@ def measure(peers: list[Peer], measures: list[str], threads: int, rounds: int, c
             except TriremeError as error:
                 console.print(f"{peer.name} is left out: {error}")
                 continue
+            console.print(f"{peer.name}: first token after {running.start_seconds:.1f} s")
             found.append((figures, running))
         for name in measures:
             _take_turns(found, name, rounds, console)
