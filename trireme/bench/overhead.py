@@ -1,6 +1,7 @@
 """What serving costs: the same requests to the offline engine and through a server's processes and HTTP, in turns.
 
-Knows both doors of the engine; prints ratios, because the machine's own speed varies.
+Knows both doors of the engine; prints ratios, because the machine's own speed varies, and the CPU time of each process, which other
+programs disturb least. The client that asks the server runs on the same cores, so its share is told too.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Run:
 
     tokens_per_second: float
     first_token: float  # seconds, the median over the streams
+    cpu: dict[str, float]  # process -> CPU milliseconds per token
 
 
 @dataclass
@@ -76,6 +78,10 @@ def run(args: argparse.Namespace) -> int:
             f"{result.streams:>7}  {offline.tokens_per_second:>13.1f}  {served.tokens_per_second:>12.1f}  {result.throughput:>6.1%}"
             f"  {1e3 * offline.first_token:>8.1f}  {1e3 * served.first_token:>9.1f}  {1e3 * result.added_first_token:>6.1f}"
         )
+    print("\nCPU ms per token")
+    for result in results:
+        shares = "  ".join(f"{name} {milliseconds:.2f}" for name, milliseconds in result.served.cpu.items())
+        print(f"{result.streams:>7}  offline {result.offline.cpu['engine']:.2f}   served: {shares}")
     return 0
 
 
@@ -104,11 +110,12 @@ def _prompts(count: int, length: int, vocab: int, seed: int) -> list[list[int]]:
 
 
 def _median(runs: list[Run]) -> Run:
-    return Run(statistics.median(r.tokens_per_second for r in runs), statistics.median(r.first_token for r in runs))
+    cpu = {name: statistics.median(r.cpu[name] for r in runs) for name in runs[0].cpu}
+    return Run(statistics.median(r.tokens_per_second for r in runs), statistics.median(r.first_token for r in runs), cpu)
 
 
 async def _offline(llm: LLM, prompts: list[list[int]], sampling: SamplingParams) -> Run:
-    begun = time.perf_counter()
+    begun, spent = time.perf_counter(), time.process_time()
 
     async def one(prompt: list[int]) -> float:
         first = 0.0
@@ -117,8 +124,39 @@ async def _offline(llm: LLM, prompts: list[list[int]], sampling: SamplingParams)
         return first
 
     firsts = await asyncio.gather(*(one(prompt) for prompt in prompts))
-    seconds = time.perf_counter() - begun
-    return Run(len(prompts) * (sampling.max_tokens or 0) / seconds, statistics.median(firsts))
+    tokens, seconds = len(prompts) * (sampling.max_tokens or 0), time.perf_counter() - begun
+    return Run(tokens / seconds, statistics.median(firsts), {"engine": 1e3 * (time.process_time() - spent) / tokens})
+
+
+class _Reader(asyncio.Protocol):
+    """Reads one stream; notes when its first token came and how it ended. No more: it runs beside what it measures."""
+
+    def __init__(self) -> None:
+        self.first, self.last = 0.0, b""
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        if not self.first and b'data: {"' in data:
+            self.first = time.perf_counter()
+        self.last = data if len(data) >= 64 else (self.last + data)[-64:]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.over.set_result(None)
+
+
+def _cpu_seconds(pid: int) -> dict[str, float]:
+    """What a process and those it has started have spent, by name."""
+    found: dict[str, float] = {}
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            for name, seconds in _cpu_seconds(int(child)).items():
+                found[name] = found.get(name, 0.0) + seconds
+    words = pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    module = next((word for word in words if word.startswith("trireme.")), "")
+    own = {"trireme.worker.rank": "rank", "trireme.api.process": "http", "trireme.cli.main": "supervisor"}.get(module, words[-2])
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    found[own] = found.get(own, 0.0) + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 class _Server:
@@ -161,30 +199,31 @@ class _Server:
         return (self._folder / "log").read_text(errors="replace").strip().rpartition("\n")[2]
 
     async def ask(self, prompts: list[list[int]], sampling: SamplingParams) -> Run:
+        loop = asyncio.get_running_loop()
         try:
-            connections = [await asyncio.open_unix_connection(self._uds) for _ in prompts]
+            connections = [await loop.create_unix_connection(_Reader, self._uds) for _ in prompts]
         except OSError as error:
             raise WorkerDied(f"The server is gone ({error}): {self._last_line()}", "start it by hand to see why") from None
-        begun = time.perf_counter()
+        before = _cpu_seconds(self._process.pid)
+        begun, spent = time.perf_counter(), time.process_time()
+        for prompt, (transport, _) in zip(prompts, connections, strict=True):
+            transport.write(_request(prompt, sampling))
+        for _, reader in connections:
+            await reader.over
+        tokens, seconds = len(prompts) * (sampling.max_tokens or 0), time.perf_counter() - begun
+        client, after = time.process_time() - spent, _cpu_seconds(self._process.pid)
+        broken = next((reader.last for _, reader in connections if b"[DONE]" not in reader.last), None)
+        if broken is not None:
+            raise WorkerDied(f"A stream broke off: {broken!r}.", "see the server's log")
+        cpu = {name: 1e3 * (after[name] - before.get(name, 0.0)) / tokens for name in after} | {"client": 1e3 * client / tokens}
+        return Run(tokens / seconds, statistics.median(reader.first - begun for _, reader in connections), cpu)
 
-        async def one(prompt: list[int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
-            wanted = {"max_tokens": sampling.max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-            body = msgspec.json.encode({"prompt": prompt, **wanted})
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
-            writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            first, end = 0.0, b""
-            while piece := await reader.read(1 << 16):
-                if not first and b'data: {"' in piece:
-                    first = time.perf_counter() - begun
-                end = (end + piece)[-64:]
-            writer.close()
-            if b"[DONE]" not in end:
-                raise WorkerDied(f"A stream broke off: {end!r}.", "see the server's log")
-            return first
 
-        asked = zip(prompts, connections, strict=True)
-        firsts = await asyncio.gather(*(one(prompt, *connection) for prompt, connection in asked))
-        return Run(len(prompts) * (sampling.max_tokens or 0) / (time.perf_counter() - begun), statistics.median(firsts))
+def _request(prompt: list[int], sampling: SamplingParams) -> bytes:
+    wanted = {"max_tokens": sampling.max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = msgspec.json.encode({"prompt": prompt, **wanted})
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 def _flags(config: Config) -> list[str]:
