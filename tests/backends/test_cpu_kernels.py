@@ -496,3 +496,51 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     root = pathlib.Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0
+
+
+def weights_kept(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    """Each token's weight by the definition, in double precision: k best, then the share p, then the least likely cut off."""
+    weights = np.exp((logits - logits.max()) / temperature)
+    ranked = np.argsort(-logits, kind="stable")
+    kept = np.zeros(len(logits))
+    best = ranked[: top_k or None]
+    whole, before = weights[best].sum(), 0.0
+    for token in best:
+        if token == best[0] or (before < top_p * whole and weights[token] >= min_p):
+            kept[token] = weights[token]
+        before += weights[token]
+    return kept
+
+
+@pytest.mark.parametrize("width", [1, 5, 300, 5000])
+@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0, 12.0])
+def test_sampling_by_the_definition(width: int, spread: float) -> None:
+    """The token's share of the cumulated weight holds the random number, but for what rounding moves."""
+    rows, random = 48, np.random.default_rng(width)
+    logits = (random.standard_normal((rows, width)) * spread).astype(np.float32)
+    logits[::4] = np.round(logits[::4])  # many equals
+    if width > 5:
+        logits[1::3, ::2] = -np.inf
+    temperature = random.choice([0.1, 0.7, 1.0, 3.0], rows).astype(np.float32)
+    top_k = random.choice([0, 1, 3, 40, width], rows).astype(np.int32)
+    top_p, min_p = (random.choice(choices, rows).astype(np.float32) for choices in ([0.0, 0.3, 0.9, 1.0], [0.0, 0.0, 0.05, 1.0]))
+    uniform = random.choice([0.0, 0.25, 0.5, 1 - 2**-24], rows).astype(np.float32)
+    chosen, program = torch.full((rows,), -7), Program()
+    columns = (torch.from_numpy(x) for x in (temperature, top_k, top_p, min_p, uniform))
+    program.sample(torch.from_numpy(logits), *columns, chosen)
+    program.run()
+    for row, token in enumerate(chosen.tolist()):
+        kept = weights_kept(logits[row].astype(float), temperature[row], top_k[row], top_p[row], min_p[row])
+        passed = np.cumsum(kept) / kept.sum()
+        assert kept[token] > 0
+        assert passed[token] - kept[token] / kept.sum() - 1e-5 <= uniform[row] <= passed[token] + 1e-5
+
+
+def test_sampling_of_rows_that_cannot_be_sampled() -> None:
+    logits = torch.randn(5, 100)
+    logits[0, 50], logits[1, 3], logits[2] = math.nan, math.inf, -math.inf
+    chosen, program = torch.full((5,), -7), Program()
+    temperature = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0])
+    program.sample(logits, temperature, ints(0, 0, 0, 0, 1), *(torch.ones(5), torch.zeros(5), torch.full((5,), 0.5)), chosen)
+    program.run()
+    assert chosen.tolist() == [-1, -1, -1, int(logits[3].argmax()), int(logits[4].argmax())]

@@ -21,6 +21,7 @@ from trireme.backends.cpu.library import (
     LinearStruct,
     RopeStoreStruct,
     RowMapStruct,
+    SampleStruct,
     StepInputsStruct,
     StepStruct,
     TopKStruct,
@@ -36,6 +37,7 @@ _STRUCTS: dict[str, type[Structure]] = {
     "top_k": TopKStruct,
     "step_inputs": StepInputsStruct,
     "append_tokens": AppendTokensStruct,
+    "sample": SampleStruct,
 }
 _NAMES = {code: name for name, code in OPS.items()}
 _READS = ("input", "residual", "query", "key", "value")

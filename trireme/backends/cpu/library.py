@@ -19,8 +19,8 @@ TRANSFORMS = {
         ("none", "rms_norm", "layer_norm", "silu_mul", "gelu_tanh_mul", "gelu_mul", "gelu_tanh", "gelu", "relu_squared", "relu")
     )
 }
-_OP_NAMES = ("linear", "row_map", "rope_store", "attention", "embedding", "gather", "top_k", "step_inputs", "append_tokens")
-OPS = {name: i for i, name in enumerate(_OP_NAMES)}
+_OPS_OF_ROWS = ("linear", "row_map", "rope_store", "attention", "embedding", "gather", "top_k")
+OPS = {name: i for i, name in enumerate((*_OPS_OF_ROWS, "step_inputs", "append_tokens", "sample"))}
 
 
 class WeightStruct(Structure):
@@ -115,6 +115,14 @@ class GatherStruct(Structure):
 
 class TopKStruct(Structure):
     _fields_ = [*_IN_OUT[:2], ("width", c_int32), ("count", c_int32), ("values", c_void_p), ("ids", c_void_p), ("chosen", c_void_p)]
+
+
+class SampleStruct(Structure):
+    _fields_ = [
+        *_IN_OUT[:2],
+        ("width", c_int32),
+        *((name, c_void_p) for name in ("temperature", "top_k", "top_p", "min_p", "uniform", "chosen")),
+    ]
 
 
 class StepInputsStruct(Structure):

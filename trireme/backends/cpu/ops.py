@@ -174,6 +174,18 @@ class CpuOps(Ops):
         self.run("top_k", logits, values, ids, chosen)
         return chosen
 
+    def choose(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+        if not _can_sample(logits, top_k, temperature, top_p, min_p, uniform):
+            return super().choose(logits, temperature, top_k, top_p, min_p, uniform)
+        chosen = self.empty(len(logits), dtype=torch.int64)
+        self.run("sample", logits, temperature, top_k, top_p, min_p, uniform, chosen)
+        return chosen
+
+    def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+        if not _can_sample(logits, top_k, temperature, top_p, min_p, uniform):
+            return super().sample(logits, temperature, top_k, top_p, min_p, uniform)
+        return self.choose(logits, temperature, top_k, top_p, min_p, uniform).clamp_min(0)
+
     def sample_greedy(self, logits: Tensor) -> Tensor:
         if not _rows(logits):
             return super().sample_greedy(logits)
@@ -190,6 +202,11 @@ def _rows(x: Tensor) -> bool:
 def _numbers(*tensors: Tensor) -> bool:
     """Whether these are int32, the last axis side by side."""
     return all(t.dtype == torch.int32 and t.stride(-1) == 1 for t in tensors)
+
+
+def _can_sample(logits: Tensor, top_k: Tensor, *shares: Tensor) -> bool:
+    """Whether rows and their parameters are as the sampling kernel takes them."""
+    return _rows(logits) and _numbers(top_k) and all(t.dtype == torch.float32 and t.is_contiguous() for t in shares)
 
 
 def _heads(*tensors: Tensor) -> bool:

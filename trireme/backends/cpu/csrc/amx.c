@@ -11,6 +11,8 @@ extern void matmul_avx512vnni(const Linear *, const Activations *, int, int, int
 extern void row_map_avx512vnni(const RowMap *, int, float *);
 extern void rope_store_avx512vnni(const RopeStore *, int, int);
 extern void attention_amx(const Attention *, const AttentionTask *, float *);
+extern size_t sample_bytes_avx512vnni(int);
+extern int64_t sample_avx512vnni(const Sample *, int, void *);
 extern int best_avx512vnni(const float *, int);
 
 /* Column c of four (a byte each in every int) as the float 128 + q or, for whole bytes, 256 + q: its bits are put straight into
@@ -177,6 +179,8 @@ const Kernels kernels_amx = {
     .rope_store = rope_store_avx512vnni,
     .attention = attention_amx,
     .best = best_avx512vnni,
+    .sample_bytes = sample_bytes_avx512vnni,
+    .sample = sample_avx512vnni,
     .wide_rows = 16,
     .wide_matmul = matmul_amx,
 };

@@ -3,6 +3,7 @@
 #include "matmul.c"
 #include "rope.c"
 #include "attention.c"
+#include "sampling.c"
 
 #define TEXT2(name) #name
 #define TEXT(name) TEXT2(name)
@@ -15,4 +16,6 @@ const Kernels KERNEL(kernels) = {
     .rope_store = KERNEL(rope_store),
     .attention = KERNEL(attention),
     .best = KERNEL(best),
+    .sample_bytes = KERNEL(sample_bytes),
+    .sample = KERNEL(sample),
 };

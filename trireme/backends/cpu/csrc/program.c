@@ -229,6 +229,7 @@ static void run_item(const Step *step, int64_t item, float *temporary) {
     case OP_ROW_MAP: trireme_kernels->row_map(args, (int)item, temporary); break;
     case OP_EMBEDDING: embed_row(args, (int)item); break;
     case OP_TOP_K: top_of_row(args, (int)item); break;
+    case OP_SAMPLE: ((const Sample *)args)->chosen[item] = trireme_kernels->sample(args, (int)item, temporary); break;
     case OP_STEP_INPUTS: look_up(args, item); break;
     case OP_APPEND_TOKENS: append_token(args, item); break;
     case OP_ROPE_STORE: {
@@ -245,9 +246,11 @@ static void run_item(const Step *step, int64_t item, float *temporary) {
 
 static void run_items(const Step *step, Worker *worker) {
     int64_t items = step->rows;
-    size_t width = step->op == OP_ROW_MAP ? (size_t)((const RowMap *)step->args)->width : 1;
+    size_t bytes = 4;
+    if (step->op == OP_ROW_MAP) bytes = (size_t)((const RowMap *)step->args)->width * 4;
+    if (step->op == OP_SAMPLE) bytes = trireme_kernels->sample_bytes(((const Sample *)step->args)->width);
     if (step->op == OP_ROPE_STORE) items *= ((const RopeStore *)step->args)->heads + ((const RopeStore *)step->args)->kv_heads;
-    float *temporary = pool_scratch(worker, width * 4);
+    float *temporary = pool_scratch(worker, bytes);
     int64_t chunk = chunk_of(items, worker->count, 1);
     for (int64_t first; (first = pool_take(worker, chunk)) < items;) {
         int64_t end = first + chunk < items ? first + chunk : items;

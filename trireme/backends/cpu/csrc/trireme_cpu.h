@@ -138,6 +138,18 @@ typedef struct {
     int64_t *chosen; /* [rows] the best, or -1 where its value is not finite; null: not wanted */
 } TopK;
 
+/* chosen[r]: a token of softmax(input[r] / temperature) after top-k (0: all), top-p and min-p, by uniform in [0, 1);
+ * -1 where the largest logit is not finite. Temperature 0: the best. */
+typedef struct {
+    const float *input;
+    int64_t input_stride;
+    int32_t width;
+    const float *temperature;
+    const int32_t *top_k;
+    const float *top_p, *min_p, *uniform;
+    int64_t *chosen;
+} Sample;
+
 /* ids[i] = tokens[rows[i]][positions[i]]; slots[i]: where that position's key and value go */
 typedef struct {
     const int32_t *tokens;
@@ -157,7 +169,18 @@ typedef struct {
     const int64_t *ids;
 } AppendTokens;
 
-typedef enum { OP_LINEAR, OP_ROW_MAP, OP_ROPE_STORE, OP_ATTENTION, OP_EMBEDDING, OP_GATHER, OP_TOP_K, OP_STEP_INPUTS, OP_APPEND_TOKENS } OpCode;
+typedef enum {
+    OP_LINEAR,
+    OP_ROW_MAP,
+    OP_ROPE_STORE,
+    OP_ATTENTION,
+    OP_EMBEDDING,
+    OP_GATHER,
+    OP_TOP_K,
+    OP_STEP_INPUTS,
+    OP_APPEND_TOKENS,
+    OP_SAMPLE
+} OpCode;
 
 typedef struct {
     int32_t op, rows;
@@ -187,6 +210,8 @@ typedef struct {
     void (*rope_store)(const RopeStore *, int token, int head);
     void (*attention)(const Attention *, const AttentionTask *, float *scratch);
     int (*best)(const float *values, int count);
+    size_t (*sample_bytes)(int width);
+    int64_t (*sample)(const Sample *, int row, void *scratch);
     int wide_rows; /* from this many rows on, activations go to `wide_matmul` as bf16 (or row-wise int8); 0: never */
     void (*wide_matmul)(const Linear *, const Activations *, int tile0, int tile1, int rows, float *scratch);
 } Kernels;
