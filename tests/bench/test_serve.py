@@ -169,6 +169,12 @@ def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
     assert [result["concurrency"] for result in results] == [1, 3] and (tmp_path / "o.png").stat().st_size > 1000
 
 
+def test_columns_say_how_requests_were_sent() -> None:
+    assert serve._paced({"concurrency": 8, "rate": "inf"}) == "8 at once"
+    assert serve._paced({"concurrency": 0, "rate": "inf"}) == "all at once"
+    assert serve._paced({"concurrency": 4, "rate": "2.5"}) == "2.5 per second, at most 4"
+
+
 def test_errors_are_told() -> None:
     with pytest.raises(RequestFailed):
         asyncio.run(Server("http://127.0.0.1:1").get("/v1/models"))

@@ -30,20 +30,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="the model's name (default: the first that the server lists)")
     parser.add_argument("--api-key", help="sent as a bearer token")
     parser.add_argument("--chat", action="store_true", help="ask /v1/chat/completions instead of /v1/completions")
-    parser.add_argument("--workload", default="random", choices=("random", "sharegpt", "prefix", "multiturn"))
-    parser.add_argument("--requests", type=int, default=100)
-    parser.add_argument("--prompt-tokens", type=int, default=128, help="of each prompt, or of its own part [128]")
-    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument(
+        "--workload",
+        default="random",
+        choices=("random", "sharegpt", "prefix", "multiturn"),
+        help="what is asked: prompts of one length, of real conversations' lengths, with shared beginnings, or turns that build on "
+        "each other [random]",
+    )
+    parser.add_argument("--requests", type=int, default=100, help="in all, in each run [100]")
+    parser.add_argument("--prompt-tokens", type=int, default=128, help="of each prompt, or of its own part, about [128]")
+    parser.add_argument("--output-tokens", type=int, default=64, help="of each answer; the end of text is ignored [64]")
     parser.add_argument("--prefix-tokens", type=int, default=512, help="prefix: shared tokens [512]")
     parser.add_argument("--groups", type=int, default=4, help="prefix: different prefixes [4]")
     parser.add_argument("--turns", type=int, default=4, help="multiturn: turns of each conversation [4]")
     parser.add_argument("--max-tokens", type=int, default=2048, help="sharegpt: longest prompt plus answer [2048]")
     parser.add_argument("--request-rate", type=float, default=float("inf"), help="open loop: requests per second [all at once]")
-    parser.add_argument("--burstiness", type=float, default=1.0, help="open loop: 1 is Poisson, less is burstier")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[0], help="closed loop: requests at once; several in turn")
+    parser.add_argument("--burstiness", type=float, default=1.0, help="open loop: 1 is Poisson, less is burstier [1]")
+    parser.add_argument(
+        "--concurrency", type=int, nargs="+", default=[0], help="closed loop: requests at once; several: one run each"
+    )
     parser.add_argument("--goodput", nargs="+", default=[], metavar="BOUND", help="ttft:MS tpot:MS e2e:MS of a good request")
     parser.add_argument("--warmup", type=int, default=2, help="requests before the clock starts [2]")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of prompts and arrivals [1]")
     parser.add_argument("--json", type=pathlib.Path, help="write figures and samples here")
     parser.add_argument("--plot", type=pathlib.Path, help="write a picture here (needs matplotlib)")
 
@@ -162,7 +170,7 @@ def _table(results: list[dict[str, Any]]) -> Table:
     table = Table(title=f"{first['model']} at {first['url']}, {first['workload']}")
     table.add_column("")
     for result in results:
-        table.add_column(f"{result['concurrency'] or 'all'} at once", justify="right")
+        table.add_column(_paced(result), justify="right")
     for name, key in _ROWS:
         if any(result[key] is not None for result in results):
             table.add_row(name, *(_shown(result[key]) for result in results))
@@ -173,6 +181,14 @@ def _table(results: list[dict[str, Any]]) -> Table:
         for error in result["errors"]:
             table.add_row("error", error[:80])
     return table
+
+
+def _paced(result: dict[str, Any]) -> str:
+    """How requests were sent, in words."""
+    places, rate = result["concurrency"], float(result["rate"])
+    if rate == float("inf"):
+        return f"{places or 'all'} at once"
+    return f"{rate:g} per second" + (f", at most {places}" if places else "")
 
 
 def _shown(value: float | int | None) -> str:
@@ -191,7 +207,7 @@ def _plot(results: list[dict[str, Any]], path: pathlib.Path) -> None:
         raise BadConfig("--plot needs matplotlib.", "pip install matplotlib") from None
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
     for result in results:
-        label = f"{result['concurrency'] or 'all'} at once"
+        label = _paced(result)
         firsts = sorted(1e3 * sample[1] for sample in result["samples"])
         pers = sorted(1e3 * (sample[2] - sample[1]) / max(sample[4] - 1, 1) for sample in result["samples"])
         for axis, values in zip(axes, (firsts, pers), strict=True):
