@@ -33,9 +33,8 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.
     if not argv or argv[0] not in KINDS:
         return argparse.ArgumentParser.parse_args(parser, argv)
     module = importlib.import_module(f"trireme.bench.{_MODULES.get(argv[0], argv[0])}")
-    inner = argparse.ArgumentParser(
-        prog=f"trireme bench {argv[0]}", description=KINDS[argv[0]][0].upper() + KINDS[argv[0]][1:] + "."
-    )
+    about = KINDS[argv[0]]
+    inner = argparse.ArgumentParser(prog=f"trireme bench {argv[0]}", description=f"{about[0].upper()}{about[1:]}.")
     module.add_arguments(inner)
     args = inner.parse_args(argv[1:])
     args.kind, args.run = argv[0], module.run
