@@ -16,7 +16,8 @@ from trireme.backends.cpu.program import Program, Sequences
 from trireme.backends.cpu.weights import PackedWeight
 
 SHAPES = ((960, 576), (3072, 576), (576, 1536), (8192, 2048))  # out × in: SmolLM2-135M's layers, and a larger one
-KINDS = ("f32", "bf16", "int8", "q8", "q4", "q4_min")
+KINDS = ("f32", "bf16", "q8", "q4", "q4_min", "q4_k", "q6_k")
+SUPER_BLOCKS = {"q4_k": ("Q4_K", 144), "q6_k": ("Q6_K", 210)}  # bytes of 256 weights, of kinds that are only kept, never made
 COLD_BYTES = 400 << 20  # copies of one weight are visited in turn over this much memory, so that caches do not help
 
 
@@ -36,22 +37,31 @@ def read_speed() -> float:
     return data.nbytes / best_seconds(data.sum, 1.0) / 1e9
 
 
+def drawn(kind: str, rows: int, columns: int) -> PackedWeight:
+    """Random weights of a kind, the columns rounded up to what it needs."""
+    if kind not in SUPER_BLOCKS:
+        return PackedWeight.from_floats(kind, torch.randn(rows, columns))
+    name, size = SUPER_BLOCKS[kind]
+    blocks = torch.randint(0, 60, (rows, -(-columns // 256) * size), dtype=torch.uint8)  # as halves, small and finite
+    return PackedWeight.from_gguf(name, blocks, -(-columns // 256) * 256)
+
+
 def one_row(kind: str, rows: int, columns: int) -> float:
     """GB/s of weights read for one activation row, cold."""
-    weight = PackedWeight.from_floats(kind, torch.randn(rows, columns))
+    weight = drawn(kind, rows, columns)
     copies = max(2, COLD_BYTES // weight.nbytes)
-    program, source, output = Program(), torch.randn(1, columns), torch.empty(1, rows)
+    program, source, output = Program(), torch.randn(1, weight.columns), torch.empty(1, rows)
     for _ in range(copies):
-        program.linear(PackedWeight(kind, rows, columns, weight.data.clone(), weight.scales), source, output)
+        program.linear(PackedWeight(kind, rows, weight.columns, weight.data.clone(), weight.scales), source, output)
     return copies * weight.nbytes / best_seconds(program.run, 0.5) / 1e9
 
 
 def many_rows(kind: str, rows: int, columns: int, tokens: int) -> float:
     """GOP/s for `tokens` activation rows, quantising them included."""
-    weight = PackedWeight.from_floats(kind, torch.randn(rows, columns))
-    program, source, output = Program(), torch.randn(tokens, columns), torch.empty(tokens, rows)
+    weight = drawn(kind, rows, columns)
+    program, source, output = Program(), torch.randn(tokens, weight.columns), torch.empty(tokens, rows)
     program.linear(weight, source, output)
-    return 2 * rows * columns * tokens / best_seconds(program.run) / 1e9
+    return 2 * rows * weight.columns * tokens / best_seconds(program.run) / 1e9
 
 
 def torch_many_rows(dtype: torch.dtype, rows: int, columns: int, tokens: int) -> float:
@@ -74,28 +84,35 @@ def attention_speed(tokens: int, context: int) -> tuple[float, float]:
     return seconds * 1e3, 4 * pairs * heads * width / seconds / 1e9
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--isa", default="auto", choices=["auto", *available_isas()])
-    parser.add_argument("--tokens", type=int, nargs="*", default=[8, 32, 512])
-    options = parser.parse_args()
-    set_isa(options.isa)
-    threads = set_threads(options.threads)
-    torch.set_num_threads(threads)
-    print(f"{isa()}, {threads} threads; memory read {read_speed():.1f} GB/s")
-    print(f"{'kind':8}{'out × in':>12}{'1 row GB/s':>12}" + "".join(f"{f'{n} rows GOP/s':>16}" for n in options.tokens))
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=[0], help="numbers of threads to try; 0: every core"
+    )
+    parser.add_argument("--isa", default="auto", choices=["auto", *available_isas()], help="the instruction set")
+    parser.add_argument("--tokens", type=int, nargs="*", default=[8, 32, 512], help="rows of activations of the wide products")
+
+
+def run(args: argparse.Namespace) -> int:
+    set_isa(args.isa)
+    for number in args.threads:
+        threads = set_threads(number)
+        torch.set_num_threads(threads)
+        limit = read_speed()
+        print(f"{isa()}, {threads} threads; memory read {limit:.1f} GB/s")
+        _products(args.tokens, limit)
+        for tokens, context in ((1, 512), (1, 4096), (512, 512), (2048, 2048)):
+            milliseconds, speed = attention_speed(tokens, context)
+            print(f"attention {tokens} of {context}: {milliseconds:.3f} ms, {speed:.0f} GFLOP/s", flush=True)
+    return 0
+
+
+def _products(tokens: list[int], limit: float) -> None:
+    print(f"{'kind':10}{'out × in':>12}{'1 row GB/s':>12}{'of reading':>12}" + "".join(f"{f'{n} rows GOP/s':>16}" for n in tokens))
     for rows, columns in SHAPES:
         for kind in KINDS:
-            figures = "".join(f"{many_rows(kind, rows, columns, n):16.0f}" for n in options.tokens)
-            print(f"{kind:8}{f'{rows}×{columns}':>12}{one_row(kind, rows, columns):12.1f}{figures}", flush=True)
+            speed = one_row(kind, rows, columns)
+            figures = "".join(f"{many_rows(kind, rows, columns, n):16.0f}" for n in tokens)
+            print(f"{kind:10}{f'{rows}×{columns}':>12}{speed:12.1f}{speed / limit:12.0%}{figures}", flush=True)
         for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
-            figures = "".join(f"{torch_many_rows(dtype, rows, columns, n):16.0f}" for n in options.tokens)
-            print(f"torch {name}{f'{rows}×{columns}':>11}{'':12}{figures}", flush=True)
-    for tokens, context in ((1, 512), (1, 4096), (512, 512), (2048, 2048)):
-        milliseconds, speed = attention_speed(tokens, context)
-        print(f"attention {tokens} of {context}: {milliseconds:.3f} ms, {speed:.0f} GFLOP/s", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            figures = "".join(f"{torch_many_rows(dtype, rows, columns, n):16.0f}" for n in tokens)
+            print(f"{f'torch {name}':10}{f'{rows}×{columns}':>12}{'':24}{figures}", flush=True)

@@ -16,9 +16,13 @@ static inline int is_grouped(int kind) { return kind >= KIND_Q4; }
 /* Bytes of scales before the numbers of a block, and of numbers per 32 columns. */
 static inline int block_header(int kind) { return kind <= KIND_INT8 ? 0 : kind == KIND_Q4_MIN ? 128 : 64; }
 static inline int group_bytes(int kind) {
-    return kind == KIND_F32 ? 2048 : kind == KIND_BF16 ? 1024 : is_nibbles(kind) ? 256 : 512;
+    return kind == KIND_F32 ? 2048 : kind == KIND_BF16 ? 1024 : is_nibbles(kind) ? 256 : kind == KIND_Q6_K ? 384 : 512;
 }
 static inline int block_bytes(int kind) { return block_header(kind) + 2 * group_bytes(kind); }
+
+/* Six bits: the low nibbles of 32 columns as in the kinds of four bits, then the high pairs of bits. Of columns 4q .. 4q + 3, a
+ * row's four bytes lie in the (q % 2)th 64 bytes after SIX_HIGH, their pair at bit 2 (q / 2). */
+enum { SIX_HIGH = 256 };
 
 enum { SUPER_HEADER = 64 }; /* half d[16], dmin[16] before the four blocks of 256 columns */
 

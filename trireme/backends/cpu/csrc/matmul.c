@@ -32,6 +32,19 @@ INLINE void decode_bytes(const uint8_t *at, GroupBytes *out) {
         for (int p = 0; p < PARTS; p++) out->quad[q][p] = load_ints(at + q * 64 + p * LANES * 4);
 }
 
+typedef int8_t vi_bytes __attribute__((vector_size(LANES * 4)));
+
+INLINE void decode_sixes(const uint8_t *at, GroupBytes *out) {
+    decode_nibbles(at, out);
+#pragma GCC unroll 8
+    for (int q = 0; q < 8; q++)
+        for (int p = 0; p < PARTS; p++) {
+            vi pairs = load_ints(at + SIX_HIGH + q % 2 * 64 + p * LANES * 4);
+            vi high = (q < 4 ? pairs << (4 - q / 2 * 2) : pairs >> (q / 2 * 2 - 4)) & 0x30303030;
+            out->quad[q][p] = (vi)((vi_bytes)(out->quad[q][p] | high) + (int8_t)(STORED_BIAS - 32)); /* as other bytes are stored */
+        }
+}
+
 /* sum[i] += Σ_4 weights[4i..] · x[..]: weights are nibbles, or bytes as stored; x is 4 signed bytes. */
 INLINE vi dot(vi sum, vi weights, int32_t x, const int nibbles) {
 #if defined(ISA_AVX512)
@@ -153,6 +166,7 @@ INLINE void grouped_tile(const int kind, const int R, const Linear *linear, cons
             GroupBytes decoded;
             vf d[PARTS], m[PARTS];
             if (is_nibbles(kind)) decode_nibbles(numbers, &decoded);
+            else if (kind == KIND_Q6_K) decode_sixes(numbers, &decoded);
             else decode_bytes(numbers, &decoded);
             if (kind == KIND_Q6_K) {
                 load_halves(super, d);

@@ -177,12 +177,15 @@ static void repack_q6_k(Row row, int super, const uint8_t *block) {
     put_half(row.tile + super_offset(row.kind, super), row.lane, get_half(block + 208, 0));
     for (int i = 0; i < 8; i++) {
         int half = i / 4, part = i % 4, group = super * 8 + i; /* each half of 128 columns is four groups */
-        int8_t bytes[GROUP];
+        uint8_t nibbles[GROUP / 2] = {0}, pairs[GROUP / 4] = {0}, *at = group_of(row, group) + SIX_HIGH + row.lane * 4;
         for (int k = 0; k < GROUP; k++) {
-            int nibble = low[half * 64 + (part & 1) * 32 + k] >> (part & 2 ? 4 : 0) & 15;
-            bytes[k] = (int8_t)((nibble | (high[half * 32 + k] >> (2 * part) & 3) << 4) - 32);
+            int nibble = low[half * 64 + (part & 1) * 32 + k] >> (part & 2 ? 4 : 0) & 15, pair = high[half * 32 + k] >> (2 * part) & 3;
+            nibbles[k % 16] |= (uint8_t)(nibble << (k < 16 ? 0 : 4));
+            pairs[k % 8] |= (uint8_t)(pair << (k / 8 * 2));
         }
-        put_bytes(row, group, bytes);
+        memcpy(at, pairs, 4);
+        memcpy(at + 64, pairs + 4, 4);
+        put_nibbles(row, group, nibbles);
         for (int k = 0; k < 2; k++) header_of(row, group)[((group & 1) * 2 + k) * 16 + row.lane] = scales[i * 2 + k];
     }
 }
@@ -253,7 +256,10 @@ void dequantize_row(const Weight *weight, int index, float *output) {
         if (weight->kind == KIND_BF16) { output[i] = bf16_to_float(get_half(at, (column / 2 * TILE + row.lane) * 2 + column % 2)); continue; }
         float minimum, scale = scale_of(weight, index, row, i, &minimum);
         int number;
-        if (is_nibbles(weight->kind)) number = at[column % 16 / 4 * 64 + row.lane * 4 + column % 4] >> (column >= 16 ? 4 : 0) & 15;
+        int nibble = at[column % 16 / 4 * 64 + row.lane * 4 + column % 4] >> (column >= 16 ? 4 : 0) & 15;
+        if (is_nibbles(weight->kind)) number = nibble;
+        else if (weight->kind == KIND_Q6_K)
+            number = (nibble | (at[SIX_HIGH + column / 4 % 2 * 64 + row.lane * 4 + column % 4] >> (column / 8 * 2) & 3) << 4) - 32;
         else number = (int8_t)(at[column / 4 * 64 + row.lane * 4 + column % 4] - STORED_BIAS);
         if (weight->kind == KIND_Q4) number -= 8;
         output[i] = scale * (float)number + minimum;
