@@ -82,6 +82,22 @@ def test_however_slow_prompts_go_on() -> None:
     assert [plan.counts for plan in plans if plan] == [[1, LEAST], [1, LEAST], [1, LEAST], [1, 4]]
 
 
+@pytest.mark.parametrize(("per_token", "together"), [(1e-3, True), (1e-5, False)])
+def test_whoever_comes_during_a_long_step_takes_part_in_the_next(per_token: float, together: bool) -> None:
+    machine = Machine(0.4, per_token)
+    machine.add("teaches", 200, 1)
+    machine.step()
+    machine.add("a", 210, 8)
+    first = machine.scheduler.schedule()
+    second = machine.scheduler.schedule()  # a worker of depth 2 asks for one more
+    assert first is not None and (second is None) == together
+    machine.add("later", 220, 8)
+    machine.now += per_token * 210
+    machine.scheduler.update(Sampled(first.step, [5]))
+    following = machine.scheduler.schedule()
+    assert following is not None and following.counts == [1, 220]
+
+
 def test_small_steps_and_waiting_teach_nothing() -> None:
     pace = Pace(0.2)
     pace.learn(0.0, 5.0, 8, 0)  # answers alone: their tokens cost more than a prompt's

@@ -5,6 +5,7 @@ from __future__ import annotations
 LEAST = (
     128  # tokens of prompts in a step, however long it takes: with fewer a CPU computes each far more slowly (32: twice as long)
 )
+LONG = 0.03  # seconds: beside such a step, the moment in which the worker waits for its next plan is nothing
 FRESH = 0.3  # the weight of the newest step in what is believed of the speed
 
 
@@ -31,3 +32,8 @@ class Pace:
         if not self.seconds or not answering or not self._per_token:
             return budget
         return min(budget, max(LEAST, int(self.seconds / self._per_token) - answering))
+
+    def is_long(self, prompt_tokens: int) -> bool:
+        """Whether a step with so many tokens of prompts is better answered before the next is planned: whoever comes meanwhile
+        takes part in that one, instead of the one after it."""
+        return bool(self.seconds) and prompt_tokens * self._per_token > LONG

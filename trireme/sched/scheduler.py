@@ -126,6 +126,8 @@ class Scheduler:
 
     def schedule(self) -> Plan | None:
         """The next step, or None if there is nothing to compute before an answer comes."""
+        if self._flights and self.pace.is_long(self._flights[-1].prompt_tokens):
+            return None
         draft = Draft(self.options.max_step_tokens)
         self._plan_running(draft)
         if not draft.paused:
