@@ -115,16 +115,28 @@ INLINE void load_halves(const uint8_t *at, vf out[PARTS]) {
 
 /* 16 bytes as floats, unsigned and signed. */
 INLINE void load_bytes(const uint8_t *at, vf out[PARTS]) {
+#if defined(ISA_AVX512) /* compilers take the bytes apart one by one */
+    out[0] = (vf)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at)));
+#elif defined(ISA_AVX2)
+    for (int p = 0; p < PARTS; p++) out[p] = (vf)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(at + 8 * p))));
+#else
     for (int p = 0; p < PARTS; p++) {
         vub bytes;
         memcpy(&bytes, at + LANES * p, LANES);
         out[p] = floats(__builtin_convertvector(bytes, vi));
     }
+#endif
 }
 INLINE void load_signed_bytes(const uint8_t *at, vf out[PARTS]) {
+#if defined(ISA_AVX512)
+    out[0] = (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
+#elif defined(ISA_AVX2)
+    for (int p = 0; p < PARTS; p++) out[p] = (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(at + 8 * p))));
+#else
     for (int p = 0; p < PARTS; p++) {
         vb bytes;
         memcpy(&bytes, at + LANES * p, LANES);
         out[p] = floats(__builtin_convertvector(bytes, vi));
     }
+#endif
 }
