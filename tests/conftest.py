@@ -11,8 +11,13 @@ if not os.path.exists("/dev/nvidia0"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
+from hypothesis import settings
 
 from trireme.hub.resolve import resolve_model
+
+# The same cases each time, and no deadlines: a test that fails should fail for everybody. `make soak` draws fresh ones.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.load_profile("fixed")
 
 
 @pytest.fixture(scope="session")

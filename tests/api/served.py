@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,10 +23,7 @@ PATIENCE = 120.0  # a loaded machine imports torch slowly
 class Served:
     def __init__(self, folder: pathlib.Path, *arguments: str):
         self.folder, self.log_file = folder, folder / "log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "trireme.cli.main", "serve", MODEL, "--port", str(self.port), "--served-model-name", MODEL]
+        command = [sys.executable, "-m", "trireme.cli.main", "serve", MODEL, "--port", "0", "--served-model-name", MODEL]
         command += [
             "--quantize",
             "none",
@@ -41,9 +39,19 @@ class Served:
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
-    @property
+    @functools.cached_property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        """Where it listens, as it says itself: a port chosen here might be another's by then."""
+        record = self.folder / "trireme" / str(self.process.pid) / "server.json"
+        deadline = time.monotonic() + PATIENCE
+        while not record.exists():
+            assert self.process.poll() is None and time.monotonic() < deadline, f"the server never listened:\n{self.log}"
+            time.sleep(0.05)
+        return json.loads(record.read_text())["url"]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
 
     @property
     def log(self) -> str:

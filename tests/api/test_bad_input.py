@@ -155,7 +155,7 @@ def test_any_value_in_any_field(http: httpx.Client, path: str, body: dict[str, A
     @QUICK
     @given(field=st.sampled_from(fields), value=_VALUES)
     def attempt(field: str, value: Any) -> None:
-        if field in ("max_tokens", "max_output_tokens", "parameters", "options", "background", "ignore_eos", "min_tokens"):
+        if field in ("max_tokens", "max_output_tokens", "max_completion_tokens", "parameters", "options", "background"):
             return  # a valid value would mean a long answer
         answered(http.post(path, json={**body, field: value}))
 

@@ -94,7 +94,7 @@ def test_probes(http: httpx.Client) -> None:
 
 def test_metrics_have_the_names_that_dashboards_know(http: httpx.Client) -> None:
     before = http.get("/load").json()["totals"]
-    http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 3})
+    http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 3, "temperature": 0, "ignore_eos": True})
     after = http.get("/load").json()
     assert after["totals"]["generation_tokens"] - before["generation_tokens"] == 3
     assert after["percentiles"]["time_to_first_token"]["p50"] > 0

@@ -37,7 +37,7 @@ CLOCK: Any = {
     "type": "function",
     "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
 }
-ASKED: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 120, "temperature": 1.0, "seed": 3}
+ASKED: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 400, "temperature": 1.0, "seed": 3}
 
 
 def check_person(text: str) -> None:
@@ -59,13 +59,13 @@ def test_a_schema_is_kept(sdk: openai.OpenAI) -> None:
 
 def test_a_schema_in_responses(sdk: openai.OpenAI) -> None:
     form: Any = {"format": {"type": "json_schema", "name": "person", "schema": PERSON}}
-    check_person(sdk.responses.create(model=MODEL, input="Who?", text=form, max_output_tokens=120).output_text)
+    check_person(sdk.responses.create(model=MODEL, input="Who?", text=form, max_output_tokens=400).output_text)
 
 
 def test_json_objects_and_other_forms(sdk: openai.OpenAI) -> None:
     def text(**outputs: Any) -> str:
         answer = sdk.completions.create(
-            model=MODEL, prompt="Answer:", max_tokens=40, seed=1, extra_body={"structured_outputs": outputs}
+            model=MODEL, prompt="Answer:", max_tokens=400, seed=1, extra_body={"structured_outputs": outputs}
         )
         return answer.choices[0].text
 
@@ -77,7 +77,7 @@ def test_json_objects_and_other_forms(sdk: openai.OpenAI) -> None:
 
 
 def test_ollama_and_tgi_forms(http: httpx.Client) -> None:
-    body = {"model": MODEL, "messages": QUESTION, "format": PERSON, "stream": False, "options": {"num_predict": 120, "seed": 1}}
+    body = {"model": MODEL, "messages": QUESTION, "format": PERSON, "stream": False, "options": {"num_predict": 400, "seed": 1}}
     check_person(http.post("/api/chat", json=body).json()["message"]["content"])
     grammar = {"type": "regex", "value": "[0-9]{4}"}
     body = {"inputs": "The year is ", "parameters": {"max_new_tokens": 8, "grammar": grammar}}
@@ -115,7 +115,7 @@ def test_a_named_tool_is_called_and_streams(sdk: openai.OpenAI) -> None:
 def test_tools_in_responses(sdk: openai.OpenAI) -> None:
     tool: Any = {"type": "function", **WEATHER["function"], "strict": True}
     asked: dict[str, Any] = {"model": MODEL, "input": "Weather?", "tools": [tool], "tool_choice": "required"}
-    asked |= {"max_output_tokens": 80, "temperature": 0, "parallel_tool_calls": False}
+    asked |= {"max_output_tokens": 400, "temperature": 0, "parallel_tool_calls": False}
     answer = sdk.responses.create(**asked)
     (call,) = answer.output
     assert call.type == "function_call" and call.name == "get_weather" and set(json.loads(call.arguments)) == {"city", "unit"}
@@ -131,7 +131,7 @@ def test_tools_in_responses(sdk: openai.OpenAI) -> None:
 def test_tools_by_anthropic(claude: anthropic.Anthropic) -> None:
     function = WEATHER["function"]
     tools: Any = [{"name": function["name"], "description": "Weather", "input_schema": function["parameters"]}]
-    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 120, "messages": QUESTION, "tools": tools}
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 400, "messages": QUESTION, "tools": tools}
     asked |= {"tool_choice": {"type": "tool", "name": "get_weather"}, "extra_body": {"temperature": 0}}
     message = claude.messages.create(**asked)
     assert message.stop_reason == "tool_use"

@@ -19,9 +19,11 @@ from trireme.serve.runtime import birth_of
 
 pytestmark = pytest.mark.xdist_group("serve-ending")
 
+TOKENS = 80
+
 
 async def _running(server: RunningServer, count: int, max_tokens: int) -> list[asyncio.Task]:
-    """Requests that the router has taken, every second with three sequences."""
+    """Requests that all run at once, every second with three sequences; long enough that none ends before the last has come."""
     tasks = [
         asyncio.create_task(server.answer([i + 1, 9], max_tokens=max_tokens, ignore_eos=True, n=3 if i % 2 else 1))
         for i in range(count)
@@ -39,14 +41,14 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(tiny_path: pathlib.Pa
         sockets = list((short_folder / "drain" / "trireme").glob("*/*.sock"))
         assert len(sockets) == 2 and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in sockets)
         family = {pid: birth_of(pid) for pid in descendants(server.process.pid)}
-        tasks = await _running(server, 32, max_tokens=60)
+        tasks = await _running(server, 64, max_tokens=TOKENS)
         server.process.send_signal(signal.SIGTERM)
         await server.until("draining")
         refused = await server.answer([1, 2, 3], max_tokens=1)
         assert refused["status"] == 503 and refused["kind"] == "Unavailable", refused
         for number, answer in enumerate(await asyncio.gather(*tasks)):
             assert answer["error"] is None and answer["finish"] == "length", answer
-            assert len(answer["token_ids"]) == 60 * (3 if number % 2 else 1)
+            assert len(answer["token_ids"]) == TOKENS * (3 if number % 2 else 1)
         assert await asyncio.to_thread(server.process.wait, PATIENCE) == 0
         assert_gone(family)
 
@@ -65,13 +67,13 @@ def test_a_second_signal_ends_at_once(tiny_path: pathlib.Path, short_folder: pat
         await server.until("ready")
         family = {pid: birth_of(pid) for pid in descendants(server.process.pid)}
         tasks = await _running(server, 4, max_tokens=5000)
-        server.process.send_signal(signal.SIGTERM)
+        for _ in range(3):  # echoes of the first
+            server.process.send_signal(signal.SIGTERM)
         await server.until("draining")
-        server.process.send_signal(signal.SIGTERM)  # an echo of the first
-        await asyncio.sleep(0.7)
+        await asyncio.sleep(1.0)
         assert server.process.poll() is None
         server.process.send_signal(signal.SIGINT)
-        assert await asyncio.to_thread(server.process.wait, 5) == 128 + signal.SIGINT
+        assert await asyncio.to_thread(server.process.wait, PATIENCE) == 128 + signal.SIGINT
         assert all(answer["error"] for answer in await asyncio.gather(*tasks))
         assert_gone(family)
 

@@ -18,9 +18,9 @@ from trireme.serve.runtime import birth_of
 
 pytestmark = pytest.mark.xdist_group("serve-faults")
 
-STREAMS = 16
-SILENCE = 2.0
-LONG = {"max_tokens": 7_000, "ignore_eos": True}
+STREAMS = 32
+SILENCE = 3.0
+LONG = {"max_tokens": 3_500, "ignore_eos": True}  # all of them fit into memory together: none has to wait for another's end
 QUESTION, SHORT = [5, 6, 7, 8], {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
 
 
@@ -72,7 +72,7 @@ async def _lose(server: RunningServer, role: str, blow: signal.Signals) -> None:
     for last, ended in await asyncio.gather(*tasks):
         assert last.get("error"), last
         assert last["kind"] == ("connection" if role == "http-0" else "WorkerDied"), last
-        allowed = 2.0 if blow is signal.SIGKILL else SILENCE + 4.0  # generous: the machine may be loaded
+        allowed = 5.0 if blow is signal.SIGKILL else SILENCE + 10.0  # generous: the machine may be loaded; `make soak` is not
         assert ended - struck < allowed, f"a stream heard of it after {ended - struck:.1f} s"
     if role != "http-0":
         assert "starting" in await states or "failed" in states.result(), states.result()

@@ -158,8 +158,8 @@ def test_a_slow_reader_is_cut_and_slows_nobody(server: RunningServer) -> None:
         assert len(quick["token_ids"]) == 20
         stats = await server.until_idle()
         assert stats["tokens_generated"] > 0
-        answer = await asyncio.wait_for(reader.read(1 << 24), 5)
-        while b"fell more than" not in answer and (more := await asyncio.wait_for(reader.read(1 << 24), 5)):
+        answer = await asyncio.wait_for(reader.read(1 << 24), 30)
+        while b"fell more than" not in answer and (more := await asyncio.wait_for(reader.read(1 << 24), 30)):
             answer += more
         assert f"fell more than {BACKLOG} bytes behind".encode() in answer
         writer.close()
@@ -175,7 +175,7 @@ def test_an_idle_server_sleeps_and_wakes(server: RunningServer, offline: LLM) ->
         assert "rank" not in server.processes()
         answers = await asyncio.gather(*(server.answer([21, 22], max_tokens=5, **GREEDY) for _ in range(3)))
         assert [a["token_ids"] for a in answers] == [expected] * 3, answers
-        assert (await server.state())["name"] == "ready"
+        assert (await server.state())["name"] in ("ready", "sleeping")  # a slow machine may let it doze off again
         stats = await server.stats()
         assert stats["worker_starts"] >= 2 and stats["tokens_generated"] > 15, stats  # counted over the sleep
 
