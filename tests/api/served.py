@@ -1,4 +1,4 @@
-"""The real server with the real SmolLM2, in processes of its own, on a port of loopback; two API keys."""
+"""The real server with the real SmolLM2 or another model, in processes of its own, on a port of loopback; two API keys."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PATIENCE = 120.0  # a loaded machine imports torch slowly
 
 
 class Served:
-    def __init__(self, folder: pathlib.Path, *arguments: str):
+    def __init__(self, folder: pathlib.Path, *arguments: str, model: str = MODEL):
         self.folder, self.log_file = folder, folder / "log"
-        command = [sys.executable, "-m", "trireme.cli.main", "serve", MODEL, "--port", "0", "--served-model-name", MODEL]
+        command = [sys.executable, "-m", "trireme.cli.main", "serve", model, "--port", "0", "--served-model-name", MODEL]
         command += [
             "--quantize",
             "none",

@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
+from tests.serve.tiny_server_model import write_tiny
+
 from .served import KEYS, MODEL, Served
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
@@ -164,8 +166,10 @@ def test_any_value_in_any_field(http: httpx.Client, path: str, body: dict[str, A
 
 @pytest.fixture
 def short_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server whose answers cannot be long, for what is drawn may be valid."""
-    server = Served(tmp_path_factory.mktemp("short"), "--quantize", "auto", "--max-model-len", "64")
+    """A server whose answers are quick and cannot be long, for what is drawn may be valid."""
+    template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}{{ tools or '' }}"
+    model = write_tiny(tmp_path_factory.mktemp("tiny") / "tiny", chat_template=template)
+    server = Served(tmp_path_factory.mktemp("short"), "--max-model-len", "256", model=str(model))
     try:
         server.wait()
         yield server
@@ -174,11 +178,11 @@ def short_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_schemathesis(short_served: Served) -> None:
     """Cases from the published document, valid and invalid, in rounds over all routes until there were enough."""
     schemathesis = pytest.importorskip("schemathesis")
-    wanted, until = int(os.environ.get("SOAK_CASES", "10000")), time.monotonic() + float(os.environ.get("SOAK_SECONDS", "780"))
+    wanted, until = int(os.environ.get("SOAK_CASES", "10000")), time.monotonic() + float(os.environ.get("SOAK_SECONDS", "3000"))
     with short_served.client() as client:
         schema = schemathesis.openapi.from_dict(client.get("/openapi.json").json())
     operations = [found.ok() for found in schema.get_all_operations()]
@@ -193,7 +197,7 @@ def test_schemathesis(short_served: Served) -> None:
         failures += failed
     print(f"{sum(counts.values())} cases over {len(operations)} routes")
     assert not failures
-    assert sum(counts.values()) >= min(wanted, 1000), counts
+    assert sum(counts.values()) >= wanted, counts
     short_served.until_idle()
 
 
@@ -201,13 +205,13 @@ def _draw(operation: Any, mode: Any, url: str) -> tuple[int, list[str]]:
     """A few fresh cases of one route: how many, and what went wrong."""
     tried = 0
 
-    @settings(max_examples=SOAK_ROUND, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=SOAK_ROUND, deadline=None, derandomize=False, suppress_health_check=list(HealthCheck), database=None)
     @given(case=operation.as_strategy(generation_mode=mode))
     def attempt(case: Any) -> None:
         nonlocal tried
         tried += 1
         response = case.call(base_url=url, headers={"authorization": f"Bearer {KEYS[0]}"}, timeout=60)
-        assert response.status_code < 500 or response.status_code == 503, (case.method, case.path, response.text[:300])
+        assert response.status_code < 500, (case.method, case.path, response.text[:300])
 
     try:
         attempt()

@@ -26,15 +26,13 @@ LETTERS = LLMatcher.grammar_from_lark("start: /[a-e]{40}/")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, short_folder: pathlib.Path) -> Iterator[RunningServer]:
     """Two tokens of its model have embeddings that no arithmetic survives; nothing ever chooses them."""
-    model = write_tiny(tmp_path_factory.mktemp("poison") / "model")
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    model = write_tiny(tmp_path_factory.mktemp("poison") / "model", chat_template=template)
     weights = load_file(model / "model.safetensors")
     weights["model.embed_tokens.weight"][NAN_TOKEN] = np.nan
     weights["model.embed_tokens.weight"][INFINITE_TOKEN] = np.inf
     weights["lm_head.weight"][[NAN_TOKEN, INFINITE_TOKEN]] = 0.0
     save_file(weights, model / "model.safetensors")
-    settings = json.loads((model / "tokenizer_config.json").read_text())
-    settings["chat_template"] = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    (model / "tokenizer_config.json").write_text(json.dumps(settings))
     limits: dict[str, Any] = {"kv_tokens": 3072, "max_running": REQUESTS, "max_waiting": REQUESTS, "max_model_len": 512}
     running = RunningServer(
         model, short_folder / "poison", backend="cpu", http_module="tests.serve.poisoned_process", data_dir=short_folder, **limits

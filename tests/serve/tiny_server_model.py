@@ -12,9 +12,9 @@ from safetensors.numpy import save_file
 HIDDEN, LAYERS, HEADS, WIDTH = 32, 2, 2, 64
 
 
-def write_tiny(folder: pathlib.Path, context: int = 1 << 16) -> pathlib.Path:
+def write_tiny(folder: pathlib.Path, context: int = 1 << 16, chat_template: str = "") -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
-    vocab = _write_tokenizer(folder)
+    vocab = _write_tokenizer(folder, chat_template)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -36,7 +36,7 @@ def write_tiny(folder: pathlib.Path, context: int = 1 << 16) -> pathlib.Path:
     return folder
 
 
-def _write_tokenizer(folder: pathlib.Path) -> int:
+def _write_tokenizer(folder: pathlib.Path, chat_template: str) -> int:
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocab = {"<end>": 0} | {letter: i + 1 for i, letter in enumerate(alphabet)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
@@ -44,7 +44,8 @@ def _write_tokenizer(folder: pathlib.Path) -> int:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens([tokenizers.AddedToken("<end>", special=True)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    settings = {"eos_token": "<end>"} | ({"chat_template": chat_template} if chat_template else {})
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return len(vocab)
 
 
