@@ -31,12 +31,26 @@ static void put_min(Row row, int group, uint16_t m) { put_half(header_of(row, gr
 
 /* 16 bytes whose low nibbles are columns 0..15 of the group and whose high ones are 16..31. */
 static void put_nibbles(Row row, int group, const uint8_t *nibbles) {
-    for (int quad = 0; quad < 4; quad++) memcpy(group_of(row, group) + quad * 64 + row.lane * 4, nibbles + quad * 4, 4);
+    uint8_t *at = group_of(row, group) + row.lane * 4;
+    for (int quad = 0; quad < 4; quad++) memcpy(at + quad * 64, nibbles + quad * 4, 4);
+}
+static uint64_t eight(const uint8_t *at) { uint64_t bytes; memcpy(&bytes, at, 8); return bytes; }
+
+/* 32 bytes of which one nibble each counts, the low ones or, with a shift of 4, the high ones. */
+static void put_folded(Row row, int group, const uint8_t *from, int shift) {
+    uint64_t nibbles[2];
+    const uint64_t mask = 0x0f0f0f0f0f0f0f0fu;
+    for (int i = 0; i < 2; i++) nibbles[i] = (eight(from + 8 * i) >> shift & mask) | (eight(from + 16 + 8 * i) >> shift & mask) << 4;
+    put_nibbles(row, group, (const uint8_t *)nibbles);
 }
 static void put_bytes(Row row, int group, const int8_t *values) {
     uint8_t *at = group_of(row, group) + row.lane * 4;
-    for (int column = 0; column < GROUP; column++)
-        at[column / 4 * 64 + column % 4] = (uint8_t)(values[column] + STORED_BIAS);
+    for (int quad = 0; quad < GROUP / 4; quad++) {
+        uint32_t four;
+        memcpy(&four, values + quad * 4, 4);
+        four ^= STORED_BIAS * 0x01010101u; /* of a byte, adding 128 and turning its highest bit are the same */
+        memcpy(at + quad * 64, &four, 4);
+    }
 }
 
 static int rounded(float value, int low, int high) {
@@ -162,12 +176,9 @@ static void repack_q4_k(Row row, int super, const uint8_t *block) {
         int scale = i < 4 ? packed[i] & 63 : (packed[i + 4] & 15) | packed[i - 4] >> 6 << 4;
         int minimum = i < 4 ? packed[i + 4] & 63 : packed[i + 4] >> 4 | packed[i] >> 6 << 4;
         int group = super * 8 + i, shift = i & 1 ? 4 : 0;
-        uint8_t nibbles[16];
-        const uint8_t *from = numbers + i / 2 * 32;
-        for (int k = 0; k < 16; k++) nibbles[k] = (uint8_t)((from[k] >> shift & 15) | (from[k + 16] >> shift & 15) << 4);
         header_of(row, group)[(group & 1) * 16 + row.lane] = (uint8_t)scale;
         header_of(row, group)[32 + (group & 1) * 16 + row.lane] = (uint8_t)minimum;
-        put_nibbles(row, group, nibbles);
+        put_folded(row, group, numbers + i / 2 * 32, shift);
     }
 }
 
@@ -177,15 +188,12 @@ static void repack_q6_k(Row row, int super, const uint8_t *block) {
     put_half(row.tile + super_offset(row.kind, super), row.lane, get_half(block + 208, 0));
     for (int i = 0; i < 8; i++) {
         int half = i / 4, part = i % 4, group = super * 8 + i; /* each half of 128 columns is four groups */
-        uint8_t nibbles[GROUP / 2] = {0}, pairs[GROUP / 4] = {0}, *at = group_of(row, group) + SIX_HIGH + row.lane * 4;
-        for (int k = 0; k < GROUP; k++) {
-            int nibble = low[half * 64 + (part & 1) * 32 + k] >> (part & 2 ? 4 : 0) & 15, pair = high[half * 32 + k] >> (2 * part) & 3;
-            nibbles[k % 16] |= (uint8_t)(nibble << (k < 16 ? 0 : 4));
-            pairs[k % 8] |= (uint8_t)(pair << (k / 8 * 2));
-        }
-        memcpy(at, pairs, 4);
-        memcpy(at + 64, pairs + 4, 4);
-        put_nibbles(row, group, nibbles);
+        uint64_t pairs = 0;
+        for (int k = 0; k < 4; k++) pairs |= (eight(high + half * 32 + 8 * k) >> (2 * part) & 0x0303030303030303u) << (2 * k);
+        put_folded(row, group, low + half * 64 + (part & 1) * 32, part & 2 ? 4 : 0);
+        uint8_t *at = group_of(row, group) + SIX_HIGH + row.lane * 4;
+        memcpy(at, &pairs, 4);
+        memcpy(at + 64, (const uint8_t *)&pairs + 4, 4);
         for (int k = 0; k < 2; k++) header_of(row, group)[((group & 1) * 2 + k) * 16 + row.lane] = scales[i * 2 + k];
     }
 }
