@@ -48,8 +48,19 @@ INLINE void group_scale(const int kind, const uint8_t *block, const uint8_t *sup
         break;
     default:
         *d = _mm512_mul_ps(halves(super), signed16(block + (g * 2 + h) * 16));
-        *m = _mm512_mul_ps(*d, _mm512_set1_ps(-128));
+        *m = _mm512_mul_ps(*d, _mm512_set1_ps(-32));
     }
+}
+
+/* Columns 4q .. 4q + 3 of a group, a byte each; what lies above a nibble is left to be masked. */
+INLINE __m512i stored_quad(const int kind, const uint8_t *numbers, int q) {
+    if (!is_nibbles(kind) && kind != KIND_Q6_K) return _mm512_loadu_si512(numbers + q * 64);
+    __m512i quad = _mm512_srli_epi32(_mm512_loadu_si512(numbers + q % 4 * 64), q < 4 ? 0 : 4);
+    if (kind != KIND_Q6_K) return quad;
+    __m512i pairs = _mm512_loadu_si512(numbers + SIX_HIGH + q % 2 * 64);
+    pairs = q < 4 ? _mm512_slli_epi32(pairs, 4 - q / 2 * 2) : _mm512_srli_epi32(pairs, q / 2 * 2 - 4);
+    quad = _mm512_and_si512(quad, _mm512_set1_epi8(0x0f));
+    return _mm512_ternarylogic_epi32(pairs, _mm512_set1_epi8(0x30), quad, 0xea); /* (pairs & mask) | quad */
 }
 
 /* One tile of 16 weight rows, all columns, as bf16 pairs: 1 KB per 32 columns. */
@@ -61,14 +72,13 @@ INLINE void decode_tile(const int kind, const uint8_t *data, int padded, uint8_t
         for (int g = 0; g < 2; g++, out += 1024) {
             const uint8_t *numbers = data + block_header(kind) + g * group_bytes(kind);
             __m512 d = _mm512_setzero_ps(), m = d;
+#pragma GCC unroll 8
             for (int q = 0; q < 8; q++) {
                 if (q % 4 == 0) {
                     group_scale(kind, data, super, g, q / 4, &d, &m);
                     m = _mm512_fnmadd_ps(d, _mm512_set1_ps(nibbles ? 128 : 256), m);
                 }
-                __m512i quad = _mm512_loadu_si512(numbers + (nibbles ? q % 4 : q) * 64);
-                if (nibbles && q >= 4) quad = _mm512_srli_epi32(quad, 4);
-                decode_quad(quad, nibbles, d, m, out + q * 128);
+                decode_quad(stored_quad(kind, numbers, q), nibbles, d, m, out + q * 128);
             }
         }
         data += block_bytes(kind);

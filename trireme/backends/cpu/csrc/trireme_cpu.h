@@ -17,7 +17,7 @@ typedef enum {
     KIND_Q4_MIN, /* half d[2][16], m[2][16]; w = d q + m       GGUF Q4_1 */
     KIND_Q8,     /* half d[2][16]; int8:     w = d q           GGUF Q8_0, Q5_0 */
     KIND_Q4_K,   /* per 256: half d, dmin; per 32: u8 s, m;    w = d s q - dmin m */
-    KIND_Q6_K,   /* per 256: half d;       per 16: int8 s;     w = d s q */
+    KIND_Q6_K,   /* per 256: half d;       per 16: int8 s;     w = d s (q - 32), q of six bits */
     KIND_COUNT
 } Kind;
 
