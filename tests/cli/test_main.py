@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from trireme.cli.bench import KINDS
 from trireme.cli.main import COMMANDS
 
 
@@ -35,6 +36,17 @@ def test_every_command_has_help_without_torch(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "usage: trireme" in done.stdout
+
+
+def test_every_benchmark_has_help() -> None:
+    """Each kind is a module found by its name: one process asks them all."""
+    check = (
+        "from trireme.cli.main import main\nfrom trireme.cli.bench import KINDS\n"
+        "for kind in KINDS:\n    try:\n        main(['bench', kind, '--help'])\n    except SystemExit as end:\n        assert not end.code\n"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(f"usage: trireme bench {kind}" in done.stdout for kind in KINDS)
 
 
 @pytest.mark.parametrize(
