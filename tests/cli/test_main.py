@@ -42,7 +42,8 @@ def test_every_benchmark_has_help() -> None:
     """Each kind is a module found by its name: one process asks them all."""
     check = (
         "from trireme.cli.main import main\nfrom trireme.cli.bench import KINDS\n"
-        "for kind in KINDS:\n    try:\n        main(['bench', kind, '--help'])\n    except SystemExit as end:\n        assert not end.code\n"
+        "for kind in KINDS:\n"
+        "    try:\n        main(['bench', kind, '--help'])\n    except SystemExit as end:\n        assert not end.code\n"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
