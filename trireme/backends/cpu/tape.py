@@ -88,7 +88,7 @@ class Tape:
         if func._schema.is_mutable:
             self.entries.append(lambda: func(*args, **kwargs))
             return
-        outputs = list(_tensors(result))
+        outputs = _results(result)
         if not outputs:
             self.broken = f"{func} brings a value to the host"
         inputs = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
@@ -114,8 +114,13 @@ class Tape:
         return again
 
 
+def _results(result: Any) -> list[Tensor]:
+    """What a call computed. Lists within are left out: collectives return those, and must be waited for, not recorded."""
+    return [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, Tensor)]
+
+
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors among arguments or results, in order."""
+    """The tensors among arguments."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -140,7 +145,7 @@ def _again(func: Any, args: tuple, kwargs: dict, outputs: list[Tensor]) -> Calla
 
     def call() -> None:
         result = func(*args, **kwargs)
-        for target, value in zip(outputs, _tensors(result), strict=True):
+        for target, value in zip(outputs, _results(result), strict=True):
             target.copy_(value)
 
     return call
