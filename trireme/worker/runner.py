@@ -50,10 +50,8 @@ class Runner:
         """Puts a plan on the device without waiting for it."""
         for admit in plan.admit:
             self.sampler.admit(admit)
-        rows = np.asarray(plan.rows, dtype=np.int64)
-        ends = np.asarray(plan.starts, dtype=np.int64) + np.asarray(plan.counts, dtype=np.int64)
-        padding, mode = self._graph_key(plan, rows)
-        step = self.tables.fill(plan, self.sampler.uniforms(rows, ends), padding)
+        padding, mode = self._graph_key(plan)
+        step = self.tables.fill(plan, None if mode == "greedy" else self.sampler.uniforms(plan), padding)
         notes: list[RowNote] = []
         if padding and mode == "ruled":
             pick = self._ruled(step, padding)
@@ -61,7 +59,7 @@ class Runner:
             pick = Pick(self._replay(step, padding, mode), {})
         else:
             pick, notes = self._run(step)
-        wanted = int(step.samples.sum())
+        wanted = sum(plan.samples)
         answer = self.answers[plan.step % len(self.answers)][:wanted]
         answer.copy_(pick.ids[:wanted], non_blocking=True)
         self.launched.append(Launched(plan, answer, self.backend.mark(), pick.logprobs, notes))
@@ -104,16 +102,17 @@ class Runner:
 
     # --- captured steps -------------------------------------------------------------------------------------------------------
 
-    def _graph_key(self, plan: Plan, rows: np.ndarray) -> tuple[Padding | None, str]:
+    def _graph_key(self, plan: Plan) -> tuple[Padding | None, str]:
         """The padded size of the graph that can run this plan, and its kind of sampling; (None, "") if none can."""
+        rows = plan.rows
         if self.eager or not self.graph_sizes or len(rows) > self.graph_sizes[-1] or list(plan.samples) != list(plan.logits):
             return None, ""
-        samples = np.asarray(plan.samples, dtype=bool)
-        mode = self.sampler.mode(rows[samples])
-        if not samples.any():
+        sampling = [row for row, samples in zip(rows, plan.samples, strict=True) if samples]
+        if not sampling:
             return None, ""
+        mode = self.sampler.mode(sampling)
         sequences = next(size for size in self.graph_sizes if size >= len(rows))
-        if samples.all() and set(plan.counts) == {1}:
+        if len(sampling) == len(rows) and set(plan.counts) == {1}:
             return Padding(sequences, sequences, True), mode
         return self._mixed_key(sum(plan.counts), sequences, mode)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trireme.ipc.messages import Admit, RowNote
+from trireme.ipc.messages import Admit, Plan, RowNote
 from trireme.ops import Ops
 from trireme.types import NOTHING_TO_CHOOSE, TokenLogprobs
 from trireme.worker.grammar import Grammars
@@ -37,15 +37,16 @@ class Sampler:
         if grammars is not None:
             self.rules.append(grammars)
         self.seeds = np.zeros(max_rows + 1, dtype=np.uint64)
-        self.ruled = np.zeros(max_rows + 1, dtype=bool)
-        self.greedy = np.ones(max_rows + 1, dtype=bool)
+        self.ruled: set[int] = set()  # rows with rules, or whose log-probabilities are wanted
+        self.random: set[int] = set()  # rows that are not greedy
         self.num_top = np.full(max_rows + 1, -1, dtype=np.int32)  # -1: no logprobs wanted
         self.num_prompt_top = np.full(max_rows + 1, -1, dtype=np.int32)
 
     def admit(self, admit: Admit) -> None:
         s, row = admit.sampling, admit.row
         self.seeds[row] = admit.seed & (2**64 - 1)
-        self.ruled[row], self.greedy[row] = ruled(s), s.greedy
+        (self.ruled.add if ruled(s) or s.logprobs is not None else self.ruled.discard)(row)
+        (self.random.discard if s.greedy else self.random.add)(row)
         self.num_top[row] = -1 if s.logprobs is None else s.logprobs
         self.num_prompt_top[row] = -1 if s.prompt_logprobs is None else s.prompt_logprobs
         for rule in self.rules:
@@ -57,20 +58,21 @@ class Sampler:
             rows, lengths = step.rows[step.samples], (step.starts + step.counts)[step.samples]
             self.grammars.prepare(rows, lengths, self.tables.tokens)
 
-    def uniforms(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """The random number in [0, 1) of each row for the token at each position."""
+    def uniforms(self, plan: Plan) -> np.ndarray:
+        """The random number in [0, 1) of each row for the token after its last."""
+        positions = np.asarray(plan.starts, dtype=np.uint64) + np.asarray(plan.counts, dtype=np.uint64)
         with np.errstate(over="ignore"):
-            return uniform(self.seeds[rows], positions.astype(np.uint64))
+            return uniform(self.seeds[plan.rows], positions)
 
-    def mode(self, rows: np.ndarray) -> str:
+    def mode(self, rows: list[int]) -> str:
         """How much of sampling these rows need: greedy, random, or rules and logprobs besides."""
-        if self.ruled[rows].any() or (self.num_top[rows] >= 0).any():
+        if not self.ruled.isdisjoint(rows):
             return "ruled"
-        return "greedy" if self.greedy[rows].all() else "random"
+        return "greedy" if self.random.isdisjoint(rows) else "random"
 
     def choose(self, logits: Tensor, step: Step) -> Tensor:
         """One id per row of logits, by greedy or random choice alone; fit for capture. BROKEN where a row failed."""
-        if self.greedy[step.rows[step.samples]].all():
+        if self.random.isdisjoint(step.rows[step.samples].tolist()):
             return self.ops.choose_greedy(logits)
         f = step.floats
         return self.ops.choose(logits, f["temperature"], step.top_k, f["top_p"], f["min_p"], f["uniform"])

@@ -5,6 +5,7 @@ All device tensors here are persistent, so a captured graph finds its inputs whe
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,12 @@ class Step:
     make_layout: Callable[[Step], StepLayout]
     padded: bool  # whether some sequences only pad
     replayed: bool  # whether it is captured as a step with prompts
+
+    def begin(self, name: str) -> int:
+        """Where a column begins in the buffer."""
+        found = self.columns[name]
+        assert isinstance(found, slice), f"{name} found no room in the buffer"
+        return found.start
 
     def column(self, name: str) -> Tensor:
         found = self.columns[name]
@@ -113,9 +120,42 @@ class Tables:
         self.top_k = np.zeros(max_rows + 1, dtype=np.int32)
         size = 4 * step_tokens + 16 * (max_rows + 2) + 2 * (step_tokens + self.width) + 65536
         self.packed = _Packed(backend, size, backend.depth + 1)
+        self.before: tuple[Plan, Padding, Step] | None = None  # the last step, if it was a captured one of single tokens
 
-    def fill(self, plan: Plan, uniforms: np.ndarray, padding: Padding | None = None) -> Step:
-        """Takes a plan's changes into the tables and lays its columns into the device's buffer, padded for a captured graph."""
+    def fill(self, plan: Plan, uniforms: np.ndarray | None, padding: Padding | None = None) -> Step:
+        """Takes a plan's changes into the tables and lays its columns into the device's buffer, padded for a captured graph.
+
+        uniforms: each row's random number; None where all are greedy
+        """
+        if self._goes_on(plan, padding):
+            return self._one_further(plan, uniforms)
+        step = self._lay_out(plan, np.zeros(len(plan.rows), np.float32) if uniforms is None else uniforms, padding)
+        self.before = (plan, padding, step) if padding is not None and padding.decode else None
+        return step
+
+    def _goes_on(self, plan: Plan, padding: Padding | None) -> bool:
+        """Whether this is the step before once more, each row one token further, as most steps of long answers are."""
+        if self.before is None or plan.admit or plan.page_rows:
+            return False
+        before, size, _ = self.before
+        return padding == size and plan.rows == before.rows and plan.starts == [start + 1 for start in before.starts]
+
+    def _one_further(self, plan: Plan, uniforms: np.ndarray | None) -> Step:
+        """The columns of the step before, moved on by one token. Padding stays where it is."""
+        assert self.before is not None
+        _, padding, last = self.before
+        count, host, starts = len(plan.rows), self.packed.repeat(), last.starts.copy()
+        starts[:count] += 1
+        for name in ("lengths", "positions", "reach", "pick_positions"):
+            host[last.begin(name) : last.begin(name) + count] += 1
+        if uniforms is not None:
+            host[last.begin("uniform") : last.begin("uniform") + count] = uniforms.view(np.int32)
+        self.packed.send()
+        step = dataclasses.replace(last, starts=starts)
+        self.before = (plan, padding, step)
+        return step
+
+    def _lay_out(self, plan: Plan, uniforms: np.ndarray, padding: Padding | None) -> Step:
         count = padding.sequences if padding else len(plan.rows)
         lone = int(padding is not None and padding.decode)  # a sequence that pads a decode step has one token like the others
         rows = _column(plan.rows, count, self.scratch_row)
@@ -232,6 +272,15 @@ class _Packed:
             self.turn = (self.turn + 1) % len(self.staging)
             self.host = self.staging[self.turn].numpy()
         self.used = 0
+
+    def repeat(self) -> np.ndarray:
+        """Begins with what was sent last time, to be changed in place."""
+        last, used = self.host, self.used
+        self.begin()
+        if self.host is not last:
+            self.host[:used] = last[:used]
+        self.used = used
+        return self.host
 
     def put(self, values: np.ndarray, length: int = 0, fill: int = 0) -> Column:
         """Lays values down, filled up to `length`; they are on the device after `send`."""

@@ -1,0 +1,71 @@
+"""The tables behind a step: a step that only goes on holds the same columns as one laid out anew."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from trireme.backends.reference import Reference
+from trireme.config import DeviceOptions
+from trireme.ipc.messages import Admit, Plan
+from trireme.types import SamplingParams
+from trireme.worker.tables import Padding, Step, Tables
+
+NAMES = (
+    "rows",
+    "query_starts",
+    "lengths",
+    "positions",
+    "token_rows",
+    "reach",
+    "pick_rows",
+    "pick_positions",
+    "logits_at",
+    "uniform",
+)
+
+
+def columns(tables: Tables, step: Step) -> dict[str, list[int]]:
+    found = {name: step.column(name).tolist() for name in NAMES}
+    return found | {"starts": step.starts.tolist(), "pages": tables.page_table.tolist()}
+
+
+def decode(step: int, rows: list[int], starts: list[int], **changes: list) -> Plan:
+    ones = [1] * len(rows)
+    plan = {"release": [], "admit": [], "page_rows": [], "page_ids": [], "rows": rows, "starts": starts, "counts": ones}
+    return Plan(step, **{**plan, "logits": ones, "samples": [True] * len(rows), **changes})
+
+
+def admissions(rows: list[int], lengths: list[int]) -> Plan:
+    admits = [
+        Admit(row=row, tokens=list(range(5, 5 + length)), num_prompt=length, sampling=SamplingParams(), seed=row)
+        for row, length in zip(rows, lengths, strict=True)
+    ]
+    starts = [length - 1 for length in lengths]
+    return decode(0, rows, starts, admit=admits, page_rows=rows, page_ids=list(range(len(rows))))
+
+
+@pytest.mark.parametrize("padded", [3, 4])
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("apart", [False, True])  # whether the device has memory of its own, and columns are sent to it
+def test_going_on_is_laying_out_anew(padded: int, random: bool, apart: bool) -> None:
+    backend, size = Reference(DeviceOptions()), Padding(padded, padded, True)
+    going, anew = (Tables(backend, 8, 64, 16, 32, 64) for _ in range(2))
+    if apart:
+        going.packed.on_host, going.packed.target = False, torch.zeros_like(going.packed.target)
+    draw, lengths, rows = np.random.default_rng(1), [3, 9, 5], [4, 0, 2]
+    plans = [admissions(rows, lengths)]
+    plans += [decode(i, rows, [length - 1 + i for length in lengths]) for i in range(1, 4)]
+    plans += [decode(4, rows, [n + 3 for n in lengths], page_rows=[0], page_ids=[9])]  # a page more
+    plans += [decode(5, rows, [n + 4 for n in lengths]), decode(6, rows, [n + 5 for n in lengths])]
+    plans += [decode(7, [0, 4, 2], [14, 8, 10]), decode(8, [0, 4, 2], [15, 8, 11])]  # another order; one row stands still
+    moved = 0
+    for plan in plans:
+        uniforms = draw.random(3, dtype=np.float32) if random else None
+        moved += going._goes_on(plan, size)
+        anew.before = None
+        first, second = columns(going, going.fill(plan, uniforms, size)), columns(anew, anew.fill(plan, uniforms, size))
+        assert first == second, plan
+        assert torch.equal(going.tokens, anew.tokens)
+    assert moved == 5  # three after the prompts, two after the page
