@@ -85,6 +85,10 @@ def _descriptors(server: RunningServer) -> dict[str, int]:
     return {role: len(os.listdir(f"/proc/{pid}/fd")) for role, pid in server.processes().items()}
 
 
+def _threads(server: RunningServer) -> dict[str, int]:
+    return {role: len(os.listdir(f"/proc/{pid}/task")) for role, pid in server.processes().items()}
+
+
 def test_requests_without_end_grow_nothing(server: RunningServer) -> None:
     async def work() -> None:
         left, settled = iter(range(NUM_REQUESTS)), asyncio.Event()
@@ -102,16 +106,17 @@ def test_requests_without_end_grow_nothing(server: RunningServer) -> None:
                 assert b'"finish_reason":"length"' in end or b"Overloaded" in end, end
                 if number >= SETTLED * NUM_REQUESTS and not settled.is_set():
                     settled.set()
-                    before.update(memory=_memory(server), descriptors=_descriptors(server))
+                    before.update(memory=_memory(server), descriptors=_descriptors(server), threads=_threads(server))
             connection.cut()
 
         await asyncio.gather(*(worker(seed) for seed in range(32)))
         await server.until_idle()
         grown = {role: now - before["memory"][role] for role, now in _memory(server).items()}
         print("MiB grown:", {role: round(value, 2) for role, value in grown.items()})
-        allowed = 1.0 * (1 - SETTLED) * NUM_REQUESTS / 10_000 + 2.0  # 1 MiB per 10,000, and the allocator's mood
+        allowed = 1.0 * (1 - SETTLED) * NUM_REQUESTS / 10_000  # MiB: one for ten thousand
         assert all(value < allowed for value in grown.values()), grown
         assert all(now <= before["descriptors"][role] for role, now in _descriptors(server).items())
+        assert _threads(server) == before["threads"]
 
     asyncio.run(work())
 

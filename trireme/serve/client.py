@@ -192,6 +192,11 @@ class Client:
         return self._tokenizer
 
     @property
+    def name(self) -> str:
+        """Of this HTTP process, in this life."""
+        return self._name
+
+    @property
     def num_open(self) -> int:
         """Streams that have not ended."""
         return len(self._inboxes)
