@@ -37,6 +37,9 @@ class Stored(Protocol):
 
     def raw(self) -> np.ndarray: ...
 
+    def release(self) -> None:
+        """Gives back the memory that reading took; the tensor can be read again."""
+
 
 class Noise:
     """A tensor of no checkpoint: drawn at random, the same for the same name, directly on the device."""
@@ -55,6 +58,9 @@ class Noise:
 
     def raw(self) -> np.ndarray:
         raise TypeError(f"{self.name} is random: it has no bytes")
+
+    def release(self) -> None:
+        """Nothing was read."""
 
 
 _NUMPY_AS_TORCH = {"BF16": torch.bfloat16}
@@ -76,7 +82,9 @@ def decode(stored: Stored, dtype: torch.dtype, device: torch.device | str = "cpu
     if stored.offset:
         values = values.float() + stored.offset
     # A vector that stayed in its mapped file would keep megabytes around it in memory.
-    return values.to(device=device, dtype=dtype, copy=len(stored.shape) == 1)
+    values = values.to(device=device, dtype=dtype, copy=len(stored.shape) == 1)
+    stored.release()
+    return values
 
 
 class WeightMethod(Protocol):

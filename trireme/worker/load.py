@@ -17,14 +17,12 @@ from trireme.backends import Backend
 from trireme.config import Config
 from trireme.errors import BadCheckpoint, BadConfig, OutOfMemory, UnsupportedModel
 from trireme.hub.checkpoint import Checkpoint
-from trireme.hub.weights import Weight
 from trireme.layers import Env, Module
 from trireme.models import ModelConfig, cache_specs, model_class
 from trireme.parallel import Group
 from trireme.quant import Noise, Stored
 
 Report = Callable[[str, float], None]  # (phase, share done)
-HELD_BYTES = 4 << 20  # of mapped files, while weights are read
 
 
 @dataclass
@@ -45,39 +43,19 @@ def load_model(config: Config, path: pathlib.Path, backend: Backend, group: Grou
         # Anything may stand where a config should have a number; whatever trips over it is the config's fault.
         cause = f"{checkpoint.path}: the config makes no sense ({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})."
         raise BadCheckpoint(cause, "check config.json, or fetch the model again") from error
-    source = _Source(checkpoint, config.model.random_weights, report)
+    names = 1 if config.model.random_weights else max(len(checkpoint.names()), 1)
+    done = 0
+
+    def read(name: str, shape: tuple[int, ...]) -> Stored:
+        nonlocal done
+        done += 1
+        report("weights", min(done / names, 1.0))
+        return Noise(name, shape) if config.model.random_weights else _checked(checkpoint, name, shape)
+
     with torch.inference_mode():
-        model.load(source.read)
-    source.release()
+        model.load(read)
     report("weights", 1.0)
     return Loaded(model, cfg, env.dtype, env.max_len, weight_bytes(model))
-
-
-class _Source:
-    """Where a model's leaves read their weights. Files take little more memory than what is being read of them."""
-
-    def __init__(self, checkpoint: Checkpoint, random: bool, report: Report):
-        self.checkpoint, self.random, self.report = checkpoint, random, report
-        self.total = 1 if random else max(len(checkpoint.names()), 1)
-        self.done = 0
-        self.given: list[Weight] = []  # since the last release
-
-    def read(self, name: str, shape: tuple[int, ...]) -> Stored:
-        self.done += 1
-        self.report("weights", min(self.done / self.total, 1.0))
-        if self.random:
-            return Noise(name, shape)
-        if sum(weight.num_bytes for weight in self.given) > HELD_BYTES:
-            self.release()
-        weight = _checked(self.checkpoint, name, shape)
-        self.given.append(weight)
-        return weight
-
-    def release(self) -> None:
-        """Gives back the pages of what was read. One that a leaf still has to read is read from the file again."""
-        for weight in self.given:
-            weight.release()
-        self.given.clear()
 
 
 _ILL_FORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
@@ -113,7 +91,7 @@ def _bits(path: pathlib.Path, name: str, value: torch.Tensor) -> tuple[str, np.n
     return kinds[value.dtype], (value.view(torch.uint16) if value.dtype is torch.bfloat16 else value).numpy()
 
 
-def _checked(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Weight:
+def _checked(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Stored:
     weight = checkpoint.weight(name)
     if tuple(weight.shape) != shape:
         raise BadCheckpoint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -9,12 +10,13 @@ from torch import Tensor
 
 from trireme.backends.cpu.ops import CpuOps
 from trireme.backends.cpu.program import PLAIN, Transform
-from trireme.backends.cpu.weights import KIND_OF_GGUF, PackedWeight
+from trireme.backends.cpu.weights import KIND_OF_GGUF, TILE, PackedWeight
 from trireme.ops import Ops
 from trireme.quant import Stored, decode
 from trireme.quant.gguf import BLOCKS
 
 VOCABULARY = 12  # a matrix with so many times more rows than columns is one of token embeddings; no other layer comes near
+PIECE = 1 << 23  # weights of a matrix that are read at a time
 _LOSSLESS = {"F32": "f32", "BF16": "bf16"}
 
 
@@ -91,10 +93,22 @@ def _kept_kind(part: Stored) -> str:
 
 def _pack(kind: str, parts: list[Stored]) -> PackedWeight:
     packed, first = PackedWeight(kind, sum(part.shape[0] for part in parts), parts[0].shape[1]), 0
-    for part in parts:
-        if KIND_OF_GGUF.get(part.kind) == kind:
-            packed.put_gguf(first, part.kind, torch.from_numpy(part.raw()).view(part.shape[0], -1))
+    for piece in (piece for part in parts for piece in _pieces(part)):
+        if KIND_OF_GGUF.get(piece.kind) == kind:
+            packed.put_gguf(first, piece.kind, torch.from_numpy(piece.raw()).view(piece.shape[0], -1))
+            piece.release()
         else:
-            packed.put_floats(first, decode(part, torch.bfloat16 if part.kind == "BF16" else torch.float32))
-        first += part.shape[0]
+            packed.put_floats(first, decode(piece, torch.bfloat16 if piece.kind == "BF16" else torch.float32))
+        first += piece.shape[0]
     return packed
+
+
+def _pieces(part: Stored) -> Iterator[Stored]:
+    """A large matrix by rows, so that it is never in memory whole beside its packed form."""
+    rows, columns = part.shape
+    step = max(PIECE // columns // TILE, 1) * TILE
+    if part.kind == "RANDOM" or rows <= step:
+        yield part
+        return
+    for begin in range(0, rows, step):
+        yield part.rows(slice(begin, min(begin + step, rows)))
