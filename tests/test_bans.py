@@ -59,6 +59,15 @@ def test_the_ban_sees_what_it_bans() -> None:
     assert not offences(ast.parse("torch.load(f, weights_only=True); run(c); np.load(f); model.eval()"))
 
 
+def test_no_deadline_hangs_on_the_wall_clock() -> None:
+    """A clock that is set forward or back misfires no timeout: outside the API's stamps, time is read from the monotonic clock."""
+    for folder in ("serve", "ipc", "sched", "worker", "parallel"):
+        for path in (ROOT / folder).glob("*.py"):
+            calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+            found = [name for name in calls if name in ("time.time", "datetime.datetime.now", "datetime.now")]
+            assert not found or path.name == "start.py", (path, found)  # a server's record tells when it began
+
+
 def test_the_api_reads_json_by_msgspec_alone() -> None:
     for path in (ROOT / "api").glob("*.py"):
         imported = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import)]

@@ -1,6 +1,8 @@
 """Chat templates: what they can do, and what they cannot do to the process."""
 
+import contextlib
 import json
+import re
 
 import pytest
 from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -53,6 +55,77 @@ def test_hostile_templates_end_in_one_line(name: str, monkeypatch: pytest.Monkey
     with pytest.raises(BadRequest) as caught:
         ChatTemplate(HOSTILE[name]).render({"messages": [{"role": "user", "content": "x"}]})
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+_WAYS_TO_OS = [  # expressions that would be os, its environ, open or a list of all classes
+    "cycler.__init__.__globals__.os",
+    "joiner.__init__.__globals__['os']",
+    "namespace.__init__.__globals__['os']",
+    "lipsum.__globals__['os']",
+    "lipsum.__globals__.get('os')",
+    "lipsum | attr('__globals__')",
+    "lipsum['__globals__']['os']",
+    "dict.__base__.__subclasses__()",
+    "dict.mro()[1].__subclasses__()",
+    "range.__class__.__base__.__subclasses__()",
+    "''.__class__.__base__.__subclasses__()",
+    "''['__class__']['__mro__'][1]",
+    "'' | attr('__class__') | attr('__mro__')",
+    "'' | attr('\\x5f\\x5fclass\\x5f\\x5f')",
+    "''['\\x5f\\x5fclass\\x5f\\x5f']",
+    "'' | attr('__cla' ~ 'ss__')",
+    "() | attr(['__', 'class', '__'] | join)",
+    "[].__class__.__bases__[0].__subclasses__()",
+    "{}.__class__.__mro__",
+    "(1).__class__.__base__",
+    "messages.__class__.__init__.__globals__",
+    "messages[0].__class__.fromkeys.__self__",
+    "messages.__reduce_ex__(2)",
+    "messages.__getattribute__('__class__')",
+    "self.__init__.__globals__",
+    "self._TemplateReference__context",
+    "self.__dict__",
+    "self._TemplateReference__context.eval_ctx.environment",
+    "raise_exception.__globals__",
+    "raise_exception.__code__.co_filename",
+    "strftime_now.__globals__['datetime'].sys.modules['os']",
+    "strftime_now.__closure__",
+    "strftime_now.__defaults__",
+    "tojson.__globals__",
+    "'{0.__class__.__init__.__globals__}'.format(messages)",
+    "'{0.__class__}'.format_map({'0': messages})",
+    "'%s' | format(messages.__class__)",
+    "(messages | map(attribute='__class__') | list)[0]",
+    "messages | groupby('__class__')",
+    "messages | selectattr('__class__') | list",
+    "messages | sum(attribute='__class__')",
+    "messages | sort(attribute='__class__')",
+    "[messages] | map('attr', '__class__') | list",
+    "loop.__init__.__globals__",
+    "caller.__globals__",
+    "varargs.__class__",
+    "get_flashed_messages.__globals__",
+    "url_for.__globals__['os']",
+    "config.__class__.__init__.__globals__['os']",
+    "request.application.__globals__.__builtins__",
+    "g.pop.__globals__.__builtins__",
+    "__builtins__.open('/etc/passwd').read()",
+    "__import__('os').environ",
+    "open('/etc/passwd').read()",
+    "exec('1')",
+    "_raise_exception.__globals__",
+]
+
+
+@pytest.mark.parametrize("way", _WAYS_TO_OS)
+def test_no_way_leads_out_of_the_sandbox(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused, or nothing: never an object that would lead on."""
+    monkeypatch.setenv("A_SECRET_OF_THE_PROCESS", "3141592653")
+    made = ""
+    for source in (f"{{{{ {way} }}}}", f"{{% set x = {way} %}}{{{{ x.popen('id').read() }}}}{{{{ x.environ }}}}"):
+        with contextlib.suppress(BadRequest):
+            made += ChatTemplate(source).render({"messages": [{"role": "user", "content": "x"}]})
+    assert not re.search(r"3141592653|uid=|root:|<module|<class|<function|\.py\b|Popen", made), made
 
 
 def test_refusals_are_told() -> None:
