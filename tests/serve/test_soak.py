@@ -290,12 +290,13 @@ def test_a_minute_of_ten_times_too_much(server: RunningServer) -> None:
     asyncio.run(overload())
 
 
-def test_twenty_dead_workers_under_streams(server: RunningServer) -> None:
+def test_twenty_dead_workers_under_streams(tiny_path: pathlib.Path, short_folder: pathlib.Path) -> None:
+    server = RunningServer(tiny_path, short_folder / "dead", backend="cpu", kv_tokens=1 << 17, max_model_len=4096)
     told, back = [], []
 
     async def strike() -> None:
         await server.until("ready")
-        tasks = [asyncio.create_task(Connection(server).ask([i + 1], max_tokens=500)) for i in range(32)]
+        tasks = [asyncio.create_task(Connection(server).ask([i + 1], max_tokens=3000)) for i in range(32)]
         while (await server.stats())["running"] < 32:
             await asyncio.sleep(0.01)
         struck = time.monotonic()
@@ -309,7 +310,10 @@ def test_twenty_dead_workers_under_streams(server: RunningServer) -> None:
         assert b"length" in await Connection(server).ask([5], max_tokens=3)
         await server.until_idle()
 
-    for _ in range(20):
-        asyncio.run(strike())
+    try:
+        for _ in range(20):
+            asyncio.run(asyncio.wait_for(strike(), 120))
+    finally:
+        server.end()
     print(f"all 32 streams told within {max(told):.2f} s (median {sorted(told)[10]:.2f}); ready again in {sorted(back)[10]:.1f} s")
     assert sorted(told)[10] < 1.0, told
