@@ -45,6 +45,9 @@ class DeviceOptions:
 @dataclass(frozen=True)
 class CacheOptions:
     page_size: int = setting(16, "KV slots per page: 1 is token attention, N is paged, 0 is static (one page per request)")
+    kv_dtype: str = setting(
+        "auto", "type of keys and values: auto is the activations' own; int8 has a scale per head", ("auto", "int8")
+    )
     kv_tokens: int | None = setting(None, "KV slots in all (default: what fits in the memory fraction)")
     memory_fraction: float = setting(0.9, "share of the device's memory for weights, workspace and KV")
     prefix_cache: bool = setting(True, "reuse the KV of prompts that begin alike")
@@ -69,9 +72,7 @@ class ServeOptions:
     drain_timeout: float = setting(30.0, "seconds that running requests get to finish when the server is asked to end")
     idle_unload: float = setting(0.0, "free the weights after so many quiet seconds, load them again on demand (0: never)")
     heartbeat_timeout: float = setting(6.0, "seconds of silence after which a process counts as hung and is replaced")
-    step_seconds: float = setting(
-        0.2, "how long a step may take while answers are written: prompts are cut to fit (0: never)"
-    )
+    step_seconds: float = setting(0.2, "how long a step may take while answers are written: prompts are cut to fit (0: never)")
     stream_backlog: int = setting(1 << 20, "bytes of text a slow reader may fall behind before its stream is cut")
     max_body: int = setting(32 << 20, "bytes of a request's body at most")
     allowed_host: tuple[str, ...] = setting((), "a Host name to answer for besides loopback and addresses; may be repeated")

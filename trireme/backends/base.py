@@ -23,6 +23,7 @@ class Backend:
     name: str = "reference"
     layers: Mapping[type, type] = {}
     methods: Mapping[str, type[WeightMethod]] = {}
+    kv_kinds: tuple[str, ...] = ("plain", "int8")  # what its ops can keep keys and values as
     depth: int = 1  # steps launched before the oldest is collected; 2 where launching does not wait for the device
 
     def __init__(self, options: DeviceOptions, rank: int = 0):
@@ -55,7 +56,7 @@ class Backend:
 
     def cache(self, spec: CacheSpec, num_slots: int, dtype: torch.dtype) -> KVCache:
         """The KV slots of one layer."""
-        return KVCache.allocate(spec, num_slots, dtype, self.device)
+        return KVCache.allocate(spec, num_slots, dtype, self.zeros)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A table on the device, all zero."""

@@ -5,6 +5,7 @@ Knows positions, pages and slots; nothing of models or of how a device computes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,30 +13,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]  # makes a tensor of zeros on a device
+
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What one attention layer keeps per token. `kind` names the storage: "plain" is the activations' own type."""
+    """What one attention layer keeps per token. `kind` names the storage: "plain" is the activations' own type, "int8" is bytes
+    with a float32 scale per head."""
 
     num_kv_heads: int
     head_dim: int
     kind: str = "plain"
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        return 2 * self.num_kv_heads * self.head_dim * dtype.itemsize
+        per_head = self.head_dim + 4 if self.kind == "int8" else self.head_dim * dtype.itemsize
+        return 2 * self.num_kv_heads * per_head
 
 
 @dataclass
 class KVCache:
-    """The slots of one layer. k, v: [slots, num_kv_heads, head_dim]."""
+    """The slots of one layer. k, v: [slots, num_kv_heads, head_dim]; of int8, what is kept is k * scale."""
 
     k: Tensor
     v: Tensor
+    scales: tuple[Tensor, Tensor] | None = None  # of k and v: [slots, num_kv_heads] float32
 
     @classmethod
-    def allocate(cls, spec: CacheSpec, num_slots: int, dtype: torch.dtype, device: torch.device) -> KVCache:
+    def allocate(cls, spec: CacheSpec, num_slots: int, dtype: torch.dtype, zeros: Zeros) -> KVCache:
         shape = (num_slots, spec.num_kv_heads, spec.head_dim)
-        return cls(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+        if spec.kind == "int8":
+            scales = (zeros(shape[:2], torch.float32), zeros(shape[:2], torch.float32))
+            return cls(zeros(shape, torch.int8), zeros(shape, torch.int8), scales)
+        return cls(zeros(shape, dtype), zeros(shape, dtype))
+
+    def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values of these slots."""
+        if self.scales is None:
+            return self.k[slots], self.v[slots]
+        k, v = (kept[slots] * scale[slots].unsqueeze(-1) for kept, scale in zip((self.k, self.v), self.scales, strict=True))
+        return k, v
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,14 +57,17 @@ class Draw:
         turn = np.outer(np.arange(positions), 100.0 ** (-np.arange(r) / r))
         return self.float32(np.concatenate([np.cos(turn), np.sin(turn)], -1))
 
-    def cache(self, num_slots: int, kv_heads: int, head_dim: int, ops: Ops | None = None) -> KVCache:
+    def cache(self, num_slots: int, kv_heads: int, head_dim: int, ops: Ops | None = None, kind: str = "plain") -> KVCache:
         """An empty cache; one full of random keys and values where ops are given to store them."""
-        make = self._make_cache or (lambda spec, slots, dtype: KVCache.allocate(spec, slots, dtype, self.device))
-        cache = make(CacheSpec(kv_heads, head_dim), num_slots, self.held)
+        make = self._make_cache or (lambda spec, slots, dtype: KVCache.allocate(spec, slots, dtype, self._zeros))
+        cache = make(CacheSpec(kv_heads, head_dim, kind), num_slots, self.held)
         if ops is not None:
             k, v = (self.normal(num_slots, kv_heads, head_dim) for _ in range(2))
             ops.store_kv(k, v, cache, self.int32(range(num_slots)))
         return cache
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def layout(self, sequences: Sequence[tuple[int, int]], page_size: int, padded: bool = False) -> StepLayout:
         """Sequences of (first new position, new tokens) whose pages and rows lie scattered."""
@@ -92,6 +96,7 @@ class Case:
     name: str
     run: Callable[..., Result]  # (ops, draw)
     tolerances: dict[torch.dtype, float]
+    kv: str = "plain"  # the kind of cache it needs, which not every backend has
 
     @property
     def seed(self) -> int:
@@ -101,6 +106,7 @@ class Case:
 EXACT = dict.fromkeys(ALL, 0.0)
 ROUNDED = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # one rounding of the result
 SUMMED = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # sums, in any order, of products
+KEPT_INT8 = {torch.float32: 1e-2, torch.bfloat16: 3e-2, torch.float16: 1e-2}  # a value near a half may be rounded either way
 CHAINED = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}  # several ops, rounded between
 
 
@@ -279,6 +285,8 @@ def _stores() -> Iterator[Case]:
             full, s = f"{name}, {heads} heads of {dim}", (len(slots), heads, dim)
             yield Case("store_kv", full, lambda ops, d, s=s, i=slots: _store(ops, d, s, i), EXACT)
             yield Case("qkv_rope_store", full, lambda ops, d, s=s, i=slots: _rope_store(ops, d, s, i), SUMMED)
+        run = partial(_rope_store, shape=(len(slots), 3, 20), slots=slots, kind="int8")
+        yield Case("qkv_rope_store", f"{name}, int8", run, KEPT_INT8, kv="int8")
 
 
 def _store(ops: Ops, d: Draw, shape: tuple[int, int, int], slots: list[int]) -> Result:
@@ -287,14 +295,14 @@ def _store(ops: Ops, d: Draw, shape: tuple[int, int, int], slots: list[int]) -> 
     return cache.k, cache.v
 
 
-def _rope_store(ops: Ops, d: Draw, shape: tuple[int, int, int], slots: list[int]) -> Result:
+def _rope_store(ops: Ops, d: Draw, shape: tuple[int, int, int], slots: list[int], kind: str = "plain") -> Result:
     tokens, heads, dim = shape
     row = d.normal(tokens, 4 * heads * dim)  # q, k, v side by side, as a fused projection leaves them
     parts = row.split([2 * heads * dim, heads * dim, heads * dim], -1)
     q, k, v = (part.unflatten(-1, (-1, dim)) for part in parts)
-    cache = d.cache(32, heads, dim)
+    cache = d.cache(32, heads, dim, kind=kind)
     q = ops.qkv_rope_store(q, k, v, d.angles(40, dim // 2), d.integers(0, 40, tokens), cache, d.int32(slots))
-    return q, cache.k, cache.v
+    return q, *cache.at(d.int32(range(32)).long())
 
 
 # --- attention ------------------------------------------------------------------------------------------------------------------
@@ -320,6 +328,7 @@ class _Shape:
     softcap: float = 0.0
     alibi: bool = False
     sinks: bool = False
+    kv: str = "plain"
 
 
 _KINDS = {
@@ -349,6 +358,9 @@ def _attention() -> Iterator[Case]:
     for kind, shape in _KINDS.items():
         yield Case("attention", f"{kind}, mixed step", lambda ops, d, s=shape: _attend(ops, d, mixed, 4, s), SUMMED)
         yield Case("attention", f"{kind}, decodes", lambda ops, d, s=shape: _attend(ops, d, _STEPS["decodes"], 16, s), SUMMED)
+    for name, steps in (("mixed step", mixed), ("decodes", _STEPS["decodes"])):
+        run = partial(_attend, sequences=steps, page_size=4, shape=_Shape(kv="int8"))
+        yield Case("attention", f"int8, {name}", run, KEPT_INT8, kv="int8")
     yield Case("attention", "static pages of 160", lambda ops, d: _attend(ops, d, [(0, 9), (150, 1)], 160, _Shape()), SUMMED)
     yield Case("attention", "padded sequences", lambda ops, d: _attend(ops, d, [(12, 1), (5, 1), (0, 0)], 4, _Shape(), 2), SUMMED)
     yield Case("plan_attention", "one plan, two layers", _two_layers, SUMMED)
@@ -362,7 +374,7 @@ def _kind(d: Draw, shape: _Shape) -> AttentionKind:
 
 def _attend(ops: Ops, d: Draw, sequences: list[tuple[int, int]], page_size: int, shape: _Shape, padding: int = 0) -> Result:
     layout = d.layout(sequences, page_size, padded=padding > 0)
-    cache = d.cache(d.num_slots(layout), shape.kv_heads, shape.dim, ops)
+    cache = d.cache(d.num_slots(layout), shape.kv_heads, shape.dim, ops, shape.kv)
     q = d.normal(int(layout.counts.sum()) + padding, shape.heads, shape.dim, scale=2.0)
     return ops.attention(q, cache, ops.plan_attention(layout), _kind(d, shape))
 

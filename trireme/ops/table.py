@@ -153,12 +153,18 @@ class Ops:
         return torch.cat([turned, x[..., 2 * r :]], -1)
 
     def store_kv(self, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor) -> None:
-        """cache[slots[i]] = (k[i], v[i]).  k, v: [tokens, kv_heads, head_dim]; a slot below 0 is skipped"""
+        """cache[slots[i]] = (k[i], v[i]).  k, v: [tokens, kv_heads, head_dim]; a slot below 0 is skipped
+
+        A cache of int8 keeps each head as quantize_int8 does.
+        """
         live = slots >= 0
         if not bool(live.all()):
             k, v, slots = k[live], v[live], slots[live]
-        cache.k.index_copy_(0, slots.long(), k.to(cache.k.dtype))
-        cache.v.index_copy_(0, slots.long(), v.to(cache.v.dtype))
+        for i, (kept, new) in enumerate(((cache.k, k), (cache.v, v))):
+            if cache.scales is not None:
+                new, scale = self.quantize_int8(new)
+                cache.scales[i].index_copy_(0, slots.long(), scale.squeeze(-1))
+            kept.index_copy_(0, slots.long(), new.to(kept.dtype))
 
     def plan_attention(self, layout: StepLayout) -> AttentionPlan:
         """What `attention` wants to know of a step, worked out once for all layers."""
@@ -168,7 +174,7 @@ class Ops:
         """Causal attention of each sequence's new tokens over all its cached ones.  q, result: [tokens, heads, head_dim]"""
         out, begin = torch.empty_like(q), 0
         for slots, n in plan:
-            out[begin : begin + n] = _attend(q[begin : begin + n], cache.k[slots], cache.v[slots], kind)
+            out[begin : begin + n] = _attend(q[begin : begin + n], *cache.at(slots), kind)
             begin += n
         out[begin:] = 0  # padding rows of a captured step
         return out

@@ -5,6 +5,7 @@ Knows files and sizes; nothing of steps or requests.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from trireme.errors import BadCheckpoint, BadConfig, OutOfMemory, UnsupportedMod
 from trireme.hub.checkpoint import Checkpoint
 from trireme.layers import Env, Module
 from trireme.models import ModelConfig, cache_specs, model_class
+from trireme.ops import CacheSpec
 from trireme.parallel import Group
 from trireme.quant import Noise, Stored
 
@@ -138,9 +140,17 @@ class KVSize:
     num_bytes: int
 
 
+def kv_specs(config: Config, loaded: Loaded, backend: Backend) -> list[CacheSpec]:
+    """What each attention layer keeps per token, in the kind the user asked for."""
+    kind = "plain" if config.cache.kv_dtype == "auto" else config.cache.kv_dtype
+    if kind not in backend.kv_kinds:
+        raise BadConfig(f"The backend {backend.name} keeps no {kind} KV.", "use --kv-dtype auto")
+    return [dataclasses.replace(spec, kind=kind) for spec in cache_specs(loaded.model)]
+
+
 def size_cache(config: Config, loaded: Loaded, backend: Backend) -> KVSize:
     """How many pages fit in the memory that is left. What was not set shrinks to fit; what was set and does not is refused."""
-    per_token = sum(spec.bytes_per_token(loaded.dtype) for spec in cache_specs(loaded.model))
+    per_token = sum(spec.bytes_per_token(loaded.dtype) for spec in kv_specs(config, loaded, backend))
     budget = backend.kv_budget(config.cache.memory_fraction)
     max_len, wanted = loaded.max_model_len, config.cache.kv_tokens
     fits = budget // max(per_token, 1)

@@ -16,12 +16,11 @@ from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer
 from trireme.ipc.messages import Admit, Plan, Ready, Sampled
-from trireme.models import cache_specs
 from trireme.parallel import Group
 from trireme.types import SamplingParams
 from trireme.worker.capture import capture
 from trireme.worker.grammar import Grammars
-from trireme.worker.load import Report, load_model, size_cache
+from trireme.worker.load import Report, kv_specs, load_model, size_cache
 from trireme.worker.runner import Runner
 from trireme.worker.sampler import Sampler
 from trireme.worker.tables import Tables
@@ -44,7 +43,7 @@ class LocalWorker:
         report("kv cache", 0.0)
         max_rows = config.schedule.max_running
         slots = (kv.num_pages + 1) * kv.page_size  # one page more, for the padding of captured steps
-        caches = [backend.cache(spec, slots, loaded.dtype) for spec in cache_specs(loaded.model)]
+        caches = [backend.cache(spec, slots, loaded.dtype) for spec in kv_specs(config, loaded, backend)]
         tables = Tables(backend, max_rows, kv.max_model_len, kv.page_size, kv.num_pages, config.schedule.max_step_tokens)
         self.grammars = Grammars(lambda: _grammar_tokens(path, loaded.cfg.vocab), loaded.cfg.vocab)
         sampler = Sampler(backend.ops, tables, max_rows, self.grammars)

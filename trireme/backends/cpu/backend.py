@@ -19,7 +19,6 @@ from trireme.backends.cpu.weights import aligned_zeros
 from trireme.config import DeviceOptions
 from trireme.errors import BackendUnavailable
 from trireme.layers import Attention, GatedMLP
-from trireme.ops import CacheSpec, KVCache
 
 
 class Cpu(Backend):
@@ -45,12 +44,8 @@ class Cpu(Backend):
         """Activations are float32; weights keep their own kinds whatever this says."""
         return torch.float32 if wanted == "auto" else getattr(torch, wanted)
 
-    def cache(self, spec: CacheSpec, num_slots: int, dtype: torch.dtype) -> KVCache:
-        """Slots that take memory when they are first written, not before."""
-        shape = (num_slots, spec.num_kv_heads, spec.head_dim)
-        return KVCache(self.zeros(shape, dtype), self.zeros(shape, dtype))
-
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Takes memory when it is first written, not before."""
         return aligned_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
     def graph_sizes(self, max_rows: int) -> tuple[int, ...]:

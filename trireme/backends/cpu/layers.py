@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trireme.backends.cpu.methods import Packed
-from trireme.backends.cpu.ops import CpuOps, gate_transform
+from trireme.backends.cpu.ops import CpuOps, gate_transform, readable
 from trireme.backends.cpu.program import PLAIN, Transform
 from trireme.layers import Attention, Batch, GatedMLP, HeadNorm, Linear
 
@@ -17,7 +17,7 @@ class CpuAttention(Attention):
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         ops, cache = self.env.ops, batch.caches[self.layer]
         looked_at = self.q_norm is not None and not (isinstance(self.q_norm, HeadNorm) and isinstance(self.k_norm, HeadNorm))
-        if x.dtype != torch.float32 or cache.k.dtype != torch.float32 or looked_at:
+        if x.dtype != torch.float32 or not readable(cache) or looked_at:
             return super().__call__(x, batch)
         assert isinstance(ops, CpuOps), type(ops)
         q, k, v = (part.unflatten(-1, (-1, self.dim)) for part in self.qkv.split(x))

@@ -125,12 +125,12 @@ class CpuOps(Ops):
     ) -> None:
         """Norms and turns q and k where they lie, and stores k and v."""
         index, slots = index.to(torch.int32), slots.to(torch.int32)
-        self.run("rope_store", q, k, v, index, slots, table, (cache.k, cache.v), norms=norms)
+        self.run("rope_store", q, k, v, index, slots, table, (cache.k, cache.v), cache.scales, norms)
 
     def qkv_rope_store(
         self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, index: Tensor, cache: KVCache, slots: Tensor
     ) -> Tensor:
-        if not _heads(q, k, v) or cache.k.dtype != torch.float32:
+        if not _heads(q, k, v) or not readable(cache):
             return super().qkv_rope_store(q, k, v, table, index, cache, slots)
         q, k = q.clone(), k.clone()
         self.rope_store_in_place(q, k, v, table, index, cache, slots)
@@ -141,13 +141,13 @@ class CpuOps(Ops):
         return CpuPlan(Sequences(*places, layout.page_size), layout)
 
     def attention(self, q: Tensor, cache: KVCache, plan: CpuPlan, kind: AttentionKind, rounded: bool = False) -> Tensor:
-        if not _heads(q) or cache.k.dtype != torch.float32:
+        if not _heads(q) or not readable(cache):
             return super().attention(q, cache, super().plan_attention(plan.layout), kind)
         output = self.empty(*q.shape)
         flat = output.view(len(q), -1)
         slopes, sinks = (None if x is None else x.float().contiguous() for x in (kind.slopes, kind.sinks))
         options = {"window": kind.window, "softcap": kind.softcap, "slopes": slopes, "sinks": sinks, "rounded": rounded}
-        self.run("attention", q, flat, (cache.k, cache.v), plan.sequences, kind.scale, **options)
+        self.run("attention", q, flat, (cache.k, cache.v), plan.sequences, kind.scale, cache.scales, **options)
         return output
 
     # --- the tables of running requests -----------------------------------------------------------------------------------
@@ -192,6 +192,11 @@ class CpuOps(Ops):
         values, ids = self.empty(len(logits), 1), self.empty(len(logits), 1, dtype=torch.int32)
         self.run("top_k", logits, values, ids)
         return ids.view(-1).long()
+
+
+def readable(cache: KVCache) -> bool:
+    """Whether the kernels read and write this kind of KV."""
+    return cache.k.dtype == torch.float32 or cache.scales is not None
 
 
 def _rows(x: Tensor) -> bool:
