@@ -25,6 +25,7 @@ from trireme.worker.worker import LocalWorker
 
 BEAT_SECONDS = 0.5
 REST_SECONDS = 1.0
+PIECE_SECONDS = 0.02  # between two pieces of what is done in quiet moments
 
 
 class Pulse:
@@ -91,16 +92,16 @@ def _serve(start: Start, channel: Channel, send: Any) -> None:
         answer.due()
 
 
-def _plans(channel: Channel, rest: Callable[[], None]) -> Iterator[Plan]:
-    """What is to be done, until the end is said. The first time that nothing comes for a while, `rest` is called."""
-    rested = False
-    while not isinstance(message := channel.receive(None if rested else REST_SECONDS), Stop):
+def _plans(channel: Channel, rest: Callable[[], bool]) -> Iterator[Plan]:
+    """What is to be done, until the end is said. When nothing comes for a while, `rest` is called until it has no more to do."""
+    patience: float | None = REST_SECONDS
+    while not isinstance(message := channel.receive(patience), Stop):
         if message is None:
-            rested = True
-            rest()
+            patience = PIECE_SECONDS if rest() else None
         else:
             assert isinstance(message, Plan)
             yield message
+            patience = REST_SECONDS if patience is not None else None
 
 
 class _Answering:

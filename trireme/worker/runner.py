@@ -64,6 +64,21 @@ class Runner:
         answer.copy_(pick.ids[:wanted], non_blocking=True)
         self.launched.append(Launched(plan, answer, self.backend.mark(), pick.logprobs, notes))
 
+    def rehearse(self, size: int, mode: str) -> None:
+        """Records the decode step of so many sequences before anybody wants it, on the scratch row, which nobody reads."""
+        if (Padding(size, size, True), mode) in self.graphs:
+            return
+        scratch, ones = self.tables.scratch_row, [1] * size
+        if mode == "random":
+            self.sampler.random.add(scratch)
+        try:
+            self.launch(
+                Plan(0, [], [], [], [], rows=[scratch] * size, starts=[0] * size, counts=ones, logits=ones, samples=[True] * size)
+            )
+            self.collect()
+        finally:
+            self.sampler.random.discard(scratch)
+
     def collect(self) -> Sampled:
         """The answer to the oldest launched plan; waits for it."""
         launched = self.launched.popleft()

@@ -25,6 +25,8 @@ from trireme.worker.runner import Runner
 from trireme.worker.sampler import Sampler
 from trireme.worker.tables import Tables
 
+MOST_REHEARSED = 16  # sequences of a step that is recorded before it is wanted
+
 
 class LocalWorker:
     """A worker in this process."""
@@ -49,7 +51,8 @@ class LocalWorker:
         sampler = Sampler(backend.ops, tables, max_rows, self.grammars)
         self.model, self.backend = loaded.model, backend
         self.runner = Runner(loaded.model, backend, caches, tables, sampler, max_rows)
-        self.depth = backend.depth
+        self.depth, self.size = backend.depth, size
+        self._chores = self._later()
         report("first step", 0.0)
         self._warm_up()
         report("first step", 1.0)
@@ -80,9 +83,18 @@ class LocalWorker:
     def collect(self) -> Sampled:
         return self.runner.collect()
 
-    def rest(self) -> None:
-        """Does in the background what may be wanted later; for a moment in which no plan comes."""
+    def rest(self) -> bool:
+        """Does one piece of what may be wanted later, for moments in which no plan comes; says whether there may be more."""
+        return next(self._chores, False)
+
+    def _later(self) -> Iterator[bool]:
         self.grammars.warm_up()
+        yield True
+        if self.size == 1 and self.depth == 1:  # ranks would have to agree on the moment; a device records in other ways
+            for size in self.runner.graph_sizes:
+                for mode in ("greedy", "random") if size <= MOST_REHEARSED else ():
+                    self.runner.rehearse(size, mode)
+                    yield True
 
     @contextmanager
     def capture(self, *paths: str) -> Iterator[dict[str, list[Tensor]]]:
