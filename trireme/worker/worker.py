@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from trireme.worker.sampler import Sampler
 from trireme.worker.tables import Tables
 
 MOST_REHEARSED = 16  # sequences of a step that is recorded before it is wanted
+LONGEST_REHEARSAL = 0.5  # seconds: where a step takes so long, whoever comes meanwhile would wait longer than recording takes
 
 
 class LocalWorker:
@@ -90,11 +92,14 @@ class LocalWorker:
     def _later(self) -> Iterator[bool]:
         self.grammars.warm_up()
         yield True
-        if self.size == 1 and self.depth == 1:  # ranks would have to agree on the moment; a device records in other ways
-            for size in self.runner.graph_sizes:
-                for mode in ("greedy", "random") if size <= MOST_REHEARSED else ():
-                    self.runner.rehearse(size, mode)
-                    yield True
+        alone = self.size == 1 and self.depth == 1  # ranks would have to agree on the moment; a device records in other ways
+        sizes = [size for size in self.runner.graph_sizes if size <= MOST_REHEARSED] if alone else []
+        for size, mode in itertools.product(sizes, ("greedy", "random")):
+            begun = time.monotonic()
+            self.runner.rehearse(size, mode)
+            if time.monotonic() - begun > LONGEST_REHEARSAL:
+                return
+            yield True
 
     @contextmanager
     def capture(self, *paths: str) -> Iterator[dict[str, list[Tensor]]]:
