@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 from trireme.types import Completion, Output, SamplingParams
@@ -15,7 +16,12 @@ __all__ = ["LLM", "Completion", "Output", "SamplingParams", "__version__"]
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":  # loaded on first use: it brings torch
-        from trireme.llm import LLM
-
+        collecting = gc.isenabled()
+        gc.disable()  # a tenth of the import would go into looking for garbage that modules do not make
+        try:
+            from trireme.llm import LLM
+        finally:
+            if collecting:
+                gc.enable()
         return LLM
     raise AttributeError(f"module 'trireme' has no attribute {name!r}")
