@@ -18,12 +18,11 @@ static float *noises(int count) {
 }
 
 static Weight empty_weight(int kind, int rows, int columns) {
-    Weight weight = {kind, rows, columns, (int)trireme_padded_columns(kind, columns), NULL, NULL, trireme_tile_bytes(kind, columns)};
+    Weight weight = {kind, rows, columns, (int)trireme_padded_columns(kind, columns), NULL, trireme_tile_bytes(kind, columns)};
     size_t bytes = (size_t)(rows + 15) / 16 * weight.tile_bytes;
     uint8_t *data = aligned_alloc(64, (bytes + 63) / 64 * 64);
     memset(data, 0, bytes);
     weight.data = data;
-    weight.scales = calloc((size_t)rows + 16, 4);
     return weight;
 }
 

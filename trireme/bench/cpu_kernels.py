@@ -52,7 +52,7 @@ def one_row(kind: str, rows: int, columns: int) -> float:
     copies = max(2, COLD_BYTES // weight.nbytes)
     program, source, output = Program(), torch.randn(1, weight.columns), torch.empty(1, rows)
     for _ in range(copies):
-        program.linear(PackedWeight(kind, rows, weight.columns, weight.data.clone(), weight.scales), source, output)
+        program.linear(PackedWeight(kind, rows, weight.columns, weight.data.clone()), source, output)
     return copies * weight.nbytes / best_seconds(program.run, 0.5) / 1e9
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from trireme.backends.cpu import build
 from trireme.errors import BackendUnavailable
 
-KINDS = {name: i for i, name in enumerate(("f32", "bf16", "int8", "q4", "q4_min", "q8", "q4_k", "q6_k"))}
+KINDS = {name: i for i, name in enumerate(("f32", "bf16", "q4", "q4_min", "q8", "q4_k", "q6_k"))}
 SOURCES = {name: i for i, name in enumerate(("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q5_0", "q4_k", "q6_k"))}
 TRANSFORMS = {
     name: i
@@ -27,7 +27,6 @@ class WeightStruct(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("kind", "rows", "columns", "padded")),
         ("data", c_void_p),
-        ("scales", c_void_p),
         ("tile_bytes", c_int64),
     ]
 

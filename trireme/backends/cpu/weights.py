@@ -25,22 +25,18 @@ def aligned_zeros(count: int) -> torch.Tensor:
 class PackedWeight:
     """A [rows, columns] matrix of one kind. Rows may be filled in several pieces, so that fused projections need no copy."""
 
-    def __init__(self, kind: str, rows: int, columns: int, data: torch.Tensor | None = None, scales: torch.Tensor | None = None):
+    def __init__(self, kind: str, rows: int, columns: int, data: torch.Tensor | None = None):
         code, tiles = KINDS[kind], -(-rows // TILE)
         tile_bytes = library().trireme_tile_bytes(code, columns)
         self.kind, self.rows, self.columns = kind, rows, columns
         self.data = aligned_zeros(tiles * tile_bytes) if data is None else data
-        self.scales = scales
-        if kind == "int8" and scales is None:
-            self.scales = torch.zeros(tiles * TILE)
         padded = library().trireme_padded_columns(code, columns)
-        scale_at = self.scales.data_ptr() if self.scales is not None else None
-        self.struct = WeightStruct(code, rows, columns, padded, self.data.data_ptr(), scale_at, tile_bytes)
+        self.struct = WeightStruct(code, rows, columns, padded, self.data.data_ptr(), tile_bytes)
         self.pointer = ctypes.pointer(self.struct)
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes + (self.scales.nbytes if self.scales is not None else 0)
+        return self.data.nbytes
 
     @classmethod
     def from_floats(cls, kind: str, weight: torch.Tensor) -> PackedWeight:

@@ -1,7 +1,7 @@
 /* Wide matrix products on AMX tiles (x86): 16 × 16 results from 16 rows of activations and 16 rows of weights at a time.
  *
  * Grouped kinds are decoded to bf16 once per 32 weight rows and reused for all activation rows, so that scales cost nothing
- * in the inner loop; bf16 weights are read as they lie; int8 weights times int8 rows stay integers to the end. */
+ * in the inner loop; bf16 weights are read as they lie. */
 #include "amx.h"
 #include "layout.h"
 #include "vector.h"
@@ -97,23 +97,14 @@ static void decode_any(const Weight *weight, int tile, uint8_t *out) {
 }
 
 /* Adds one 16 × 16 block of sums to the output, those past the last row or weight left out. */
-static void write_block(const Linear *linear, const Activations *x, const void *sums, int tile, int row, int rows) {
+static void write_block(const Linear *linear, const float *sums, int tile, int row, int rows) {
     const Weight *weight = linear->weight;
     int columns = weight->rows - tile * TILE, count = rows - row < 16 ? rows - row : 16;
     __mmask16 mask = columns >= TILE ? 0xffff : (__mmask16)((1 << columns) - 1);
     __m512 bias = linear->bias ? _mm512_maskz_loadu_ps(mask, linear->bias + tile * TILE) : _mm512_setzero_ps();
     for (int r = 0; r < count; r++) {
         float *at = linear->output + (row + r) * linear->output_stride + tile * TILE;
-        __m512 value = _mm512_load_ps((const float *)sums + r * 16);
-        if (weight->kind == KIND_INT8) {
-            float scale;
-            memcpy(&scale, x->data + (row + r) * x->stride + x->padded, 4);
-            __m512i total = _mm512_load_si512((const int32_t *)sums + r * 16);
-            int32_t correction;
-            memcpy(&correction, x->data + (row + r) * x->stride + x->padded + 4, 4);
-            total = _mm512_add_epi32(total, _mm512_set1_epi32(correction));
-            value = _mm512_mul_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(_mm512_loadu_ps(weight->scales + tile * TILE), _mm512_set1_ps(scale)));
-        }
+        __m512 value = _mm512_load_ps(sums + r * 16);
         value = _mm512_add_ps(value, bias);
         if (linear->accumulate) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, at));
         _mm512_mask_storeu_ps(at, mask, value);
@@ -121,48 +112,47 @@ static void write_block(const Linear *linear, const Activations *x, const void *
 }
 
 /* Up to 2 × 2 blocks of results: two times 16 activation rows by two weight tiles. Tiles 0-3 sum, 4-5 hold x, 6-7 weights. */
-INLINE void multiply(const int integers, const int two_rows, const int two_tiles, const uint8_t *x, int64_t stride,
+INLINE void multiply(const int two_rows, const int two_tiles, const uint8_t *x, int64_t stride,
                      const uint8_t *w0, const uint8_t *w1, int steps, float *sums) {
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     for (int step = 0; step < steps; step++) {
         _tile_loadd(4, x + step * 64, (int)stride);
         _tile_loadd(6, w0 + (size_t)step * 1024, 64);
-        if (integers) _tile_dpbsud(0, 4, 6); else _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(0, 4, 6);
         if (two_tiles) {
             _tile_loadd(7, w1 + (size_t)step * 1024, 64);
-            if (integers) _tile_dpbsud(1, 4, 7); else _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(1, 4, 7);
         }
         if (two_rows) {
             _tile_loadd(5, x + 16 * stride + step * 64, (int)stride);
-            if (integers) _tile_dpbsud(2, 5, 6); else _tile_dpbf16ps(2, 5, 6);
-            if (two_tiles) { if (integers) _tile_dpbsud(3, 5, 7); else _tile_dpbf16ps(3, 5, 7); }
+            _tile_dpbf16ps(2, 5, 6);
+            if (two_tiles) _tile_dpbf16ps(3, 5, 7);
         }
     }
     _tile_stored(0, sums, 64); _tile_stored(1, sums + 256, 64);
     _tile_stored(2, sums + 512, 64); _tile_stored(3, sums + 768, 64);
 }
 
-INLINE void multiply_rows(const int integers, const Linear *linear, const Activations *x, int tile, int two_tiles,
+INLINE void multiply_rows(const Linear *linear, const Activations *x, int tile, int two_tiles,
                           const uint8_t *w0, const uint8_t *w1, int row, int end, int rows, float *sums) {
-    int steps = x->padded / (integers ? 64 : 32);
+    int steps = x->padded / 32;
     for (; row < end; row += 32) {
         const uint8_t *records = x->data + row * x->stride;
         int two_rows = row + 16 < end;
-        if (two_rows && two_tiles) multiply(integers, 1, 1, records, x->stride, w0, w1, steps, sums);
-        else if (two_rows) multiply(integers, 1, 0, records, x->stride, w0, w1, steps, sums);
-        else if (two_tiles) multiply(integers, 0, 1, records, x->stride, w0, w1, steps, sums);
-        else multiply(integers, 0, 0, records, x->stride, w0, w1, steps, sums);
-        write_block(linear, x, sums, tile, row, rows);
-        if (two_tiles) write_block(linear, x, sums + 256, tile + 1, row, rows);
-        if (two_rows) write_block(linear, x, sums + 512, tile, row + 16, rows);
-        if (two_rows && two_tiles) write_block(linear, x, sums + 768, tile + 1, row + 16, rows);
+        if (two_rows && two_tiles) multiply(1, 1, records, x->stride, w0, w1, steps, sums);
+        else if (two_rows) multiply(1, 0, records, x->stride, w0, w1, steps, sums);
+        else if (two_tiles) multiply(0, 1, records, x->stride, w0, w1, steps, sums);
+        else multiply(0, 0, records, x->stride, w0, w1, steps, sums);
+        write_block(linear, sums, tile, row, rows);
+        if (two_tiles) write_block(linear, sums + 256, tile + 1, row, rows);
+        if (two_rows) write_block(linear, sums + 512, tile, row + 16, rows);
+        if (two_rows && two_tiles) write_block(linear, sums + 768, tile + 1, row + 16, rows);
     }
 }
 
 /* scratch: 32 weight rows as bf16, then 4 KB of sums */
 void matmul_amx(const Linear *linear, const Activations *x, int tile0, int tile1, int rows, float *scratch) {
     const Weight *weight = linear->weight;
-    int integers = weight->kind == KIND_INT8, direct = integers || weight->kind == KIND_BF16;
     uint8_t *decoded = (uint8_t *)scratch;
     size_t tile_size = (size_t)weight->padded * 32;
     float *sums = (float *)(decoded + 2 * tile_size);
@@ -170,13 +160,12 @@ void matmul_amx(const Linear *linear, const Activations *x, int tile0, int tile1
     for (int tile = tile0; tile < tile1; tile += 2) {
         int two = tile + 1 < tile1;
         const uint8_t *w0 = weight->data + tile * weight->tile_bytes, *w1 = w0 + weight->tile_bytes;
-        if (!direct) {
+        if (weight->kind != KIND_BF16) {
             w0 = decoded, w1 = decoded + tile_size;
             decode_any(weight, tile, decoded);
             if (two) decode_any(weight, tile + 1, decoded + tile_size);
         }
-        if (integers) multiply_rows(1, linear, x, tile, two, w0, w1, 0, rows, rows, sums);
-        else multiply_rows(0, linear, x, tile, two, w0, w1, 0, rows, rows, sums);
+        multiply_rows(linear, x, tile, two, w0, w1, 0, rows, rows, sums);
     }
     _tile_release();
 }

@@ -14,7 +14,7 @@ static inline int is_nibbles(int kind) { return kind == KIND_Q4 || kind == KIND_
 static inline int is_grouped(int kind) { return kind >= KIND_Q4; }
 
 /* Bytes of scales before the numbers of a block, and of numbers per 32 columns. */
-static inline int block_header(int kind) { return kind <= KIND_INT8 ? 0 : kind == KIND_Q4_MIN ? 128 : 64; }
+static inline int block_header(int kind) { return kind <= KIND_BF16 ? 0 : kind == KIND_Q4_MIN ? 128 : 64; }
 static inline int group_bytes(int kind) {
     return kind == KIND_F32 ? 2048 : kind == KIND_BF16 ? 1024 : is_nibbles(kind) ? 256 : kind == KIND_Q6_K ? 384 : 512;
 }

@@ -1,7 +1,6 @@
 /* Matrix products over packed weights: output[r][n] = Σ_k x[r][k] · w[n][k], for one row or many.
  *
  * A tile of 16 weight rows meets R activation rows at a time; weights are decoded to bytes in registers once per R rows.
- *   int8      y = s_n s_r Σ q_n q_r
  *   grouped   y = Σ_groups d_n s_r (correction_r + Σ q_n q_r) + m_n sum_r       (correction: see rows.c)
  *   float     y = Σ w x, the weight bf16 or float */
 #include "layout.h"
@@ -181,44 +180,10 @@ INLINE void grouped_tile(const int kind, const int R, const Linear *linear, cons
     for (int r = 0; r < R; r++) write_out(linear, tile, row + r, acc[r]);
 }
 
-INLINE void int8_tile(const int R, const Linear *linear, const Activations *x, int tile, int row) {
-    const Weight *weight = linear->weight;
-    const uint8_t *data = weight->data + tile * weight->tile_bytes, *records = x->data + row * x->stride;
-    const int chains = R == 1 ? 4 : R == 2 ? 2 : 1; /* enough independent sums to hide the dot product's latency */
-    vi acc[4][R][PARTS];
-    for (int c = 0; c < 4; c++) for (int r = 0; r < R; r++) for (int p = 0; p < PARTS; p++) acc[c][r][p] = (vi){0};
-    for (int quad = 0; quad < weight->padded / 4; quad += 4) {
-#pragma GCC unroll 4
-        for (int q = 0; q < 4; q++) {
-            vi w[PARTS];
-            for (int p = 0; p < PARTS; p++) w[p] = load_ints(data + (quad + q) * 64 + p * LANES * 4);
-#pragma GCC unroll 16
-            for (int r = 0; r < R; r++) {
-                int32_t value = quad_at(records + r * x->stride, quad + q);
-                for (int p = 0; p < PARTS; p++) acc[q % chains][r][p] = dot(acc[q % chains][r][p], w[p], value, 0);
-            }
-        }
-    }
-    for (int r = 0; r < R; r++) {
-        const uint8_t *record = records + r * x->stride + x->padded;
-        float scale;
-        int32_t correction;
-        memcpy(&scale, record, 4);
-        memcpy(&correction, record + 4, 4);
-        vf sum[PARTS];
-        for (int p = 0; p < PARTS; p++) {
-            vi total = acc[0][r][p] + correction;
-            for (int c = 1; c < chains; c++) total += acc[c][r][p];
-            sum[p] = floats(total) * (load(weight->scales + tile * TILE + p * LANES) * scale);
-        }
-        write_out(linear, tile, row + r, sum);
-    }
-}
-
 INLINE void float_tile(const int kind, const int R, const Linear *linear, const Activations *x, int tile, int row) {
     const Weight *weight = linear->weight;
     const uint8_t *data = weight->data + tile * weight->tile_bytes, *records = x->data + row * x->stride;
-    const int chains = R == 1 ? 4 : R == 2 ? 2 : 1;
+    const int chains = R == 1 ? 4 : R == 2 ? 2 : 1; /* enough independent sums to hide the product's latency */
     vf acc[4][R][PARTS];
     for (int c = 0; c < 4; c++) for (int r = 0; r < R; r++) for (int p = 0; p < PARTS; p++) acc[c][r][p] = (vf){0};
     for (int k = 0; k < weight->padded; k += 4) {
@@ -247,8 +212,7 @@ INLINE void float_tile(const int kind, const int R, const Linear *linear, const 
 }
 
 INLINE void tile_rows(const int kind, const int R, const Linear *linear, const Activations *x, int tile, int row) {
-    if (kind == KIND_INT8) int8_tile(R, linear, x, tile, row);
-    else if (kind == KIND_F32 || kind == KIND_BF16) float_tile(kind, R, linear, x, tile, row);
+    if (kind == KIND_F32 || kind == KIND_BF16) float_tile(kind, R, linear, x, tile, row);
     else grouped_tile(kind, R, linear, x, tile, row);
 }
 
@@ -263,7 +227,6 @@ INLINE void tile_rows(const int kind, const int R, const Linear *linear, const A
     }
 DEFINE_KIND(rows_f32, KIND_F32)
 DEFINE_KIND(rows_bf16, KIND_BF16)
-DEFINE_KIND(rows_int8, KIND_INT8)
 DEFINE_KIND(rows_q4, KIND_Q4)
 DEFINE_KIND(rows_q4_min, KIND_Q4_MIN)
 DEFINE_KIND(rows_q8, KIND_Q8)
@@ -272,7 +235,7 @@ DEFINE_KIND(rows_q6_k, KIND_Q6_K)
 
 void KERNEL(matmul)(const Linear *linear, const Activations *x, int tile0, int tile1, int rows, float *scratch) {
     static void (*const by_kind[KIND_COUNT])(const Linear *, const Activations *, int, int, int) = {
-        rows_f32, rows_bf16, rows_int8, rows_q4, rows_q4_min, rows_q8, rows_q4_k, rows_q6_k};
+        rows_f32, rows_bf16, rows_q4, rows_q4_min, rows_q8, rows_q4_k, rows_q6_k};
     (void)scratch;
     int panel = (int)(PANEL_BYTES / x->stride) / MOST_ROWS * MOST_ROWS;
     if (panel < MOST_ROWS) panel = MOST_ROWS;

@@ -118,17 +118,13 @@ static void encode_plain(Row row, int group, const float *values) {
 }
 
 /* `values` holds whole groups, zeros after the last column. */
-static void encode_row(const Weight *weight, Row row, int index, const float *values) {
-    int8_t bytes[GROUP];
-    float scale = weight->kind == KIND_INT8 ? fabsf(largest(values, weight->columns)) / 127 : 0;
-    if (weight->kind == KIND_INT8) ((float *)weight->scales)[index] = scale;
+static void encode_row(const Weight *weight, Row row, const float *values) {
     for (int group = 0; group < weight->padded / GROUP; group++) {
         const float *part = values + group * GROUP;
         switch (weight->kind) {
         case KIND_Q4: encode_q4(row, group, part); break;
         case KIND_Q4_MIN: encode_q4_min(row, group, part); break;
         case KIND_Q8: encode_q8(row, group, part); break;
-        case KIND_INT8: bytes_of(part, inverse(scale), bytes); put_bytes(row, group, bytes); break;
         default: encode_plain(row, group, part);
         }
     }
@@ -218,7 +214,7 @@ static void pack_rows(void *context, Worker *worker) {
             if (packing->source <= SOURCE_BF16) {
                 read_floats(packing->source, from, weight->columns, values);
                 memset(values + weight->columns, 0, (size_t)(weight->padded - weight->columns) * 4);
-                encode_row(weight, row, index, values);
+                encode_row(weight, row, values);
             } else {
                 int count = weight->columns / sources[packing->source].columns, bytes = sources[packing->source].bytes;
                 for (int b = 0; b < count; b++) sources[packing->source].repack(row, b, from + (size_t)b * bytes);
@@ -238,7 +234,7 @@ int trireme_pack(const Weight *weight, int first, int count, int source, const v
     return 0;
 }
 
-static float scale_of(const Weight *weight, int index, Row row, int column, float *minimum) {
+static float scale_of(const Weight *weight, Row row, int column, float *minimum) {
     int group = column / GROUP;
     const uint8_t *head = header_of(row, group), *super = row.tile + super_offset(row.kind, group / 8);
     *minimum = 0;
@@ -248,7 +244,6 @@ static float scale_of(const Weight *weight, int index, Row row, int column, floa
         return half_to_float(get_half(super, row.lane)) * head[(group & 1) * 16 + row.lane];
     case KIND_Q6_K:
         return half_to_float(get_half(super, row.lane)) * (int8_t)head[((group & 1) * 2 + column % GROUP / 16) * 16 + row.lane];
-    case KIND_INT8: return weight->scales[index];
     case KIND_Q4_MIN: *minimum = half_to_float(get_half(head + 64 + (group & 1) * 32, row.lane)); /* fall through */
     default: return half_to_float(get_half(head + (group & 1) * 32, row.lane));
     }
@@ -262,7 +257,7 @@ void dequantize_row(const Weight *weight, int index, float *output) {
         const uint8_t *at = group_of(row, group);
         if (weight->kind == KIND_F32) { memcpy(output + i, at + (column * TILE + row.lane) * 4, 4); continue; }
         if (weight->kind == KIND_BF16) { output[i] = bf16_to_float(get_half(at, (column / 2 * TILE + row.lane) * 2 + column % 2)); continue; }
-        float minimum, scale = scale_of(weight, index, row, i, &minimum);
+        float minimum, scale = scale_of(weight, row, i, &minimum);
         int number;
         int nibble = at[column % 16 / 4 * 64 + row.lane * 4 + column % 4] >> (column >= 16 ? 4 : 0) & 15;
         if (is_nibbles(weight->kind)) number = nibble;

@@ -27,8 +27,7 @@ static int is_wide(const Kernels *kernels, int rows) { return kernels->wide_rows
 static Activations activations_for(const Kernels *kernels, const Weight *weight, int rows) {
     Activations x = {.kind = weight->kind, .padded = weight->padded};
     int64_t width = weight->padded, bytes;
-    if (weight->kind == KIND_INT8) x.format = FORMAT_ROW8, bytes = width + 8;
-    else if (is_wide(kernels, rows) && weight->kind != KIND_F32) x.format = FORMAT_BF16, bytes = width * 2;
+    if (is_wide(kernels, rows) && weight->kind != KIND_F32) x.format = FORMAT_BF16, bytes = width * 2;
     else if (!is_grouped(weight->kind)) x.format = FORMAT_F32, bytes = width * 4;
     else x.format = FORMAT_GROUP8, bytes = width + width / GROUP * (weight->kind == KIND_Q6_K ? 12 : 8);
     x.stride = (bytes + 63) / 64 * 64;

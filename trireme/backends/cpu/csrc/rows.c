@@ -3,8 +3,7 @@
  *   rms_norm    y = x / sqrt(mean(x²) + ε) · (w + offset)
  *   layer_norm  y = (x - mean) / sqrt(var + ε) · (w + offset) + b
  *   act_mul     y = act(x[:n]) · x[n:]          silu(x) = x / (1 + e^-x),  gelu_tanh, gelu
- *   row8        q = round(x · 127 / max|x|)      one scale per row
- *   group8      the same per 32 columns, with the group's sum for offsets and minimums */
+ *   group8      q = round(x · 127 / max|x|)      per 32 columns, with the group's sum for offsets and minimums */
 #include "half.h"
 #include "layout.h"
 #include "vector.h"
@@ -116,13 +115,6 @@ enum { OFFSET8 = 128 };
 enum { OFFSET8 = 0 };
 #endif
 
-static void write_row8(const float *values, int padded, uint8_t *record) {
-    float largest = magnitude(values, padded), scale = largest / 127.0f;
-    int32_t correction = -OFFSET8 * quantize_run(values, padded, largest > 0 ? 127.0f / largest : 0, (int8_t *)record);
-    memcpy(record + padded, &scale, 4);
-    memcpy(record + padded + 4, &correction, 4);
-}
-
 /* bytes[padded], scale[padded / 32], correction: an int to start the dot product from, or sum · scale for minimums. */
 INLINE void write_group8(const float *values, int padded, const int kind, uint8_t *record) {
     int groups = padded / GROUP;
@@ -160,7 +152,6 @@ void KERNEL(prepare)(const Transform *t, const float *input, int columns, float 
         values = temporary;
     }
     if (x->format == FORMAT_BF16) write_bf16(values, padded, record);
-    else if (x->format == FORMAT_ROW8) write_row8(values, padded, record);
     else if (x->format == FORMAT_GROUP8 && has_min(x->kind)) write_group8(values, padded, KIND_Q4_MIN, record);
     else if (x->format == FORMAT_GROUP8 && x->kind == KIND_Q4) write_group8(values, padded, KIND_Q4, record);
     else if (x->format == FORMAT_GROUP8 && x->kind == KIND_Q6_K) write_group8(values, padded, KIND_Q6_K, record);

@@ -12,7 +12,6 @@ enum { TILE = 16, BLOCK = 64, GROUP = 32, SUPER = 256 }; /* weight rows per tile
 typedef enum {
     KIND_F32,    /* float[64][16] */
     KIND_BF16,   /* bf16[32 pairs][16][2] */
-    KIND_INT8,   /* int8[16 quads][16][4]; one float scale per row, apart */
     KIND_Q4,     /* half d[2][16]; nibbles:  w = d (q - 8)     GGUF Q4_0 */
     KIND_Q4_MIN, /* half d[2][16], m[2][16]; w = d q + m       GGUF Q4_1 */
     KIND_Q8,     /* half d[2][16]; int8:     w = d q           GGUF Q8_0, Q5_0 */
@@ -24,7 +23,6 @@ typedef enum {
 typedef struct {
     int32_t kind, rows, columns, padded; /* padded: columns rounded up to whole blocks */
     const uint8_t *data;                 /* ceil(rows / 16) tiles of tile_bytes */
-    const float *scales;                 /* KIND_INT8 only: one per row, padded to whole tiles */
     int64_t tile_bytes;
 } Weight;
 
@@ -188,7 +186,7 @@ typedef struct {
 } Step;
 
 /* Activations as a matmul reads them: `data` holds one record per row, `stride` bytes apart. */
-typedef enum { FORMAT_F32, FORMAT_BF16, FORMAT_ROW8, FORMAT_GROUP8 } Format;
+typedef enum { FORMAT_F32, FORMAT_BF16, FORMAT_GROUP8 } Format;
 typedef struct {
     uint8_t *data;
     int64_t stride;
