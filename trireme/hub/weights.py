@@ -121,12 +121,14 @@ class Weight:
         return np.ascontiguousarray(chosen).reshape(chosen.shape)
 
     def release(self) -> None:
-        """Gives back the memory that reading took. The tensor stays readable: from the file, as the first time."""
+        """Gives back the memory that reading took, but for pages shared with other tensors. It can be read again."""
         mapping = mapping_of(self._mapped)
-        if mapping is not None and self._mapped.nbytes:
+        if mapping is not None:
             begin = self._mapped.ctypes.data - np.frombuffer(mapping, dtype=np.uint8).ctypes.data
-            page = begin - begin % mmap.PAGESIZE
-            mapping.madvise(mmap.MADV_DONTNEED, page, begin + self._mapped.nbytes - page)
+            first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+            length = (begin + self._mapped.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+            if length > 0:
+                mapping.madvise(mmap.MADV_DONTNEED, first, length)
 
     def renamed(self, name: str, offset: float = 0.0) -> Weight:
         return Weight(name, self.kind, self._mapped, offset=offset, row_ids=self._row_ids)
