@@ -92,9 +92,10 @@ def test_huge_headers_and_bodies(served: Served, http: httpx.Client) -> None:
         try:
             for _ in range(40):
                 connection.sendall(chunk)
+            answer = connection.recv(100)
         except OSError:
             return  # cut off, which is an answer too
-        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+        assert answer.startswith(b"HTTP/1.1 413")
 
 
 def test_nothing_listens_but_the_api(served: Served) -> None:
