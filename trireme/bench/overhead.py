@@ -29,6 +29,7 @@ from trireme.llm import LLM
 from trireme.types import SamplingParams
 
 READY_SECONDS = 300.0
+QUIET_SECONDS = 30.0  # at most, for a server to come to rest
 
 
 @dataclass
@@ -178,6 +179,7 @@ class _Server:
             command = [sys.executable, "-m", "trireme.cli.main", "serve", *flags, "--uds", self._uds]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         asyncio.run(self._until_ready())
+        self._until_quiet()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -201,6 +203,16 @@ class _Server:
                 return
             await asyncio.sleep(0.2)
         raise WorkerDied("The server was not ready in time.", "start it by hand to see why")
+
+    def _until_quiet(self) -> None:
+        """Waits for what a server does in its first quiet moments, such as recording steps."""
+        deadline, before = time.monotonic() + QUIET_SECONDS, -1.0
+        while time.monotonic() < deadline:
+            spent = sum(_cpu_seconds(self._process.pid).values())
+            if before >= 0 and spent - before < 0.1:
+                return
+            before = spent
+            time.sleep(1.5)
 
     def _last_line(self) -> str:
         return (self._folder / "log").read_text(errors="replace").strip().rpartition("\n")[2]
