@@ -85,9 +85,7 @@ def attention_speed(tokens: int, context: int) -> tuple[float, float]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--threads", type=int, nargs="+", default=[0], help="numbers of threads to try; 0: every core"
-    )
+    parser.add_argument("--threads", type=int, nargs="+", default=[0], help="numbers of threads to try; 0: every core")
     parser.add_argument("--isa", default="auto", choices=["auto", *available_isas()], help="the instruction set")
     parser.add_argument("--tokens", type=int, nargs="*", default=[8, 32, 512], help="rows of activations of the wide products")
 
