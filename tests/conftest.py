@@ -6,6 +6,8 @@ import pathlib
 # Before torch: spinning OpenMP threads on a shared machine make every small matrix product many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Tests load the files of tests; the user's cache is no place for them.
+os.environ.setdefault("TRIREME_PACK_CACHE", "off")
 # Before anything imports Triton: without a GPU its kernels are interpreted, and that is decided once a process.
 if not os.path.exists("/dev/nvidia0"):
     os.environ.setdefault("TRITON_INTERPRET", "1")

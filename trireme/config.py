@@ -20,6 +20,14 @@ from trireme.errors import BadConfig
 DEFAULT_MODEL = "smollm2"
 
 
+def cache_folder() -> pathlib.Path:
+    """Where everything fetched or made for later lives: TRIREME_CACHE, or `trireme` in the user's cache folder."""
+    own = os.environ.get("TRIREME_CACHE")
+    if own:
+        return pathlib.Path(own).expanduser()
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "trireme"
+
+
 def setting(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"help": help, "choices": choices})
 
@@ -38,6 +46,9 @@ class DeviceOptions:
     backend: str = setting("auto", "which backend computes (see `trireme backends`)")
     threads: int = setting(0, "CPU threads of one worker (0: all cores)")
     tp: int = setting(1, "tensor-parallel ranks, one worker process each")
+    pack_cache: str = setting(
+        "auto", "keep packed CPU weights on disk: auto keeps what was quantised at load", ("auto", "on", "off")
+    )
     graphs: bool = setting(True, "capture decode steps as graphs where the device can")
     collective_timeout: float = setting(60.0, "seconds before a rank that does not answer ends its group")
 

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from trireme.api.failures import Failure
+from trireme.config import cache_folder
 from trireme.errors import BadConfig, DiskFull
-from trireme.hub.registry import cache_folder
 
 MAX_RECORDS = 10_000  # of one kind
 LOOK_EVERY = 64  # new records, until the old are counted

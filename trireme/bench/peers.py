@@ -21,8 +21,8 @@ import msgspec
 from rich.console import Console
 
 from trireme.bench.peer_files import float_folder, requantized
+from trireme.config import cache_folder
 from trireme.errors import BadConfig, TriremeError, WorkerDied
-from trireme.hub.registry import cache_folder
 from trireme.hub.resolve import resolve_model
 
 SCRIPTS = pathlib.Path(__file__).parent / "peer_scripts"

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from trireme import backends
-    from trireme.hub.registry import cache_folder
+    from trireme.config import cache_folder
 
     rows: list[tuple[str, str]] = [
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),

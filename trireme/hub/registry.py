@@ -24,19 +24,12 @@ import zipfile
 from collections.abc import Iterator
 from typing import IO
 
+from trireme.config import cache_folder
 from trireme.errors import FetchFailed, ModelNotFound, TriremeError
 from trireme.hub.catalogue import CATALOGUE, Entry, ModelFile, Package
 from trireme.hub.download import CHUNK, Progress, disk_full, fetch_file, fetch_page, file_sha256
 
 TOOL_TIMEOUT = 1800.0
-
-
-def cache_folder() -> pathlib.Path:
-    """Where fetched models live: TRIREME_CACHE, or `trireme` in the user's cache folder."""
-    own = os.environ.get("TRIREME_CACHE")
-    if own:
-        return pathlib.Path(own).expanduser()
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "trireme"
 
 
 def cached(name: str) -> pathlib.Path | None:

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from trireme.config import cache_folder
 from trireme.errors import BadCheckpoint, BadRequest, ModelNotFound, TriremeError
 from trireme.hub.checkpoint import gguf_file, read_json
 from trireme.hub.gguf import read_gguf
 from trireme.hub.llama2c import llama2c_files, llama2c_vocabulary
-from trireme.hub.registry import cache_folder
 from trireme.hub.sentencepiece import read_sentencepiece
 from trireme.hub.vocabulary import Vocabulary, vocabulary_of
 

@@ -5,7 +5,9 @@ Knows bytes and blocks, never what their values mean: decoding belongs to `quant
 
 from __future__ import annotations
 
+import hashlib
 import mmap
+import os
 import pathlib
 
 import numpy as np
@@ -83,6 +85,16 @@ class Weight:
         rows = self._mapped.shape[0] if self._mapped.ndim else 1
         return self._mapped.nbytes if self._row_ids is None else self._mapped.nbytes // max(rows, 1) * len(self._row_ids)
 
+    @property
+    def origin(self) -> str | None:
+        """Which bytes of which file, as it was when it was mapped; None for what lies in no mapped file."""
+        mapping = mapping_of(self._mapped)
+        if not isinstance(mapping, MappedFile):
+            return None
+        chosen = None if self._row_ids is None else hashlib.sha256(self._row_ids.astype("<i8").tobytes()).hexdigest()
+        place = (_begin(mapping, self._mapped), self._mapped.shape, self._mapped.strides, chosen)
+        return repr((mapping.identity, self.name, self.kind, self.offset, *place))
+
     def rows(self, index: slice | np.ndarray) -> Weight:
         """The chosen entries of the first axis, in the order given."""
         if not self._mapped.ndim or (self._mapped.ndim == 1 and self.kind in BLOCKS):
@@ -124,7 +136,7 @@ class Weight:
         """Gives back the memory that reading took, but for pages shared with other tensors. It can be read again."""
         mapping = mapping_of(self._mapped)
         if mapping is not None:
-            begin = self._mapped.ctypes.data - np.frombuffer(mapping, dtype=np.uint8).ctypes.data
+            begin = _begin(mapping, self._mapped)
             first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
             length = (begin + self._mapped.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
             if length > 0:
@@ -140,15 +152,23 @@ class Weight:
         return f"Weight({self.name!r}, {self.kind}, {self.shape})"
 
 
+class MappedFile(mmap.mmap):
+    """A mapped file that knows which file it is, in which state."""
+
+    identity: tuple[str, int, int, int] = ("", 0, 0, 0)  # path, bytes, times of the last change of content and of anything
+
+
 def map_file(path: pathlib.Path) -> np.ndarray:
     """The bytes of a file, mapped and read only when touched."""
     try:
         with open(path, "rb") as file:
             try:
                 # Private pages: a consumer that insists on a writable array gets one, and the file stays as it is.
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                mapped = MappedFile(file.fileno(), 0, access=mmap.ACCESS_COPY)
             except OSError:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                mapped = MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ)
+            state = os.fstat(file.fileno())
+            mapped.identity = (str(path.resolve()), state.st_size, state.st_mtime_ns, state.st_ctime_ns)
     except ValueError:
         raise BadCheckpoint(f"{path} is empty.", "fetch the file again") from None
     except OSError as error:
@@ -163,6 +183,10 @@ def mapping_of(array: np.ndarray) -> mmap.mmap | None:
         owner = owner.base
     owner = owner.obj if isinstance(owner, memoryview) else owner
     return owner if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") else None
+
+
+def _begin(mapping: mmap.mmap, array: np.ndarray) -> int:
+    return array.ctypes.data - np.frombuffer(mapping, dtype=np.uint8).ctypes.data
 
 
 def weight_from_bytes(name: str, kind: str, shape: tuple[int, ...], data: np.ndarray) -> Weight:

@@ -31,6 +31,10 @@ class Stored(Protocol):
     @property
     def offset(self) -> float: ...
 
+    @property
+    def origin(self) -> str | None:
+        """Which bytes of which file, as it is now: while the text is the same, so are the values. None where nothing can say so."""
+
     def rows(self, index: slice | np.ndarray) -> Stored: ...
 
     def columns(self, span: slice) -> Stored: ...
@@ -44,7 +48,7 @@ class Stored(Protocol):
 class Noise:
     """A tensor of no checkpoint: drawn at random, the same for the same name, directly on the device."""
 
-    kind, offset = "RANDOM", 0.0
+    kind, offset, origin = "RANDOM", 0.0, None
 
     def __init__(self, name: str, shape: tuple[int, ...]):
         self.name, self.shape = name, shape

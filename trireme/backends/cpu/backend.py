@@ -11,12 +11,13 @@ from torch import Tensor
 
 from trireme.backends.base import Backend
 from trireme.backends.cpu import library
+from trireme.backends.cpu.cache import PackCache
 from trireme.backends.cpu.layers import CpuAttention, CpuGatedMLP
 from trireme.backends.cpu.methods import METHODS
 from trireme.backends.cpu.ops import CpuOps
 from trireme.backends.cpu.tape import Arena, Tape
 from trireme.backends.cpu.weights import aligned_zeros
-from trireme.config import DeviceOptions
+from trireme.config import DeviceOptions, cache_folder
 from trireme.errors import BackendUnavailable
 from trireme.layers import Attention, GatedMLP
 
@@ -31,6 +32,10 @@ class Cpu(Backend):
         library.set_threads(options.threads)
         self.ops: CpuOps = CpuOps()
         self.arena = Arena()
+        self.pack_cache: PackCache | None = None
+        if options.pack_cache != "off":
+            self.pack_cache = PackCache(cache_folder() / "packed", everything=options.pack_cache == "on")
+            self.methods = {name: method.kept_in(self.pack_cache) for name, method in METHODS.items()}
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -43,6 +48,11 @@ class Cpu(Backend):
     def dtype(self, wanted: str, stored: torch.dtype) -> torch.dtype:
         """Activations are float32; weights keep their own kinds whatever this says."""
         return torch.float32 if wanted == "auto" else getattr(torch, wanted)
+
+    def memory(self) -> tuple[int, int]:
+        """The system would call mapped weights free: it can read them again, at the price of every step."""
+        free, total = super().memory()
+        return max(free - (self.pack_cache.mapped_bytes if self.pack_cache else 0), 0), total
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Takes memory when it is first written, not before."""

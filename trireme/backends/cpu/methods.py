@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from trireme.backends.cpu.cache import PackCache
 from trireme.backends.cpu.ops import CpuOps
 from trireme.backends.cpu.program import PLAIN, Transform
 from trireme.backends.cpu.weights import KIND_OF_GGUF, TILE, PackedWeight
@@ -24,6 +25,7 @@ class Packed:
     """Stacked matrices; neighbours of one kind are one product. `kind` None keeps what the checkpoint has."""
 
     kind: ClassVar[str | None] = None
+    cache: ClassVar[PackCache | None] = None
 
     def __init__(self, weights: list[PackedWeight], bias: Tensor | None):
         self.weights, self.bias = weights, bias
@@ -37,7 +39,13 @@ class Packed:
             if not groups or groups[-1][0] != kind:
                 groups.append((kind, []))
             groups[-1][1].append(part)
-        return cls([_pack(kind, members) for kind, members in groups], None if bias is None else bias.float().contiguous())
+        weights = [_pack(kind, members) if cls.cache is None else _kept(cls.cache, kind, members) for kind, members in groups]
+        return cls(weights, None if bias is None else bias.float().contiguous())
+
+    @classmethod
+    def kept_in(cls, cache: PackCache) -> type[Packed]:
+        """This method, packing only what `cache` does not have."""
+        return type(cls.__name__, (cls,), {"cache": cache})
 
     @classmethod
     def kind_of(cls, part: Stored) -> str:
@@ -89,6 +97,20 @@ def _kept_kind(part: Stored) -> str:
     if part.kind in KIND_OF_GGUF and not part.offset:
         return KIND_OF_GGUF[part.kind]
     return "q8" if part.kind in BLOCKS else _LOSSLESS.get(part.kind, "f32")
+
+
+def _kept(cache: PackCache, kind: str, parts: list[Stored]) -> PackedWeight:
+    origins = [part.origin for part in parts]
+    reordered = kind in _LOSSLESS.values() or all(KIND_OF_GGUF.get(part.kind) == kind for part in parts)
+    named = [origin for origin in origins if origin is not None]
+    if len(named) < len(parts) or (reordered and not cache.everything):
+        return _pack(kind, parts)
+    rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    found = cache.read(kind, rows, columns, named)
+    if found is None:
+        found = _pack(kind, parts)
+        cache.write(found, named)
+    return found
 
 
 def _pack(kind: str, parts: list[Stored]) -> PackedWeight:
