@@ -103,16 +103,18 @@ def _kept_kind(part: Stored) -> str:
 
 
 def _kept(cache: PackCache, kind: str, parts: list[Stored]) -> PackedWeight:
-    origins = [part.origin for part in parts]
+    """Packs what the cache does not have, and leaves it there, if it is worth it and every part can say where it is from."""
     reordered = kind in _LOSSLESS.values() or all(KIND_OF_GGUF.get(part.kind) == kind for part in parts)
-    named = [origin for origin in origins if origin is not None]
-    if len(named) < len(parts) or (reordered and not cache.everything):
+    if reordered and not cache.everything:
+        return _pack(kind, parts)
+    origins = [origin for part in parts if (origin := part.origin) is not None]
+    if len(origins) < len(parts):
         return _pack(kind, parts)
     rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    found = cache.read(kind, rows, columns, named)
+    found = cache.read(kind, rows, columns, origins)
     if found is None:
         found = _pack(kind, parts)
-        cache.write(found, named)
+        cache.write(found, origins)
     return found
 
 
