@@ -107,7 +107,8 @@ def test_engines_are_asked_and_compared(fakes: list[Peer]) -> None:
     assert [bool(f.note) for f in figures] == [False, True], "the second started only with its fallback"
     assert all(f.peak_bytes > 1 << 20 and f.start_seconds > 0 for f in figures)
     found = ratios(figures, ["decode 8", "prefill 512"])
-    assert found["4"]["decode 8"] == pytest.approx(4.0) and found["4"]["prefill 512"] == pytest.approx(1.0)
+    four = found["4 bits: ours/theirs"]
+    assert four["decode 8"] == pytest.approx(4.0) and four["prefill 512"] == pytest.approx(1.0)
 
 
 def test_an_engine_that_cannot_start_is_left_out(fakes: list[Peer]) -> None:

@@ -88,9 +88,8 @@ def run(args: argparse.Namespace) -> int:
             peers += _forms(engine, environment, model, console)
         except TriremeError as error:
             console.print(f"{engine} is left out: {error}")
-    others = {peer.bits for peer in peers if not peer.name.startswith("trireme")}
-    if others:  # our own forms that nobody is there to be compared with only take memory
-        peers = [peer for peer in peers if peer.bits in others]
+    if not any(peer.bits == "32" for peer in peers if peer.environment):  # floats with nobody to compare them with only take memory
+        peers = [peer for peer in peers if peer.bits != "32"]
     figures = measure(peers, args.measures, args.threads, args.rounds, console)
     _print(figures, args.measures)
     if args.json:
@@ -260,23 +259,32 @@ def _take_turns(found: list[tuple[Figures, Running]], name: str, rounds: int, co
 
 
 def ratios(figures: list[Figures], measures: list[str]) -> dict[str, dict[str, float]]:
-    """By bits and measure: our best form's tokens per second over the best peer's; for starts and memory, theirs over ours."""
+    """Our best form's tokens per second over the best peer's at the same bits; for starts and memory, theirs over ours. Peers that
+    know nothing but floats are held against our best form of any bits besides."""
+    ours = [f for f in figures if f.name.startswith("trireme")]
+    theirs = [f for f in figures if f not in ours]
     found: dict[str, dict[str, float]] = {}
-    for bits in sorted({f.bits for f in figures}, key=int):
-        ours = [f for f in figures if f.bits == bits and f.name.startswith("trireme")]
-        theirs = [f for f in figures if f.bits == bits and not f.name.startswith("trireme")]
-        if not ours or not theirs:
-            continue
-        found[bits] = {
-            name: max(f.tokens_per_second[name] for f in ours) / max(f.tokens_per_second[name] for f in theirs) for name in measures
-        }
-        found[bits]["start"] = min(f.start_seconds for f in theirs) / min(f.start_seconds for f in ours)
-        found[bits]["memory"] = min(f.peak_bytes for f in theirs) / min(f.peak_bytes for f in ours)
+    for bits in sorted({f.bits for f in theirs}, key=int):
+        alike = [f for f in ours if f.bits == bits]
+        if alike:
+            found[f"{bits} bits: ours/theirs"] = _ratio(alike, [f for f in theirs if f.bits == bits], measures)
+    for peer in theirs:
+        if peer.bits == "32" and ours:
+            found[f"any bits: ours/{peer.name}"] = _ratio(ours, [peer], measures)
+    return found
+
+
+def _ratio(ours: list[Figures], theirs: list[Figures], measures: list[str]) -> dict[str, float]:
+    found = {
+        name: max(f.tokens_per_second[name] for f in ours) / max(f.tokens_per_second[name] for f in theirs) for name in measures
+    }
+    found["start"] = min(f.start_seconds for f in theirs) / min(f.start_seconds for f in ours)
+    found["memory"] = min(f.peak_bytes for f in theirs) / min(f.peak_bytes for f in ours)
     return found
 
 
 def _print(figures: list[Figures], measures: list[str]) -> None:
-    width = max((len(f.name) for f in figures), default=0) + 2
+    width = max((len(f.name) for f in figures), default=0) + 16
     heads = "".join(f"{name:>14}" for name in (*measures, "start s", "peak MB"))
     print(f"{'tokens/s':<{width}}{heads}")
     for f in figures:
@@ -285,8 +293,8 @@ def _print(figures: list[Figures], measures: list[str]) -> None:
     print(f"\n{'tokens per CPU second':<{width}}")
     for f in figures:
         print(f"{f.name:<{width}}" + "".join(f"{f.tokens_per_cpu_second[name]:>14.1f}" for name in measures))
-    for bits, found in ratios(figures, measures).items():
-        print(f"{bits + ' bits: ours/theirs':<{width}}" + "".join(f"{ratio:>14.2f}" for ratio in found.values()))
+    for label, found in ratios(figures, measures).items():
+        print(f"{label:<{width}}" + "".join(f"{ratio:>14.2f}" for ratio in found.values()))
 
 
 def _plot(figures: list[Figures], measures: list[str], path: str) -> None:

@@ -14,7 +14,8 @@ from trireme.types import SamplingParams
 
 class Trireme:
     def __init__(self, model: str, threads: int, quantize: str):
-        self.llm = LLM(model, quantize=quantize, backend="cpu", threads=threads)
+        # peers keep nothing of earlier prompts either
+        self.llm = LLM(model, quantize=quantize, backend="cpu", threads=threads, prefix_cache=False)
 
     def prefill(self, prompt: list[int]) -> float:
         begun = time.perf_counter()
