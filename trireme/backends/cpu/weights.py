@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 
@@ -12,13 +13,17 @@ from trireme.errors import UnsupportedModel
 
 TILE = 16
 KIND_OF_GGUF = {"Q4_0": "q4", "Q4_1": "q4_min", "Q8_0": "q8", "Q5_0": "q8", "Q4_K": "q4_k", "Q6_K": "q6_k"}
+_LARGE = 4 << 20  # bytes from which a matrix is asked for in large pages
 _FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
-def aligned_zeros(count: int) -> torch.Tensor:
+def aligned_zeros(count: int, large_pages: bool = False) -> torch.Tensor:
     """`count` zero bytes whose first lies on a cache line. The system gives their pages when they are first touched, and takes
-    them back when the last tensor over them is gone."""
+    them back when the last tensor over them is gone. Large pages suit what is written as a whole and read from end to end."""
     pages = mmap.mmap(-1, max(count, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if large_pages and count >= _LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)[:count]
 
 
@@ -29,7 +34,7 @@ class PackedWeight:
         code, tiles = KINDS[kind], -(-rows // TILE)
         tile_bytes = library().trireme_tile_bytes(code, columns)
         self.kind, self.rows, self.columns = kind, rows, columns
-        self.data = aligned_zeros(tiles * tile_bytes) if data is None else data
+        self.data = aligned_zeros(tiles * tile_bytes, large_pages=True) if data is None else data
         padded = library().trireme_padded_columns(code, columns)
         self.struct = WeightStruct(code, rows, columns, padded, self.data.data_ptr(), tile_bytes)
         self.pointer = ctypes.pointer(self.struct)
