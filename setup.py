@@ -16,8 +16,7 @@ FOLDER = pathlib.Path("trireme/backends/cpu")
 class BuildKernels(build_py):
     def run(self) -> None:
         super().run()
-        if not self.editable_mode:
-            self.build_kernels(pathlib.Path(self.build_lib) / FOLDER)
+        self.build_kernels(FOLDER if self.editable_mode else pathlib.Path(self.build_lib) / FOLDER)
 
     def build_kernels(self, target: pathlib.Path) -> None:
         # Loaded by its path: importing the package would ask for torch, which a build environment need not have.

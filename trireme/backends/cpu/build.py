@@ -64,14 +64,9 @@ def library_name() -> str:
     return f"libtrireme_cpu-{machine()}-{digest.hexdigest()[:12]}.so"
 
 
-def cache_folder() -> pathlib.Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "trireme" / "cpu"
-
-
-def find() -> pathlib.Path | None:
-    """The built library: beside this file (installed) or in the user's cache."""
-    places = (pathlib.Path(__file__).parent, cache_folder())
+def find(cache: pathlib.Path) -> pathlib.Path | None:
+    """The built library: beside this file (installed) or in `cache`."""
+    places = (pathlib.Path(__file__).parent, cache)
     return next((path for place in places if (path := place / library_name()).exists()), None)
 
 
@@ -120,9 +115,9 @@ def build(folder: pathlib.Path, command: list[str] | None = None, target: str | 
     return final
 
 
-def ensure() -> pathlib.Path:
-    """The library's path, built into the user's cache first where it is missing."""
-    return find() or build(cache_folder())
+def ensure(cache: pathlib.Path) -> pathlib.Path:
+    """The library's path, built into `cache` first where it is missing."""
+    return find(cache) or build(cache)
 
 
 if __name__ == "__main__":

@@ -11,34 +11,8 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import Structure
 
-from trireme.backends.cpu.library import (
-    OPS,
-    TRANSFORMS,
-    AppendTokensStruct,
-    AttentionStruct,
-    EmbeddingStruct,
-    GatherStruct,
-    LinearStruct,
-    RopeStoreStruct,
-    RowMapStruct,
-    SampleStruct,
-    StepInputsStruct,
-    StepStruct,
-    TopKStruct,
-)
+from trireme.backends.cpu.library import ARGUMENTS, OPS, TRANSFORMS, LinearStruct, RowMapStruct, StepStruct
 
-_STRUCTS: dict[str, type[Structure]] = {
-    "linear": LinearStruct,
-    "row_map": RowMapStruct,
-    "rope_store": RopeStoreStruct,
-    "attention": AttentionStruct,
-    "embedding": EmbeddingStruct,
-    "gather": GatherStruct,
-    "top_k": TopKStruct,
-    "step_inputs": StepInputsStruct,
-    "append_tokens": AppendTokensStruct,
-    "sample": SampleStruct,
-}
 _NAMES = {code: name for name, code in OPS.items()}
 _READS = ("input", "residual", "query", "key", "value")
 _NORMS = (TRANSFORMS["rms_norm"], TRANSFORMS["layer_norm"])
@@ -86,7 +60,7 @@ def _fuse_at(steps: list[StepStruct], index: int, later: Sequence[StepStruct], i
 
 def arguments(step: StepStruct) -> Structure:
     """The struct a step points at, itself and not a copy."""
-    return ctypes.cast(step.args, ctypes.POINTER(_STRUCTS[_NAMES[step.op]])).contents
+    return ctypes.cast(step.args, ctypes.POINTER(ARGUMENTS[_NAMES[step.op]])).contents
 
 
 def _feeds(before: LinearStruct, norm: RowMapStruct) -> bool:

@@ -9,6 +9,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_vo
 from typing import Any
 
 from trireme.backends.cpu import build
+from trireme.config import cache_folder
 from trireme.errors import BackendUnavailable
 
 KINDS = {name: i for i, name in enumerate(("f32", "bf16", "q4", "q4_min", "q8", "q4_k", "q6_k"))}
@@ -19,8 +20,6 @@ TRANSFORMS = {
         ("none", "rms_norm", "layer_norm", "silu_mul", "gelu_tanh_mul", "gelu_mul", "gelu_tanh", "gelu", "relu_squared", "relu")
     )
 }
-_OPS_OF_ROWS = ("linear", "row_map", "rope_store", "attention", "embedding", "gather", "top_k")
-OPS = {name: i for i, name in enumerate((*_OPS_OF_ROWS, "step_inputs", "append_tokens", "sample"))}
 
 
 class WeightStruct(Structure):
@@ -142,6 +141,22 @@ class AppendTokensStruct(Structure):
     _fields_ = [("tokens", c_void_p), ("token_stride", c_int64), ("rows", c_void_p), ("positions", c_void_p), ("ids", c_void_p)]
 
 
+# What each op is told; their order is that of C's enum.
+ARGUMENTS: dict[str, type[Structure]] = {
+    "linear": LinearStruct,
+    "row_map": RowMapStruct,
+    "rope_store": RopeStoreStruct,
+    "attention": AttentionStruct,
+    "embedding": EmbeddingStruct,
+    "gather": GatherStruct,
+    "top_k": TopKStruct,
+    "step_inputs": StepInputsStruct,
+    "append_tokens": AppendTokensStruct,
+    "sample": SampleStruct,
+}
+OPS = {name: code for code, name in enumerate(ARGUMENTS)}
+
+
 class StepStruct(Structure):
     _fields_ = [("op", c_int32), ("rows", c_int32), ("args", c_void_p)]
 
@@ -163,7 +178,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
 def library() -> ctypes.CDLL:
     """Loads the kernels, building them on first use; the best instruction set, or $TRIREME_CPU_ISA, and all cores."""
     try:
-        loaded = ctypes.CDLL(str(build.ensure()))
+        loaded = ctypes.CDLL(str(build.ensure(cache_folder() / "cpu")))
     except (build.BuildFailed, OSError) as error:
         raise BackendUnavailable(
             f"the CPU kernels cannot be built: {error}.", "install a C compiler, or use torch's ops"
