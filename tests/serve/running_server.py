@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -21,6 +21,17 @@ from trireme.serve.runtime import birth_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE = 60.0  # a loaded machine imports torch slowly
+
+
+@contextlib.contextmanager
+def serving(model: pathlib.Path, folder: pathlib.Path, **settings: Any) -> Iterator[RunningServer]:
+    """A server that is ready, ended with the block."""
+    running = RunningServer(model, folder, **settings)
+    try:
+        asyncio.run(running.until("ready"))
+        yield running
+    finally:
+        running.end()
 
 
 class RunningServer:

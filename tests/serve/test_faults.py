@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from running_server import RunningServer, assert_gone, descendants
+from running_server import RunningServer, assert_gone, descendants, serving
 
 from trireme.serve.runtime import birth_of
 
@@ -26,12 +26,8 @@ QUESTION, SHORT = [5, 6, 7, 8], {"max_tokens": 12, "temperature": 0.0, "ignore_e
 
 @pytest.fixture(scope="module")
 def server(tiny_path: pathlib.Path, short_folder: pathlib.Path) -> Iterator[RunningServer]:
-    running = RunningServer(tiny_path, short_folder / "faults", kv_tokens=1 << 17, heartbeat_timeout=SILENCE)
-    try:
-        asyncio.run(running.until("ready"))
+    with serving(tiny_path, short_folder / "faults", kv_tokens=1 << 17, heartbeat_timeout=SILENCE) as running:
         yield running
-    finally:
-        running.end()
 
 
 async def _begun(server: RunningServer) -> tuple[list[asyncio.Task], float]:

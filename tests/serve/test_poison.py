@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from llguidance import LLMatcher
-from running_server import RunningServer
+from running_server import RunningServer, serving
 from safetensors.numpy import load_file, save_file
 from tiny_server_model import write_tiny
 
@@ -34,14 +34,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, short_folder: pathlib.Path)
     weights["lm_head.weight"][[NAN_TOKEN, INFINITE_TOKEN]] = 0.0
     save_file(weights, model / "model.safetensors")
     limits: dict[str, Any] = {"kv_tokens": 3072, "max_running": REQUESTS, "max_waiting": REQUESTS, "max_model_len": 512}
-    running = RunningServer(
-        model, short_folder / "poison", backend="cpu", http_module="tests.serve.poisoned_process", data_dir=short_folder, **limits
-    )
-    try:
-        asyncio.run(running.until("ready"))
+    limits |= {"backend": "cpu", "http_module": "tests.serve.poisoned_process", "data_dir": short_folder}
+    with serving(model, short_folder / "poison", **limits) as running:
         yield running
-    finally:
-        running.end()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from running_server import RunningServer
+from running_server import RunningServer, serving
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600), pytest.mark.xdist_group("serve-soak")]
 
@@ -25,12 +25,8 @@ SETTLED = 0.2  # of the requests, after which memory is compared with the end
 def server(tiny_path: pathlib.Path, short_folder: pathlib.Path) -> Iterator[RunningServer]:
     limits: dict[str, Any] = {"kv_tokens": 1 << 14, "max_running": 64, "max_waiting": 64, "max_model_len": 4096}
     more = {"http_workers": 2, "heartbeat_timeout": 5, "backend": "cpu", "data_dir": short_folder / "data"}
-    running = RunningServer(tiny_path, short_folder / "soak", http_module="tests.serve.poisoned_process", **more, **limits)
-    try:
-        asyncio.run(running.until("ready"))
+    with serving(tiny_path, short_folder / "soak", http_module="tests.serve.poisoned_process", **more, **limits) as running:
         yield running
-    finally:
-        running.end()
 
 
 class Connection:

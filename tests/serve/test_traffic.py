@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from running_server import RunningServer
+from running_server import RunningServer, serving
 
 from trireme import LLM, SamplingParams
 
@@ -24,12 +24,9 @@ KV_TOKENS, MAX_RUNNING, MAX_WAITING, BACKLOG = 1024, 16, 24, 1 << 14
 @pytest.fixture(scope="module")
 def server(tiny_path: pathlib.Path, short_folder: pathlib.Path) -> Iterator[RunningServer]:
     limits: dict[str, Any] = {"kv_tokens": KV_TOKENS, "max_running": MAX_RUNNING, "max_waiting": MAX_WAITING}
-    running = RunningServer(tiny_path, short_folder / "traffic", http_workers=2, stream_backlog=BACKLOG, idle_unload=4, **limits)
-    try:
-        asyncio.run(running.until("ready"))
+    limits |= {"http_workers": 2, "stream_backlog": BACKLOG, "idle_unload": 4}
+    with serving(tiny_path, short_folder / "traffic", **limits) as running:
         yield running
-    finally:
-        running.end()
 
 
 @pytest.fixture(scope="module")
