@@ -18,6 +18,7 @@ SOURCES = pathlib.Path(__file__).parent / "csrc"
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-Wall", "-Wextra")
 PLAIN = ("pool.c", "pack.c", "program.c")
 _AVX512 = ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
+_ARM = "-march=armv8.2-a+dotprod+fp16"
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,11 @@ VARIANTS = {
         Variant("avx512vnni", "kernels.c", ("-DISA_AVX512", *_AVX512)),
         Variant("amx", "amx_kernels.c", ("-DISA_AVX512", *_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16")),
     ),
-    "aarch64": (Variant("dotprod", "kernels.c", ("-DISA_DOTPROD", "-march=armv8.2-a+dotprod+fp16")),),
+    "aarch64": (
+        Variant("dotprod", "kernels.c", ("-DISA_DOTPROD", _ARM)),
+        Variant("i8mm", "kernels.c", ("-DISA_DOTPROD", "-DISA_I8MM", f"{_ARM}+i8mm")),
+        Variant("bf16", "kernels.c", ("-DISA_DOTPROD", "-DISA_I8MM", "-DISA_BF16", f"{_ARM}+i8mm+bf16")),
+    ),
 }
 
 

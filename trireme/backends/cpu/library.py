@@ -14,6 +14,7 @@ from trireme.errors import BackendUnavailable
 
 KINDS = {name: i for i, name in enumerate(("f32", "bf16", "q4", "q4_min", "q8", "q4_k", "q6_k"))}
 SOURCES = {name: i for i, name in enumerate(("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q5_0", "q4_k", "q6_k"))}
+ISAS = ("amx", "avx512vnni", "avx2", "bf16", "i8mm", "dotprod", "portable")  # best first
 TRANSFORMS = {
     name: i
     for i, name in enumerate(
@@ -194,7 +195,7 @@ def library() -> ctypes.CDLL:
 
 
 def set_isa(name: str) -> None:
-    """Uses `name` from now on (amx, avx512vnni, avx2, dotprod, portable), or the best for "auto"."""
+    """Uses `name` of ISAS from now on, or the best for "auto"."""
     if not library().trireme_set_isa(name.encode()):
         raise BackendUnavailable(f"this CPU cannot run the instruction set {name}.", f"use one of {', '.join(available_isas())}")
 
@@ -206,7 +207,7 @@ def isa() -> str:
 def available_isas() -> list[str]:
     """Every instruction set this machine can run, best first."""
     current, found = isa(), []
-    for name in ("amx", "avx512vnni", "avx2", "dotprod", "portable"):
+    for name in ISAS:
         if library().trireme_set_isa(name.encode()):
             found.append(name)
     library().trireme_set_isa(current.encode())

@@ -30,8 +30,16 @@ __attribute__((unused)) static int has_amx(void) {
 }
 #elif defined(HAS_DOTPROD)
 #include <sys/auxv.h>
-extern const Kernels kernels_dotprod;
-static int has_dotprod(void) { return (getauxval(AT_HWCAP) & (1ul << 20)) != 0; }
+extern const Kernels kernels_dotprod, kernels_i8mm, kernels_bf16;
+
+/* The bits of Linux' hwcap.h, which older systems lack: half floats 10 and dot products 20; of the second word i8mm 13, bf16 14. */
+static int has_dotprod(void) {
+    const unsigned long need = 1ul << 10 | 1ul << 20;
+    return (getauxval(AT_HWCAP) & need) == need;
+}
+
+__attribute__((unused)) static int has_i8mm(void) { return has_dotprod() && (getauxval(AT_HWCAP2) & 1ul << 13) != 0; }
+__attribute__((unused)) static int has_bf16(void) { return has_i8mm() && (getauxval(AT_HWCAP2) & 1ul << 14) != 0; }
 #endif
 
 static int always(void) { return 1; }
@@ -45,6 +53,12 @@ static const struct { const Kernels *kernels; int (*present)(void); } choices[] 
 #endif
 #if defined(HAS_AVX2)
     {&kernels_avx2, has_avx2},
+#endif
+#if defined(HAS_BF16) && defined(HAS_DOTPROD)
+    {&kernels_bf16, has_bf16},
+#endif
+#if defined(HAS_I8MM) && defined(HAS_DOTPROD)
+    {&kernels_i8mm, has_i8mm},
 #endif
 #if defined(HAS_DOTPROD)
     {&kernels_dotprod, has_dotprod},

@@ -1,6 +1,9 @@
 /* One instruction set's kernels: this file is compiled once for each, with ISA its name. */
 #include "rows.c"
 #include "matmul.c"
+#if defined(ISA_BF16)
+#include "bf16.c"
+#endif
 #include "rope.c"
 #include "attention.c"
 #include "sampling.c"
@@ -18,4 +21,8 @@ const Kernels KERNEL(kernels) = {
     .best = KERNEL(best),
     .sample_bytes = KERNEL(sample_bytes),
     .sample = KERNEL(sample),
+#if defined(ISA_BF16)
+    .wide_rows = 16,
+    .wide_matmul = KERNEL(wide_matmul),
+#endif
 };

@@ -44,6 +44,12 @@ INLINE void decode_sixes(const uint8_t *at, GroupBytes *out) {
         }
 }
 
+INLINE void decode_group(const int kind, const uint8_t *numbers, GroupBytes *out) {
+    if (is_nibbles(kind)) decode_nibbles(numbers, out);
+    else if (kind == KIND_Q6_K) decode_sixes(numbers, out);
+    else decode_bytes(numbers, out);
+}
+
 /* sum[i] += Σ_4 weights[4i..] · x[..]: weights are nibbles, or bytes as stored; x is 4 signed bytes. */
 INLINE vi dot(vi sum, vi weights, int32_t x, const int nibbles) {
 #if defined(ISA_AVX512)
@@ -70,6 +76,57 @@ INLINE vi dot(vi sum, vi weights, int32_t x, const int nibbles) {
 }
 
 INLINE int32_t quad_at(const uint8_t *bytes, int quad) { int32_t value; memcpy(&value, bytes + 4 * quad, 4); return value; }
+
+/* How many of R rows `dot_quads` takes at once. */
+#if defined(ISA_I8MM)
+#define TOGETHER(R) ((R) > 1 ? 2 : 1)
+#else
+#define TOGETHER(R) 1
+#endif
+
+/* For products of two rows at once: instead of 4 columns of rows 4p .. 4p + 3 each, an even quad and the one after it hold
+ * all 8 columns of rows 4p, 4p + 1 and of rows 4p + 2, 4p + 3. */
+INLINE void pair_quads(GroupBytes *weights) {
+#if defined(ISA_I8MM)
+    for (int q = 0; q < 8; q += 2)
+        for (int p = 0; p < PARTS; p++) {
+            int32x4_t even = (int32x4_t)weights->quad[q][p], odd = (int32x4_t)weights->quad[q + 1][p];
+            weights->quad[q][p] = (vi)vzip1q_s32(even, odd);
+            weights->quad[q + 1][p] = (vi)vzip2q_s32(even, odd);
+        }
+#else
+    (void)weights;
+#endif
+}
+
+/* total[r] += Σ over quads [begin, end) of weights · the bytes of row r, for `count` rows: one, or TOGETHER(R). */
+INLINE void dot_quads(const int count, const GroupBytes *weights, const int begin, const int end, const uint8_t *bytes,
+                      int64_t stride, const int nibbles, vi total[count][PARTS]) {
+#if defined(ISA_I8MM)
+    if (count == 2) {
+#pragma GCC unroll 4
+        for (int p = 0; p < PARTS; p++) {
+            int32x4_t low = {0}, high = {0}; /* of each row: weights 4p, 4p + 1; weights 4p + 2, 4p + 3 */
+#pragma GCC unroll 4
+            for (int q = begin; q < end; q += 2) {
+                const int8_t *x = (const int8_t *)bytes + 4 * q;
+                int8x16_t both = vcombine_s8(vld1_s8(x), vld1_s8(x + stride));
+                low = vmmlaq_s32(low, both, (int8x16_t)weights->quad[q][p]);
+                high = vmmlaq_s32(high, both, (int8x16_t)weights->quad[q + 1][p]);
+            }
+            total[0][p] += (vi)vzip1q_s64((int64x2_t)low, (int64x2_t)high);
+            total[1][p] += (vi)vzip2q_s64((int64x2_t)low, (int64x2_t)high);
+        }
+        return;
+    }
+#endif
+    (void)stride;
+#pragma GCC unroll 8
+    for (int q = begin; q < end; q++) {
+        int32_t x = quad_at(bytes, q);
+        for (int p = 0; p < PARTS; p++) total[0][p] = dot(total[0][p], weights->quad[q][p], x, nibbles);
+    }
+}
 
 INLINE void write_out(const Linear *linear, int tile, int row, const vf sum[PARTS]) {
     int valid = linear->weight->rows - tile * TILE;
@@ -107,21 +164,22 @@ INLINE void load_scales(const int kind, const uint8_t *block, const uint8_t *sup
 /* acc += group g of the block times R rows' activations; `records` is the first row's record. */
 INLINE void group_rows(const int kind, const int R, const GroupBytes *weights, const vf d[PARTS], const vf m[PARTS],
                        const uint8_t *records, int64_t stride, int padded, int group, vf acc[R][PARTS]) {
-    const int groups = padded / GROUP;
+    const int groups = padded / GROUP, together = TOGETHER(R);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-        const uint8_t *record = records + r * stride, *bytes = record + group * GROUP;
-        const float *scales = (const float *)(record + padded), *sums = scales + groups;
-        vi total[PARTS];
-        for (int p = 0; p < PARTS; p++) total[p] = has_min(kind) ? (vi){0} : splat_int(((const int32_t *)sums)[group]);
-#pragma GCC unroll 8
-        for (int q = 0; q < 8; q++) {
-            int32_t x = quad_at(bytes, q);
-            for (int p = 0; p < PARTS; p++) total[p] = dot(total[p], weights->quad[q][p], x, is_nibbles(kind));
+    for (int r = 0; r < R; r += together) {
+        const uint8_t *record = records + r * stride;
+        vi total[together][PARTS];
+        for (int i = 0; i < together; i++) {
+            const int32_t *corrections = (const int32_t *)(record + i * stride + padded) + groups;
+            for (int p = 0; p < PARTS; p++) total[i][p] = has_min(kind) ? (vi){0} : splat_int(corrections[group]);
         }
-        for (int p = 0; p < PARTS; p++) {
-            acc[r][p] += floats(total[p]) * (d[p] * scales[group]);
-            if (has_min(kind)) acc[r][p] += m[p] * sums[group];
+        dot_quads(together, weights, 0, 8, record + group * GROUP, stride, is_nibbles(kind), total);
+        for (int i = 0; i < together; i++) {
+            const float *scales = (const float *)(record + i * stride + padded), *sums = scales + groups;
+            for (int p = 0; p < PARTS; p++) {
+                acc[r + i][p] += floats(total[i][p]) * (d[p] * scales[group]);
+                if (has_min(kind)) acc[r + i][p] += m[p] * sums[group];
+            }
         }
     }
 }
@@ -129,26 +187,27 @@ INLINE void group_rows(const int kind, const int R, const GroupBytes *weights, c
 /* As group_rows, where each 16 columns have a scale of their own. */
 INLINE void group_rows_q6(const int R, const GroupBytes *weights, const uint8_t *block, const vf whole[PARTS], int g,
                           const uint8_t *records, int64_t stride, int padded, int group, vf acc[R][PARTS]) {
+    const int together = TOGETHER(R);
     vf d[2][PARTS];
     for (int h = 0; h < 2; h++) {
         load_signed_bytes(block + (g * 2 + h) * 16, d[h]);
         for (int p = 0; p < PARTS; p++) d[h][p] *= whole[p];
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-        const uint8_t *record = records + r * stride, *bytes = record + group * GROUP;
-        const float *scales = (const float *)(record + padded);
-        const int32_t *corrections = (const int32_t *)(scales + padded / GROUP) + 2 * group;
+    for (int r = 0; r < R; r += together) {
+        const uint8_t *record = records + r * stride;
 #pragma GCC unroll 2
         for (int h = 0; h < 2; h++) {
-            vi total[PARTS];
-            for (int p = 0; p < PARTS; p++) total[p] = splat_int(corrections[h]);
-#pragma GCC unroll 4
-            for (int q = 4 * h; q < 4 * h + 4; q++) {
-                int32_t x = quad_at(bytes, q);
-                for (int p = 0; p < PARTS; p++) total[p] = dot(total[p], weights->quad[q][p], x, 0);
+            vi total[together][PARTS];
+            for (int i = 0; i < together; i++) {
+                const int32_t *corrections = (const int32_t *)(record + i * stride + padded) + padded / GROUP + 2 * group;
+                for (int p = 0; p < PARTS; p++) total[i][p] = splat_int(corrections[h]);
             }
-            for (int p = 0; p < PARTS; p++) acc[r][p] += floats(total[p]) * (d[h][p] * scales[group]);
+            dot_quads(together, weights, 4 * h, 4 * h + 4, record + group * GROUP, stride, 0, total);
+            for (int i = 0; i < together; i++) {
+                const float *scales = (const float *)(record + i * stride + padded);
+                for (int p = 0; p < PARTS; p++) acc[r + i][p] += floats(total[i][p]) * (d[h][p] * scales[group]);
+            }
         }
     }
 }
@@ -164,9 +223,8 @@ INLINE void grouped_tile(const int kind, const int R, const Linear *linear, cons
             const uint8_t *numbers = data + block_header(kind) + g * group_bytes(kind);
             GroupBytes decoded;
             vf d[PARTS], m[PARTS];
-            if (is_nibbles(kind)) decode_nibbles(numbers, &decoded);
-            else if (kind == KIND_Q6_K) decode_sixes(numbers, &decoded);
-            else decode_bytes(numbers, &decoded);
+            decode_group(kind, numbers, &decoded);
+            if (TOGETHER(R) > 1) pair_quads(&decoded);
             if (kind == KIND_Q6_K) {
                 load_halves(super, d);
                 group_rows_q6(R, &decoded, data, d, g, records, x->stride, x->padded, 2 * block + g, acc);
