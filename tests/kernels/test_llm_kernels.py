@@ -57,19 +57,18 @@ def attention_case(
     return step, q, cache, PLAIN.attention(q, cache, PLAIN.plan_attention(step), kind)
 
 
+def per_head(*values: float) -> Tensor:
+    return torch.tensor(values, device=DEVICE)
+
+
 KINDS = {
     "plain": ((4, 2, 64), 16, AttentionKind(0.125)),
     "token pages, one KV head": ((3, 1, 32), 1, AttentionKind(0.2)),
     "odd page, odd head, window": ((6, 2, 80), 7, AttentionKind(0.1, window=20)),
-    "capped and sloped": ((4, 2, 32), 16, AttentionKind(0.2, softcap=5.0, slopes=torch.tensor([0.5, 0.25, 0.1, 0.01]))),
-    "sinks": ((6, 2, 32), 16, AttentionKind(0.2, sinks=torch.tensor([-3.0, 0.0, 2.0, 5.0, 1.0, -1.0]))),
-    "sinks, window": ((4, 4, 64), 4, AttentionKind(0.1, window=40, sinks=torch.tensor([-3.0, 0.0, 2.0, 5.0]))),
+    "capped and sloped": ((4, 2, 32), 16, AttentionKind(0.2, softcap=5.0, slopes=per_head(0.5, 0.25, 0.1, 0.01))),
+    "sinks": ((6, 2, 32), 16, AttentionKind(0.2, sinks=per_head(-3.0, 0.0, 2.0, 5.0, 1.0, -1.0))),
+    "sinks, window": ((4, 4, 64), 4, AttentionKind(0.1, window=40, sinks=per_head(-3.0, 0.0, 2.0, 5.0))),
 }
-
-
-def per_head(kind: AttentionKind) -> dict[str, torch.Tensor | None]:
-    return {"slopes": kind.slopes if kind.slopes is None else kind.slopes.to(DEVICE),
-            "sinks": kind.sinks if kind.sinks is None else kind.sinks.to(DEVICE)}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -84,7 +83,7 @@ def test_decode_attention_joins_its_spans(name: str, dtype: torch.dtype) -> None
         decode.attend(
             q, cache.k, cache.v, out, step.page_table, step.rows_device, step.query_starts, step.context_lengths, plan,
             page_size=page, scale=kind.scale, window=kind.window, softcap=kind.softcap,
-            tile=32, **per_head(kind),
+            tile=32, slopes=kind.slopes, sinks=kind.sinks,
         )  # fmt: skip
         close(out, expected)
     assert int(plan.counters.abs().sum()) == 0
@@ -118,7 +117,7 @@ def test_prompt_attention(name: str, dense: bool, dtype: torch.dtype) -> None:
     out = torch.full_like(q, float("nan"))
     attention.attend(
         q, k, v, out, step.page_table, step.rows_device, step.query_starts, step.context_lengths, plan, page_size=page,
-        scale=kind.scale, window=kind.window, softcap=kind.softcap, dense=dense, **per_head(kind),
+        scale=kind.scale, window=kind.window, softcap=kind.softcap, dense=dense, slopes=kind.slopes, sinks=kind.sinks,
     )  # fmt: skip
     assert out[30].isnan().all(), "a sequence with one new token is not the prompt kernel's"
     close(torch.cat([out[:30], out[31:]]), torch.cat([expected[:30], expected[31:]]))
