@@ -141,7 +141,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     top: list[tuple[int, float]] = []
 
 
-class Progress(msgspec.Struct, kw_only=True, gc=False):  # made by the thousand, never in a cycle: the collector need not look
+class Progress(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):  # made by the thousand, never in a cycle
     """What one request gained in one step; the last one carries the finish reason."""
 
     id: str

@@ -164,6 +164,43 @@ def test_random_traffic_gives_each_request_its_solo_tokens(house: House, arrival
 
 @settings(max_examples=60, deadline=None)
 @given(
+    depth=st.sampled_from([1, 2, 3]),
+    page_size=st.sampled_from([0, 1, 4, 16]),
+    lengths=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 24), st.integers(0, 12)), min_size=1, max_size=6),
+)
+def test_a_repeated_step_is_the_step_that_planning_anew_would_give(
+    depth: int, page_size: int, lengths: list[tuple[int, int, int]]
+) -> None:
+    houses = [House(page_size=page_size, depth=depth), House(page_size=page_size, depth=depth)]
+    anew = houses[1].scheduler.schedule
+
+    def forgetful() -> object:
+        houses[1].scheduler._last = None
+        return anew()
+
+    houses[1].scheduler.schedule = forgetful  # type: ignore[method-assign,assignment]
+    for number, (prompt, max_tokens, wait) in enumerate(lengths):
+        for house in houses:
+            for _ in range(wait):
+                house.step()
+            house.add(str(number), [number % 3] * prompt, seed=number, max_tokens=max_tokens)
+    for house in houses:
+        house.run()
+    assert houses[0].worker.plans == houses[1].worker.plans
+
+
+def test_a_lone_answer_is_planned_by_repetition_between_pages() -> None:
+    house = House(page_size=16, depth=2)
+    house.add("a", [1], seed=1, max_tokens=33, ignore_eos=True)
+    repeated = []
+    while house.engine.has_work():
+        house.step()
+        repeated += [flight.is_repeat for flight in house.scheduler._flights]
+    assert sum(repeated) > 0.7 * len(repeated), "only steps that take a page are planned anew"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
     depth=st.integers(1, 5),
     page_size=st.sampled_from([1, 2, 4]),
     slots=st.integers(12, 20),

@@ -19,6 +19,9 @@ class FakeRanks:
         self.ready, self.channels = READY, []
 
     def attend(self) -> None:
+        self.hear()
+
+    def hear(self) -> None:
         if self.dies:
             raise WorkerDied("Worker rank 0 of 1 was killed by SIGKILL.")
 

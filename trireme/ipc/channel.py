@@ -17,7 +17,7 @@ import msgspec
 
 MAX_FRAME = 1 << 28  # bytes; a longer frame is a broken peer
 _LENGTH = struct.Struct("<I")
-_PIECE = 1 << 18  # bytes read at once
+_PIECE = 1 << 16  # bytes read at once
 
 Message = TypeVar("Message")
 
@@ -36,7 +36,11 @@ class Frames(Generic[Message]):
 
     def feed(self, piece: bytes) -> None:
         """Takes the next bytes of the stream."""
-        buffer, start, size = self._buffer, 0, _LENGTH.size
+        size = _LENGTH.size
+        if not self._buffer and len(piece) > size and len(piece) - size == _LENGTH.unpack_from(piece)[0]:
+            self._whole.append(self._message(piece[size:]))  # one message and nothing else, as it nearly always is
+            return
+        buffer, start = self._buffer, 0
         buffer += piece
         with memoryview(buffer) as view:
             while len(view) - start >= size:
@@ -46,13 +50,16 @@ class Frames(Generic[Message]):
                 end = start + size + length
                 if len(view) < end:
                     break
-                try:
-                    with view[start + size : end] as body:
-                        self._whole.append(self._decode(body))
-                except msgspec.DecodeError as error:
-                    raise ChannelClosed(f"a message that is none: {error}") from None
+                with view[start + size : end] as body:
+                    self._whole.append(self._message(body))
                 start = end
         del buffer[:start]
+
+    def _message(self, body: bytes | memoryview) -> Message:
+        try:
+            return self._decode(body)
+        except msgspec.DecodeError as error:
+            raise ChannelClosed(f"a message that is none: {error}") from None
 
     def take(self) -> Message | None:
         """The next whole message, if there is one."""
@@ -75,6 +82,7 @@ class Channel(Generic[Message]):
         sock.setblocking(False)
         self._frames: Frames[Message] = Frames(receives)
         self._unsent = bytearray()
+        self._dry = False  # whether the last piece read was all that had come
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -86,21 +94,30 @@ class Channel(Generic[Message]):
 
     def post(self, message: msgspec.Struct) -> None:
         """Sends what the other side has room for and keeps the rest; `flush` goes on with it."""
-        self._unsent += frame(message)
-        self.flush()
+        data = frame(message)
+        if self._unsent:
+            self._unsent += data
+            self.flush()
+        elif (sent := self._sent(data)) < len(data):
+            self._unsent += data[sent:]
 
     def flush(self) -> None:
         """Sends as much of the backlog as the other side has room for."""
-        sent = 0
+        while self._unsent:
+            with memoryview(self._unsent) as view:
+                sent = self._sent(view)
+            del self._unsent[:sent]
+            if not sent:
+                return
+
+    def _sent(self, data: bytes | memoryview) -> int:
+        """Sends a beginning of `data`; returns how long it was."""
         try:
-            while sent < len(self._unsent):
-                with memoryview(self._unsent) as view:
-                    sent += self.socket.send(view[sent : sent + _PIECE])
+            return self.socket.send(data)
         except BlockingIOError:
-            pass
+            return 0
         except OSError as error:
             raise ChannelClosed(str(error)) from None
-        del self._unsent[:sent]
 
     def send(self, message: msgspec.Struct) -> None:
         """Sends a whole message; waits while the other side's buffer is full."""
@@ -111,12 +128,15 @@ class Channel(Generic[Message]):
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None when the time is up first."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if not timeout else time.monotonic() + timeout
         while (message := self._frames.take()) is None:
+            if self._dry and timeout == 0:
+                self._dry = False  # whoever does not wait asks the kernel again the next time
+                return None
             try:
                 piece = self.socket.recv(_PIECE)
             except BlockingIOError:
-                left = None if deadline is None else deadline - time.monotonic()
+                left = timeout if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return None
                 _wait(self.socket, select.POLLIN, left)
@@ -125,6 +145,7 @@ class Channel(Generic[Message]):
                 raise ChannelClosed(str(error)) from None
             if not piece:
                 raise ChannelClosed("end of stream")
+            self._dry = len(piece) < _PIECE
             self._frames.feed(piece)
         return message
 

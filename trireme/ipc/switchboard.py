@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import select
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -13,30 +13,44 @@ from trireme.ipc.channel import Channel, ChannelClosed
 
 Readable = Callable[[], None]
 MESSAGES_A_TURN = 512  # of one channel, so that whoever talks without end keeps nobody from being heard
+_READ, _WRITE = select.POLLIN, select.POLLOUT
 
 
 class Switchboard:
+    """`poll` rather than `selectors`: a handful of descriptors, and a turn is on the way of every token."""
+
     def __init__(self, max_backlog: int = 64 << 20):
-        self._selector = selectors.DefaultSelector()
-        self._channels: dict[Channel, tuple[Readable, Callable[[str], None]]] = {}
+        self._poll = select.poll()
+        self._readable: dict[int, Readable] = {}  # descriptor -> what is done when there is something to read
+        self._channels: dict[Channel, tuple[int, Callable[[str], None]]] = {}  # those that joined: descriptor, who hears of a loss
+        self._at: dict[int, Channel] = {}  # the same by descriptor
         self._woken_by: list[Channel] = []
+        self._woken_at: list[int] = []
         self._unheard: set[Channel] = set()  # with messages that arrived and had to wait for the next turn
         self._late: set[Channel] = set()  # with a backlog: they are also watched for room to write
         self._max_backlog = max_backlog
 
     def watch(self, source: Any, readable: Readable) -> None:
         """Calls `readable` whenever there is something to read at the source: a socket, a file descriptor."""
-        self._selector.register(source, selectors.EVENT_READ, readable)
+        self._watch(source if isinstance(source, int) else source.fileno(), readable)
 
-    def wake_for(self, channels: list[Channel]) -> None:
-        """Wakes up for these channels and no longer for the ones before; reading and flushing them is their owner's business."""
+    def _watch(self, descriptor: int, readable: Readable) -> None:
+        self._readable[descriptor] = readable
+        self._poll.register(descriptor, _READ)
+
+    def _unwatch(self, descriptor: int) -> None:
+        del self._readable[descriptor]
+        self._poll.unregister(descriptor)
+
+    def wake_for(self, channels: list[Channel], readable: Readable) -> None:
+        """Calls `readable` for these channels and no longer for the ones before; reading and flushing is their owner's business."""
         if channels != self._woken_by:
-            for channel in self._woken_by:
-                self._selector.unregister(channel)
+            for channel, descriptor in zip(self._woken_by, self._woken_at, strict=True):
+                self._unwatch(descriptor)
                 self._late.discard(channel)
-            self._woken_by = channels
-            for channel in channels:
-                self._selector.register(channel, selectors.EVENT_READ)
+            self._woken_by, self._woken_at = channels, [channel.fileno() for channel in channels]
+            for descriptor in self._woken_at:
+                self._watch(descriptor, readable)
 
     def join(self, channel: Channel, heard: Callable[[Any], None], gone: Callable[[str], None]) -> None:
         """Takes a channel in: `heard` gets every message, `gone` is called once, with the reason, when the other side is lost."""
@@ -49,13 +63,16 @@ class Switchboard:
                 heard(message)
             self._unheard.add(channel)
 
-        self._channels[channel] = (readable, gone)
-        self._selector.register(channel, selectors.EVENT_READ, readable)
+        descriptor = channel.fileno()
+        self._channels[channel], self._at[descriptor] = (descriptor, gone), channel
+        self._watch(descriptor, readable)
 
     def leave(self, channel: Channel) -> None:
         """Lets a channel go, and closes it. Nobody is told."""
-        if self._channels.pop(channel, None) is not None:
-            self._selector.unregister(channel)
+        if channel in self._channels:
+            descriptor, _ = self._channels.pop(channel)
+            del self._at[descriptor]
+            self._unwatch(descriptor)
         self._unheard.discard(channel)
         self._late.discard(channel)
         channel.close()
@@ -64,44 +81,50 @@ class Switchboard:
         """Sends without waiting. A loss shows in the next turn, so that no caller finds its own tables changed under it."""
         with contextlib.suppress(ChannelClosed):
             channel.post(message)
+            if channel.backlog and channel in self._channels:
+                self._await_room(channel, self._channels[channel][0])
 
     def turn(self, timeout: float) -> None:
         """Waits until something comes or the time is up, and hands out everything that has come."""
-        self._see_to_backlogs()
+        for channel, descriptor in zip(self._woken_by, self._woken_at, strict=True):
+            if channel.backlog:
+                self._await_room(channel, descriptor)
+        if self._late:
+            self._see_to_backlogs()
         waiting = list(self._unheard)
-        for key, events in self._selector.select(0.0 if waiting else timeout):
-            channel = key.fileobj if isinstance(key.fileobj, Channel) else None
-            if channel is None:
-                key.data()  # a watched source, not a channel
-            elif channel in self._channels:
-                self._serve(channel, events)
+        for descriptor, events in self._poll.poll(0 if waiting else 1000 * timeout):
+            self._serve(descriptor, events)
         for channel in waiting:
             if channel in self._unheard:
-                self._serve(channel, selectors.EVENT_READ)
+                self._serve(self._channels[channel][0], _READ)
 
-    def _serve(self, channel: Channel, events: int) -> None:
-        readable, _ = self._channels[channel]
+    def _serve(self, descriptor: int, events: int) -> None:
+        readable, channel = self._readable.get(descriptor), self._at.get(descriptor)
+        if readable is None:
+            return  # it has left in this very turn
+        if channel is None:
+            readable()  # a watched source, or a channel that its owner reads
+            return
         try:
-            if events & selectors.EVENT_WRITE:
+            if events & _WRITE:
                 channel.flush()
-            if events & selectors.EVENT_READ:
+            if events != _WRITE:
                 readable()
         except ChannelClosed as error:
             self._lose(channel, str(error))
 
-    def _see_to_backlogs(self) -> None:
-        for channel in [channel for channel in self._channels if channel.backlog > self._max_backlog]:
-            self._lose(channel, f"more than {self._max_backlog} bytes behind")
-        for channel in (*self._channels, *self._woken_by):
-            if channel.backlog and channel not in self._late:
-                self._late.add(channel)
-                self._watch_for(channel, selectors.EVENT_READ | selectors.EVENT_WRITE)
-            elif not channel.backlog and channel in self._late:
-                self._late.discard(channel)
-                self._watch_for(channel, selectors.EVENT_READ)
+    def _await_room(self, channel: Channel, descriptor: int) -> None:
+        if channel not in self._late:
+            self._late.add(channel)
+            self._poll.modify(descriptor, _READ | _WRITE)
 
-    def _watch_for(self, channel: Channel, events: int) -> None:
-        self._selector.modify(channel, events, self._selector.get_key(channel).data)
+    def _see_to_backlogs(self) -> None:
+        for channel in list(self._late):
+            if not channel.backlog:
+                self._late.discard(channel)
+                self._poll.modify(channel.fileno(), _READ)
+            elif channel.backlog > self._max_backlog and channel in self._channels:
+                self._lose(channel, f"more than {self._max_backlog} bytes behind")
 
     def _lose(self, channel: Channel, reason: str) -> None:
         if channel in self._channels:

@@ -47,7 +47,7 @@ class Draft:
         self.page_ids.extend(pages)
 
 
-@dataclass
+@dataclass(slots=True)
 class Flight:
     """A plan that has been handed out and not yet answered, with whose rows they were then."""
 
@@ -61,10 +61,13 @@ class Flight:
     scoring: list[int]  # indices of rows that bring prompt logprobs
     num_tokens: int
     prompt_tokens: int  # of them, those in rows with more than one
+    changes: int  # rows' changes then
+    repeats: int = 0  # how many more such steps may follow if no row changes hands: one token for each of the same rows
+    is_repeat: bool = False
     begun: float = 0.0  # when it was handed out
 
 
-def launch(draft: Draft, table: Rows, step: int, release: list[int]) -> tuple[Plan, Flight]:
+def launch(draft: Draft, table: Rows, step: int, release: list[int], page_size: int) -> tuple[Plan, Flight]:
     """Seals the draft: the plan for the workers and its record. Moves `scheduled` and `total` of its rows."""
     rows = np.concatenate((draft.ones, np.array(draft.rows, np.int64)))
     counts = np.ones(len(rows), np.int64)
@@ -98,4 +101,29 @@ def launch(draft: Draft, table: Rows, step: int, release: list[int]) -> tuple[Pl
     )
     prompt_tokens = sum(count for count in draft.counts if count > 1)
     epochs = table.epoch[rows]
-    return plan, Flight(step, rows, starts, ends, epochs, tasks, sampling, scoring.tolist(), draft.num_tokens, prompt_tokens)
+    flight = Flight(
+        step, rows, starts, ends, epochs, tasks, sampling, scoring.tolist(), draft.num_tokens, prompt_tokens, table.changes
+    )
+    if not draft.rows and sampling is tasks and len(rows) == len(table):
+        flight.repeats = _repeats(table, rows, page_size)
+    return plan, flight
+
+
+def _repeats(table: Rows, rows: np.ndarray, page_size: int) -> int:
+    """How many steps of one token each these rows can go on before one of them needs a page or reaches its end."""
+    ends = np.minimum(np.minimum(table.need[rows], table.max_total[rows] - 1), table.num_pages[rows] * page_size)
+    return int((ends - table.scheduled[rows]).min())
+
+
+def repeat(last: Flight, table: Rows, step: int) -> tuple[Plan, Flight]:
+    """The step `last` once more, one token further: what most steps are, without asking every row what it wants."""
+    rows, starts, size = last.rows, last.ends, len(last.tasks)
+    ends = starts + 1
+    table.scheduled[rows] = ends
+    table.total[rows] = ends + 1
+    ones = [1] * size
+    plan = Plan(step, [], [], [], [], rows.tolist(), starts.tolist(), ones, ones, [True] * size)
+    flight = Flight(
+        step, rows, starts, ends, last.epochs, last.tasks, last.tasks, [], size, 0, last.changes, last.repeats - 1, True
+    )
+    return plan, flight

@@ -31,6 +31,7 @@ class Rows:
         self.draw = np.zeros(capacity, np.float64)
         self.epoch = np.zeros(capacity, np.int64)  # how often the row has changed hands
         self._key = np.zeros(capacity, np.int64)
+        self.changes = 0  # how often any row has changed hands
 
     def __len__(self) -> int:
         return len(self.order)
@@ -42,6 +43,7 @@ class Rows:
     def take(self, task: Task, num_matched: int, page_size: int) -> int:
         """Seats the task; what was matched counts as computed."""
         row = self._free.pop()
+        self.changes += 1
         task.row, self.tasks[row] = row, task
         known = len(task.tokens)
         self.computed[row] = self.scheduled[row] = num_matched * page_size
@@ -63,6 +65,7 @@ class Rows:
         self.tasks[row] = None
         task.row = NO_ROW
         self.epoch[row] += 1
+        self.changes += 1
         self.order = self.order[self.order != row]
         self._free.append(row)
         return row

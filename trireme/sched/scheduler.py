@@ -20,7 +20,7 @@ from trireme.ipc.messages import Admit, Plan, RowNote, Sampled
 from trireme.sched.door import Door
 from trireme.sched.memory import Memory
 from trireme.sched.pace import Pace
-from trireme.sched.plan import Draft, Flight, launch
+from trireme.sched.plan import Draft, Flight, launch, repeat
 from trireme.sched.policy import Policy, policy_by_name
 from trireme.sched.radix import Match
 from trireme.sched.request import NO_ROW, Task, Waiting
@@ -77,6 +77,7 @@ class Scheduler:
         self._waiting = Waiting()
         self._tasks: dict[str, Task] = {}
         self._flights: deque[Flight] = deque()
+        self._last: Flight | None = None  # the newest, answered or not
         self._release: list[int] = []
         self._random = random.Random(seed)
         self.pace = Pace(step_seconds)
@@ -126,6 +127,9 @@ class Scheduler:
 
     def schedule(self) -> Plan | None:
         """The next step, or None if there is nothing to compute before an answer comes."""
+        last = self._last
+        if last is not None and last.repeats and last.changes == self.rows.changes and not self._waiting:
+            return self._launched(*repeat(last, self.rows, self._step + 1))
         if self._flights and self.pace.is_long(self._flights[-1].prompt_tokens):
             return None
         draft = Draft(self.options.max_step_tokens)
@@ -136,12 +140,14 @@ class Scheduler:
             stuck = len(self.rows) and not self._flights and not draft.paused
             assert not stuck, f"{len(self.rows)} rows wait for memory and nothing moves: {self.stats()}"
             return None
-        self._step += 1
-        plan, flight = launch(draft, self.rows, self._step, self._release)
-        flight.begun = self._clock()
-        self._release = []
+        release, self._release = self._release, []
+        return self._launched(*launch(draft, self.rows, self._step + 1, release, self.memory.page_size))
+
+    def _launched(self, plan: Plan, flight: Flight) -> Plan:
+        self._step, flight.begun = flight.step, self._clock()
+        self._last = flight
         self._flights.append(flight)
-        self._tokens_scheduled += draft.num_tokens
+        self._tokens_scheduled += flight.num_tokens
         return plan
 
     def _plan_running(self, draft: Draft) -> None:
@@ -289,6 +295,9 @@ class Scheduler:
     def _advance(self, flight: Flight) -> None:
         """Moves `computed`, and gives the prompts that are now whole to the prefix cache."""
         rows = self.rows
+        if flight.is_repeat and flight.changes == rows.changes:
+            rows.computed[flight.rows] = flight.ends
+            return
         ours = rows.epoch[flight.rows] == flight.epochs
         seated, ends = flight.rows[ours], flight.ends[ours]
         rows.computed[seated] = ends

@@ -39,6 +39,8 @@ class Ranks(Protocol):
 
     def attend(self) -> None: ...
 
+    def hear(self) -> None: ...
+
     def launch(self, plan: Plan) -> None: ...
 
     def collected(self) -> Sampled | None: ...
@@ -96,6 +98,15 @@ class Crew:
         self._numbers, self._ready_since, self._rises = self.ranks.ready, now, False
         self._stand("ready")
         return True
+
+    def hear(self) -> None:
+        """Takes what the ranks have said, and no more: `tend` looks after them. Raises what ended them, as `tend` does."""
+        if self.ranks is not None:
+            try:
+                self.ranks.hear()
+            except TriremeError as error:
+                self.lose(error)
+                raise
 
     def sleep(self) -> None:
         """Frees the weights and the KV. Nothing is lost by a sudden end: weights are read, never written."""

@@ -53,13 +53,15 @@ class Router:
         self.scheduler: Scheduler | None = None
         self._in_flight = 0
         self._peers: dict[str, Channel] = {}
+        self._detokenizers: list[Channel] = []  # of the peers
         self._owners: dict[str, str] = {}  # request -> HTTP process
         self._held: list[tuple[str, Submit]] = []  # waiting for sleeping workers to wake
         self._crowd = Crowd(0, False)
         self._past: Counter[str] = Counter()
         self._told, self._beaten, self._active_at = Standing("starting"), 0.0, time.monotonic()
-        self._draining = self._ending = False
-        self._started = time.monotonic()
+        self._draining = self._ending = self._speaking = False
+        self._started = self._now = time.monotonic()
+        self._tended = 0.0
 
     def run(self) -> None:
         """Serves until told to stop. Raises if the workers cannot even start."""
@@ -68,7 +70,7 @@ class Router:
         try:
             while not self._ending:
                 self.board.turn(BEAT_SECONDS)
-                self._tend_crew()
+                self._see_to_crew()
                 gained = self._update()
                 self._schedule()
                 self._hand_out(gained)
@@ -104,7 +106,7 @@ class Router:
     def _hand_out(self, gained: list[Progress]) -> None:
         if not gained:
             return
-        self._active_at = time.monotonic()
+        self._active_at = self._now
         wanted = [progress for progress in gained if progress.id in self._owners]
         for progress in wanted:
             if progress.finish is not None:
@@ -113,20 +115,33 @@ class Router:
 
     # ---- workers come and go
 
-    def _tend_crew(self) -> None:
+    def _see_to_crew(self) -> None:
+        """Hears the ranks when they have spoken; looks after them at every beat, and all the time until they are ready."""
+        self._now = time.monotonic()
+        speaking, self._speaking = self._speaking, False
         try:
-            if self.crew.tend():
-                self._open_scheduler()
+            if self._now - self._tended >= BEAT_SECONDS or not self.crew.is_ready:
+                self._tend_crew()
+            elif speaking:
+                self.crew.hear()
         except TriremeError as error:
             if self._told.ready is None:  # they have never been ready: whoever started this server should see why
                 raise
             self._lose_workers(error)
+
+    def _tend_crew(self) -> None:
+        self._tended = self._now
+        if self.crew.tend():
+            self._open_scheduler()
         self._sleep_when_idle()
         self._watch_ranks()
 
     def _watch_ranks(self) -> None:
         """Has to follow every change at once: the next new socket may get a closed one's number."""
-        self.board.wake_for(self.crew.ranks.channels if self.crew.ranks else [])
+        self.board.wake_for(self.crew.ranks.channels if self.crew.ranks else [], self._ranks_speak)
+
+    def _ranks_speak(self) -> None:
+        self._speaking = True
 
     def _open_scheduler(self) -> None:
         """A fresh scheduler for fresh workers: nothing is cached there yet."""
@@ -189,7 +204,7 @@ class Router:
             raise BadRequest("A submission without requests.")
         if self._draining:
             raise Unavailable("The server is shutting down.", "try again later")
-        if not self._has_detokenizer():
+        if not self._detokenizers:
             raise Unavailable("The detokenizer is being restarted.", "try again in a moment")
         if not self.crew.takes_requests:
             raise Unavailable(f"The workers are not ready: {self.crew.standing.phase or 'starting'}.", "try again later")
@@ -268,6 +283,7 @@ class Router:
             if isinstance(message, Hello):
                 name.append(message.name)
                 self._peers[message.name] = channel
+                self._find_detokenizers()
                 self.board.post(channel, Welcome())
                 if self._crowd.full and not message.name.startswith(DETOKENIZER):
                     self.board.post(channel, self._crowd)
@@ -288,18 +304,18 @@ class Router:
         if self._peers.get(peer) is not channel:
             return
         del self._peers[peer]
+        self._find_detokenizers()
         if peer.startswith(DETOKENIZER):
             self._lose_all(WorkerDied("The detokenizer process ended.", "send the request again; it is being restarted"))
         else:
             self._abort([id for id, owner in self._owners.items() if owner == peer], FinishReason.ABORT)
 
-    def _has_detokenizer(self) -> bool:
-        return any(name.startswith(DETOKENIZER) for name in self._peers)
+    def _find_detokenizers(self) -> None:
+        self._detokenizers = [channel for name, channel in self._peers.items() if name.startswith(DETOKENIZER)]
 
     def _to_detokenizer(self, message: Any) -> None:
-        for name, channel in self._peers.items():
-            if name.startswith(DETOKENIZER):
-                self.board.post(channel, message)
+        for channel in self._detokenizers:
+            self.board.post(channel, message)
 
     def _post(self, peer: str, message: Any) -> None:
         if peer in self._peers:
@@ -318,12 +334,11 @@ class Router:
 
     def _beat(self) -> None:
         """Says how the engine stands, when that has changed, and that this loop turns."""
-        if self.crew.standing != self._told:
+        if self.crew.standing is not self._told:
             self._told = self.crew.standing
             self.board.post(self.control, self._told)
-        now = time.monotonic()
-        if now - self._beaten >= BEAT_SECONDS:
-            self._beaten = now
+        if self._now - self._beaten >= BEAT_SECONDS:
+            self._beaten = self._now
             ages = self.crew.ranks.ages() if self.crew.ranks and self.crew.is_ready else {}
             self.board.post(self.control, Alive(len(self._owners), self._draining, ages))
 

@@ -126,8 +126,7 @@ class RankGroup:
 
     def attend(self) -> None:
         """Takes what the ranks have said, and looks after those who say nothing. Does not wait."""
-        for rank in self.ranks:
-            self._hear(rank)
+        self.hear()
         now = time.monotonic()
         for rank in self.ranks:
             limit = self._silence if rank.ready else START_SILENCE_SECONDS
@@ -135,6 +134,11 @@ class RankGroup:
                 self._end(rank, f"has given no sign of life for {limit:.0f} s")
             if rank.busy > self.config.device.collective_timeout:
                 self._end(rank, f"has been in one step for {rank.busy:.0f} s")
+
+    def hear(self) -> None:
+        """Takes what the ranks have said. Does not wait."""
+        for rank in self.ranks:
+            self._hear(rank)
 
     def _hear(self, rank: _Rank) -> None:
         try:
