@@ -36,12 +36,21 @@ Messages = list[dict[str, Any]]
 class LLM:
     """A model, loaded and ready. Every setting of `trireme.config` may be given by name: `LLM("model", page_size=1, tp=2)`."""
 
-    def __init__(self, model: str | None = None, *, config: Config | None = None, report: Callable | None = None, **settings: Any):
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: Config | None = None,
+        report: Callable | None = None,
+        tokenizer: Tokenizer | None = None,
+        **settings: Any,
+    ):
+        """`tokenizer`: the model's, where somebody has opened it already."""
         self.config = config or resolve({"model": model, **settings})
         report = report or (lambda name, share: None)
         self.path = resolve_model(self.config.model.model)
         checkpoint = Checkpoint.open(self.path)
-        self.tokenizer = _tokenizer(self.path, self.config)
+        self.tokenizer = tokenizer or _tokenizer(self.path, self.config)
         self.generation = checkpoint.generation
         self.eos_token_ids = checkpoint.eos_token_ids()
         in_process = self.config.device.tp == 1

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from trireme.backends import reason_against
 
@@ -30,3 +31,29 @@ def test_answers_come_without_compilers(smollm2_path: pathlib.Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+# What `trireme generate` does, in a process that can be asked afterwards. Deferred modules are there in name only, and work.
+EARLY = """
+import sys
+from trireme.cli.early import DEFERRED, open_llm
+from trireme.cli.main import main
+main(["generate", "The capital of France is", "--max-tokens", "3", "--model", sys.argv[1]])
+import torch
+print(*(name for name in DEFERRED if type(sys.modules.get(name)).__name__ == "module"))
+assert callable(torch._meta_registrations.meta_mm)
+print(torch.mm(torch.empty(2, 3, device="meta"), torch.empty(3, 4, device="meta")).shape)
+"""
+
+
+def test_the_command_line_leaves_modules_of_torch_until_they_are_used(smollm2_path: pathlib.Path) -> None:
+    done = subprocess.run([sys.executable, "-c", EARLY, str(smollm2_path)], capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    *answer, loaded, shape = done.stdout.splitlines()
+    assert answer[0].strip().startswith("Paris")
+    assert not loaded or not torch_is_for_a_cpu_alone()
+    assert shape == "torch.Size([2, 4])"
+
+
+def torch_is_for_a_cpu_alone() -> bool:
+    return torch.version.cuda is None and torch.version.hip is None

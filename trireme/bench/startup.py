@@ -13,22 +13,38 @@ from trireme.cli.flags import add_settings, config_from
 
 _CHILD = """
 import resource, sys, time
-begun = time.monotonic()
+marks = [time.monotonic()]
 from trireme.cli.startup import uncollected
+from trireme.config import resolve
 with uncollected():
-    import torch
-    arrived = time.monotonic()
+    from trireme.cli.early import import_torch, tokenizer_of, torch_libraries_loading
+    config = resolve({"model": sys.argv[1], "backend": sys.argv[2], "quantize": sys.argv[3]})
+    marks.append(time.monotonic())
+    with torch_libraries_loading():
+        tokenizer = tokenizer_of(config)
+    marks.append(time.monotonic())
+    import_torch()
+    marks.append(time.monotonic())
     from trireme.llm import LLM
     from trireme.types import SamplingParams
-    imported = time.monotonic()
-    llm = LLM(sys.argv[1], backend=sys.argv[2], quantize=sys.argv[3])
-    loaded = time.monotonic()
+    marks.append(time.monotonic())
+    llm = LLM(config=config, tokenizer=tokenizer)
+    marks.append(time.monotonic())
 next(iter(llm.stream([1, 2, 3], SamplingParams(max_tokens=1, temperature=0.0))))
-print(arrived - begun, imported - arrived, loaded - imported, time.monotonic() - loaded)
+marks.append(time.monotonic())
 llm.close()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(*(after - before for before, after in zip(marks, marks[1:])), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
-NAMES = ("import of torch, s", "other imports, s", "load, s", "first token, s", "peak memory, MiB", "whole process, s")
+NAMES = (
+    "imports before torch, s",
+    "tokenizer beside torch's libraries, s",
+    "rest of torch's import, s",
+    "imports after torch, s",
+    "load, s",
+    "first token, s",
+    "peak memory, MiB",
+    "whole process, s",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,5 +61,5 @@ def run(args: argparse.Namespace) -> int:
         child = subprocess.run(command, capture_output=True, text=True, check=True)
         rows.append([float(part) for part in child.stdout.split()] + [time.monotonic() - begun])
     for name, values in zip(NAMES, zip(*rows, strict=True), strict=True):
-        print(f"{name:<20} {statistics.median(values):.2f}")
+        print(f"{name:<38} {statistics.median(values):.2f}")
     return 0

@@ -38,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = fetched(config_from(args))
     with uncollected(), phases() as report:
-        from trireme.llm import LLM
+        from trireme.cli.early import open_llm
 
-        llm = LLM(config=config, report=report)
+        llm = open_llm(config, report)
     with llm:
         sampling = sampling_from(args, llm.default_sampling(max_tokens=1024))
         ready = llm.worker.ready

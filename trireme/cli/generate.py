@@ -25,9 +25,9 @@ def run(args: argparse.Namespace) -> int:
     from trireme.types import SamplingParams
 
     with uncollected(), phases() as report:
-        from trireme.llm import LLM
+        from trireme.cli.early import open_llm
 
-        llm = LLM(config=config, report=report)
+        llm = open_llm(config, report)
     with llm:
         sampling = sampling_from(args, SamplingParams(temperature=0.0))
         messages = [{"role": "user", "content": prompt}]
