@@ -62,10 +62,25 @@ def _nvidia() -> Chip:
 @functools.cache
 def _getters() -> tuple[Callable[[], int], Callable[[int], int]]:
     """The shortest ways to ask for the device and its stream; Triton's own go through several Python layers."""
+    if current().interpreted:
+        return lambda: -1, lambda device: 0
     if current().device_type == "cuda" and hasattr(torch._C, "_cuda_getDevice"):
         torch.cuda.init()
         return torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
     return driver.active.get_current_device, driver.active.get_current_stream
+
+
+@functools.cache
+def allocator() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]:
+    """The shortest way to new memory of a shape, strides and type on the current device."""
+    kind = current().device_type
+    quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None)
+    return quick or (lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=kind))
+
+
+def getters() -> tuple[Callable[[], int], Callable[[int], int]]:
+    """What `current_device` and `current_stream` call, for those who call them often."""
+    return _getters()
 
 
 def current_device() -> int:
@@ -108,8 +123,6 @@ def reserve_random(count: int, device: torch.device) -> tuple[int, int]:
     if current().interpreted:
         return int(torch.empty((), dtype=torch.int64).random_()), 0
     generator = device_module().default_generators[device.index or 0]
-    state = generator.get_state()
-    seed, offset = state.view(torch.int64).tolist()[:2]
-    state.view(torch.int64)[1] = offset + (count + 3) // 4 * 4
-    generator.set_state(state)
-    return seed & (2**63 - 1), offset // 4
+    offset = generator.get_offset()
+    generator.set_offset(offset + (count + 3) // 4 * 4)
+    return generator.initial_seed() & (2**63 - 1), offset // 4

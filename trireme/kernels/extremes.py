@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from trireme.kernels.fold import Fold, fold
-from trireme.kernels.launch import Unsupported, blocks, kernel, next_power
+from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.reduce import require_elements
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool)
@@ -151,8 +151,8 @@ def _find(
     x, f = fold(x, dim, keepdim)
     if (x.dtype not in _NARROW and x.dtype not in _WIDE) or f.length >= 2**31:
         raise Unsupported(f"no extreme of {x.dtype}, {f.length} long")
-    indices = torch.empty(f.shape, dtype=torch.int64, device=x.device)
-    values = torch.empty(f.shape, dtype=x.dtype, device=x.device) if want_values else None
+    indices = empty(f.shape, torch.int64, x.device)
+    values = empty(f.shape, x.dtype, x.device) if want_values else None
     if f.rows:
         (_run if x.dtype in _NARROW else _run_wide)(x, f, values, indices, least)
     return values, indices
@@ -172,7 +172,7 @@ def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.T
         )
         return
     splits = blocks(f.length, f.part)
-    keys = torch.empty((splits, f.rows), dtype=torch.int64, device=x.device)
+    keys = empty((splits, f.rows), torch.int64, x.device)
     _extreme((blocks(f.rows, m), splits), x, keys, None, None, *sizes, f.part, *f.walk, **kind, GIVEN=False, M=m, N=n, warps=8)
     columns = next_power(splits)
     height = max(1, min(64, 1024 // columns))
@@ -190,8 +190,8 @@ def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: to
     if splits == 1:
         _wide_extreme((blocks(f.rows, m), 1), x, None, values, indices, *sizes, **kind, M=m, N=n, warps=8)
         return
-    some = torch.empty((splits, f.rows), dtype=x.dtype, device=x.device)
-    places = torch.empty((splits, f.rows), dtype=torch.int64, device=x.device)
+    some = empty((splits, f.rows), x.dtype, x.device)
+    places = empty((splits, f.rows), torch.int64, x.device)
     _wide_extreme((blocks(f.rows, m), splits), x, None, some, places, *sizes, **kind, M=m, N=n, warps=8)
     columns = next_power(splits)
     height = max(1, min(64, 1024 // columns))

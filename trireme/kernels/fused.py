@@ -8,8 +8,9 @@ import triton
 import triton.language as tl
 
 from trireme.kernels import chips, norms, scalar
-from trireme.kernels.launch import blocks, kernel, next_power
+from trireme.kernels.launch import blocks, empty, kernel, next_power
 from trireme.kernels.pointwise import pointwise
+from trireme.kernels.repeat import repeating
 
 
 @pointwise()
@@ -36,16 +37,24 @@ def _halves(x: torch.Tensor, y: torch.Tensor | None) -> tuple[torch.Tensor, torc
     return x[..., :width], x[..., width:]
 
 
+@repeating
+def _gated(x: torch.Tensor, y: torch.Tensor | None, kind: str) -> torch.Tensor:
+    return _ACTIVATIONS[kind](*_halves(x, y))
+
+
+_ACTIVATIONS = {"silu": _silu_and_mul, "gelu": _gelu_and_mul, "gelu tanh": _gelu_tanh_and_mul}
+
+
 def silu_and_mul(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
     """silu(x) · y; with one tensor, x and y are the halves of its last dimension"""
-    return _silu_and_mul(*_halves(x, y))
+    return _gated(x, y, "silu")
 
 
 def gelu_and_mul(x: torch.Tensor, y: torch.Tensor | None = None, approximate: str = "none") -> torch.Tensor:
     """gelu(x) · y, exact or by tanh; with one tensor, x and y are the halves of its last dimension"""
     if approximate not in ("none", "tanh"):
         raise ValueError(f'approximate is "none" or "tanh", not {approximate!r}')
-    return (_gelu_and_mul if approximate == "none" else _gelu_tanh_and_mul)(*_halves(x, y))
+    return _gated(x, y, "gelu" if approximate == "none" else "gelu tanh")
 
 
 @triton.jit
@@ -101,12 +110,19 @@ def rotary_embedding(
 
     Pairs are (i, i + pairs), or neighbours if `interleaved`. Without `positions`, token t of a sequence takes row t.
     """
+    return _rotate(q, k, cos, sin, positions, interleaved)
+
+
+@repeating
+def _rotate(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None, interleaved: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     width, pairs = q.shape[-1], cos.shape[-1]
     if 2 * pairs > width:
         raise ValueError(f"tables of {pairs} pairs do not fit heads of width {width}")
     q_rows, k_rows = _tokens(q), _tokens(k)
     count = q_rows.shape[0]
-    q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
+    q_out, k_out = (empty(x.shape, x.dtype, x.device) for x in (q, k))
     if count == 0:
         return q_out, k_out
     q_heads, k_heads = q.shape[-2], k.shape[-2]
@@ -132,6 +148,13 @@ def skip_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """residual += x, in place; returns rms_norm(residual) · weight and the residual"""
+    return _skip_rms(x, residual, weight, eps)
+
+
+@repeating
+def _skip_rms(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     _require_contiguous(x, residual)
     length = x.shape[-1]
     y, _ = norms.rms_rows(norms.as_rows(x, length), residual, weight, eps, keep=False)
@@ -142,6 +165,13 @@ def skip_layer_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """residual += x, in place; returns layer_norm(residual) · weight + bias and the residual"""
+    return _skip_layer(x, residual, weight, bias, eps)
+
+
+@repeating
+def _skip_layer(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     _require_contiguous(x, residual)
     y, _, _ = norms.layer_rows(x, residual, weight, bias, x.numel() // x.shape[-1], 1, 1, eps)
     return y, residual

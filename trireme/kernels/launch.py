@@ -1,9 +1,11 @@
-"""The thin launch path: a kernel is compiled once per kind of arguments and then started through its raw handle.
-Knows Triton's launcher, never what a kernel computes."""
+"""The thin launch path: a kernel is compiled once per kind of arguments and then started through its raw handle; what a call
+starts and allocates can be noted. Knows Triton's launcher, never what a kernel computes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,15 +48,76 @@ class Unsupported(Exception):
     """These arguments are outside what a kernel covers; the registry then calls torch's own kernel."""
 
 
+Handle = tuple[Any, Any, bool, bool, Any]  # the raw start, and what it takes besides grid, stream and values
+
+
+class Recording:
+    """What one call of an operator allocates and launches, noted while it runs."""
+
+    def __init__(self) -> None:
+        self.made: list[torch.Tensor] = []
+        self.lasting: list[torch.Tensor] = []  # memory that outlives the call and belongs to the stream it ran on
+        self.launches: list[tuple[Handle, tuple[int, ...], tuple[Any, ...]]] = []
+        self.settings: list[tuple[Callable[[], Any], Any]] = []
+        self.repeatable = True
+
+
+class _Thread(threading.local):
+    recording: Recording | None = None
+
+
+current = _Thread()  # each thread's recording, if it makes one now
+
+
+def empty(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, stride: Sequence[int] | None = None
+) -> torch.Tensor:  # fmt: skip
+    """New memory for a result or a workspace; all that a repeatable operator allocates comes from here."""
+    if stride is None:
+        made = torch.empty(shape, dtype=dtype, device=device)
+    else:
+        made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    if current.recording is not None:
+        current.recording.made.append(made)
+    return made
+
+
+def empty_like(x: torch.Tensor) -> torch.Tensor:
+    """New memory laid out as torch lays out a result like `x`."""
+    made = torch.empty_like(x)
+    if current.recording is not None:
+        current.recording.made.append(made)
+    return made
+
+
+def lasting(*memory: torch.Tensor) -> None:
+    """Says that the running operator uses memory that stays, one per stream."""
+    if current.recording is not None:
+        current.recording.lasting += memory
+
+
+def setting(ask: Callable[[], Any]) -> Any:
+    """Asks for a setting of the process on which the launches depend; a repetition asks again."""
+    answer = ask()
+    if current.recording is not None:
+        current.recording.settings.append((ask, answer))
+    return answer
+
+
+def unrepeatable() -> None:
+    """Says that the running call depends on more than its arguments, such as random state, or writes by torch's own kernels."""
+    if current.recording is not None:
+        current.recording.repeatable = False
+
+
 class Kernel:
     """A Triton function with its compiled forms. Call it with the grid, then run-time arguments, then constants by name."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function
         self.jit = triton.jit(function)
-        self.compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self.compiled: dict[tuple[Any, ...], Handle] = {}
         self.direct = not chips.current().interpreted
-        self.latest: tuple[Any, ...] | None = None  # the handle of the last start, for callers that remember whole calls
 
     def __call__(
         self, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 3, dependent: bool = False, **constants: Any
@@ -66,7 +129,7 @@ class Kernel:
         if grid[0] == 0:
             return
         if not self.direct:
-            self.jit[grid](*args, num_warps=warps, num_stages=stages, **constants)
+            self._through_triton(grid, args, {"num_warps": warps, "num_stages": stages}, constants)
             return
         key: list[Any] = [warps, stages, dependent, *constants.values()]
         values: list[Any] = []
@@ -91,80 +154,73 @@ class Kernel:
                 self(grid, *args, warps=warps, stages=stages, dependent=dependent, **constants)
             return
         key.append(device)
-        entry = self.latest = self.compiled.get(tuple(key))
-        if entry is None:
-            self._first(tuple(key), grid, args, {"num_warps": warps, "num_stages": stages}, dependent, constants)
-            return
-        start, function, cooperative, dependent, metadata = entry
-        grid_y = grid[1] if len(grid) > 1 else 1
-        grid_z = grid[2] if len(grid) > 2 else 1
-        stream = chips.current_stream(device)
-        # fmt: off
-        start(grid[0], grid_y, grid_z, stream, function, cooperative, dependent, None, None, metadata, None, None, None,
-              *values, *constants.values())
-        # fmt: on
+        handle = self.compiled.get(tuple(key))
+        if handle is None:
+            handle = self._first(tuple(key), grid, args, {"num_warps": warps, "num_stages": stages}, dependent, constants)
+        else:
+            start, function, cooperative, dependent, metadata = handle
+            grid_y = grid[1] if len(grid) > 1 else 1
+            grid_z = grid[2] if len(grid) > 2 else 1
+            stream = chips.current_stream(device)
+            # fmt: off
+            start(grid[0], grid_y, grid_z, stream, function, cooperative, dependent, None, None, metadata, None, None, None,
+                  *values, *constants.values())
+            # fmt: on
+        if current.recording is not None:
+            _note(current.recording, handle, grid, args, constants)
 
     def _first(
         self, key: tuple[Any, ...], grid: tuple[int, ...], args: tuple[Any, ...], sizes: dict[str, int], dependent: bool,
         constants: dict[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> Handle | None:  # fmt: skip
         """Compiles through Triton, which also runs it, and keeps the raw handle when Triton's internals look as expected."""
         options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
         built = self.jit[grid](*args, **sizes, **options, **constants)
         launcher: Any = getattr(built, "run", None)
         if not hasattr(launcher, "launch"):
             self.direct = False
-            return
+            return None
         if launcher.global_scratch_size or launcher.profile_scratch_size:
-            return
-        self.latest = self.compiled[key] = (
+            return None
+        self.compiled[key] = (
             launcher.launch,
             built.function,
             launcher.launch_cooperative_grid,
             launcher.launch_pdl,
             built.packed_metadata,
         )
+        return self.compiled[key]
 
-
-class Shortcut:
-    """A launch seen before, with the same types, shapes and strides: only pointers are new. `tail` are all later arguments."""
-
-    __slots__ = ("device", "grid", "handle", "tail")
-
-    def __init__(self, handle: tuple[Any, ...], grid: tuple[int, ...], tail: tuple[Any, ...], device: int) -> None:
-        self.handle, self.tail, self.device = handle, tail, device
-        self.grid = (*grid, 1, 1)[:3]
-
-    def start(self, *pointers: Any) -> bool:
-        """Runs it again, unless a pointer is unaligned or another device is current."""
-        together = 0
-        for pointer in pointers:
-            together |= pointer or 0
-        if together & 15 or chips.current_device() != self.device:
-            return False
-        start, function, cooperative, dependent, metadata = self.handle
-        # fmt: off
-        start(*self.grid, chips.current_stream(self.device), function, cooperative, dependent, None, None, metadata,
-              None, None, None, *pointers, *self.tail)
-        # fmt: on
-        return True
-
-
-class Shortcuts:
-    """The launches that one operator remembers."""
-
-    def __init__(self, most: int = 4096) -> None:
-        self.known: dict[tuple[Any, ...], Shortcut] = {}
-        self.most = most
-
-    def keep(self, key: tuple[Any, ...], used: Kernel, grid: tuple[int, ...], tail: tuple[Any, ...], tensors: list[Any]) -> None:
-        """Remembers the launch that `used` just did, if its pointers were aligned, as a repetition will check."""
-        if used.latest is None or any(x is not None and x.data_ptr() & 15 for x in tensors):
+    def _through_triton(
+        self, grid: tuple[int, ...], args: tuple[Any, ...], sizes: dict[str, int], constants: dict[str, Any]
+    ) -> None:
+        """Starts it as Triton does, interpreted or not; only an interpreted start can be noted, by what repeats it."""
+        self.jit[grid](*args, **sizes, **constants)
+        if current.recording is None:
             return
-        if len(self.known) >= self.most:
-            self.known.clear()
-        device = next(x.get_device() for x in tensors if x is not None)
-        self.known[key] = Shortcut(used.latest, grid, tail, device)
+        types = [value.dtype if isinstance(value, torch.Tensor) else None for value in args]
+        names = list(constants)
+
+        def start(x: int, y: int, z: int, *rest: Any) -> None:
+            values = rest[10:]
+            given = [value if kind is None else _memory(value, kind) for value, kind in zip(values, types, strict=False)]
+            named = dict(zip(names, values[len(given) :], strict=True))
+            self.jit[(x, y, z)](*given, **sizes, **named)
+
+        handle = (start, None, False, False, None) if chips.current().interpreted else None
+        _note(current.recording, handle, grid, args, constants)
+
+
+def _note(recording: Recording, handle: Handle | None, grid: tuple[int, ...], args: tuple[Any, ...], constants: Any) -> None:
+    if handle is None or any(isinstance(value, TensorDescriptor) for value in args):
+        recording.repeatable = False
+    else:
+        recording.launches.append((handle, (*grid, 1, 1)[:3], (*args, *constants.values())))
+
+
+def _memory(pointer: int, dtype: torch.dtype) -> torch.Tensor:
+    """Host memory at an address as the interpreter wants it: it takes only type and address of the tensor."""
+    return torch.frombuffer((ctypes.c_byte * dtype.itemsize).from_address(pointer), dtype=dtype)
 
 
 def _specialisation(value: Any) -> Any:

@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 
 from trireme.kernels import reduce
-from trireme.kernels.launch import Unsupported, kernel, next_power
+from trireme.kernels.launch import Unsupported, empty, kernel, next_power
 from trireme.kernels.norms import row_warps
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -48,9 +48,25 @@ def _forward(x, targets, weight, losses, shares, logs, classes, ignored, smoothi
     loss = share * (lse - chosen) * (1.0 - smoothing)
     if smoothing > 0:
         loss += smoothing / classes * (lse * tl.sum(weights, 0) - tl.sum(weighted, 0))
-    tl.store(losses + row, tl.where(valid, loss, 0.0))
+    tl.store(losses + row, tl.where(valid, loss, 0.0).to(losses.dtype.element_ty))
     tl.store(shares + row, share)
     tl.store(logs + row, lse)
+
+
+@kernel
+def _total(losses, shares, out, rows, MEAN: tl.constexpr, N: tl.constexpr):
+    """out = Σ losses, or Σ losses / Σ shares, by one program"""
+    total = tl.zeros((N,), tl.float32)
+    weights = tl.zeros((N,), tl.float32)
+    for at in range(0, rows, N):
+        row = at + tl.arange(0, N)
+        total += tl.load(losses + row, mask=row < rows, other=0.0)
+        if MEAN:
+            weights += tl.load(shares + row, mask=row < rows, other=0.0)
+    result = tl.sum(total, 0)
+    if MEAN:
+        result = result / tl.sum(weights, 0)
+    tl.store(out, result.to(out.dtype.element_ty))
 
 
 @kernel
@@ -88,10 +104,11 @@ def _block(classes: int) -> int:
 
 
 def _evaluate(
-    x: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor | None, ignored: int, smoothing: float
+    x: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor | None, ignored: int, smoothing: float, reduction: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rows, classes = x.shape
-    losses, shares, logs = torch.empty((3, rows), dtype=torch.float32, device=x.device)
+    losses = empty((rows,), x.dtype if reduction == _NONE else torch.float32, x.device)
+    shares, logs = empty((2, rows), torch.float32, x.device)
     n = _block(classes)
     _forward((rows,), x, targets, weight, losses, shares, logs, classes, ignored, float(smoothing), N=n, warps=row_warps(n))
     return losses, shares, logs
@@ -99,9 +116,11 @@ def _evaluate(
 
 def _finish(losses: torch.Tensor, shares: torch.Tensor, shape: torch.Size, reduction: int, dtype: torch.dtype) -> torch.Tensor:
     if reduction == _NONE:
-        return losses.to(dtype).view(shape)
-    total = reduce.sum_all(losses)
-    return (total / reduce.sum_all(shares) if reduction == _MEAN else total).to(dtype)
+        return losses.view(shape)
+    out = empty((), dtype, losses.device)
+    n = _block(losses.numel())
+    _total((1,), losses, shares, out, losses.numel(), MEAN=reduction == _MEAN, N=n, warps=row_warps(n))
+    return out
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -110,7 +129,7 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignored: int, smoothing: float
     ) -> torch.Tensor:
         flat, targets = _rows(x, target)
-        losses, shares, logs = _evaluate(flat, targets, weight, ignored, smoothing)
+        losses, shares, logs = _evaluate(flat, targets, weight, ignored, smoothing, reduction)
         ctx.save_for_backward(flat, targets, weight, shares, logs)
         ctx.settings = (x.shape, reduction, ignored, smoothing)
         return _finish(losses, shares, target.shape, reduction, x.dtype)
@@ -153,7 +172,7 @@ def cross_entropy_loss_forward(
     """−log softmax(x)[target], averaged, summed or kept"""
     _check(self, target, weight)
     flat, targets = _rows(self, target)
-    losses, shares, _ = _evaluate(flat, targets, weight, ignore_index, label_smoothing)
+    losses, shares, _ = _evaluate(flat, targets, weight, ignore_index, label_smoothing, reduction)
     return _finish(losses, shares, target.shape, reduction, self.dtype)
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips, tune
-from trireme.kernels.launch import Unsupported, blocks, kernel, next_power
+from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, setting, unrepeatable
 from trireme.kernels.pointwise import Number
 from trireme.kernels.streamed import few_rows
 
@@ -144,7 +144,7 @@ def precision(dtype: torch.dtype) -> str:
     """How float32 operands enter the tensor cores: three roundings keep float32's accuracy, one is what `allow_tf32` allows."""
     if dtype is not torch.float32 or chips.current().interpreted:
         return "ieee"
-    return "tf32" if chips.allows_tf32() else "tf32x3" if chips.current().descriptors else "ieee"
+    return "tf32" if setting(chips.allows_tf32) else "tf32x3" if chips.current().descriptors else "ieee"
 
 
 def _config(m: int, n: int, k: int, warps: int, stages: int, halves: bool = False, group: int = 8) -> dict[str, Any]:
@@ -261,10 +261,11 @@ def _run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, alpha: flo
         raise Unsupported(f"no product of {a.dtype} and {b.dtype}")
     batch, m, k = a.shape
     n = b.shape[2]
-    c = torch.empty((batch, m, n), dtype=a.dtype, device=a.device)
+    c = empty((batch, m, n), a.dtype, a.device)
     if c.numel() == 0:
         return c
     if k == 0:
+        unrepeatable()
         return c.zero_() if bias is None else c.copy_(bias * beta)
     _leave_to_torch(a, batch, m, n, k)
     if bias is not None:
@@ -282,26 +283,9 @@ def _run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, alpha: flo
     return c
 
 
-def _few(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
-    """The product without the detour over a batch, where one side has few rows: there the host's time counts."""
-    (m, k), n = a.shape, b.shape[1]
-    if not (m and n and k) or a.dtype not in _TYPES or not ((n > m and m <= _FEW) or n <= _FEW):
-        return None
-    _leave_to_torch(a, 1, m, n, k)
-    c = torch.empty((m, n), dtype=a.dtype, device=a.device)
-    if n > m and m <= _FEW:
-        few_rows(a, b.t(), c, None, 1.0, 0.0, precision(a.dtype))
-    else:
-        few_rows(b.t(), a, c.t(), None, 1.0, 0.0, precision(a.dtype))
-    return c
-
-
 def mm(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
     """a b"""
     _check(self, mat2, 2, "mm")
-    few = _few(self, mat2)
-    if few is not None:
-        return few
     return _run(self[None], mat2[None], None, 1.0, 0.0)[0]
 
 

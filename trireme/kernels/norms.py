@@ -11,7 +11,7 @@ import torch
 import triton.language as tl
 
 from trireme.kernels import chips, reduce
-from trireme.kernels.launch import Shortcuts, Unsupported, kernel, next_power
+from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -167,9 +167,6 @@ def _rms_gradient(grad, x, weight, scales, dx, dw, rows, length, DOUBLE: tl.cons
         tl.store(dw + tl.program_id(0).to(tl.int64) * length + column, gathered, mask=mask)
 
 
-_rms_known, _layer_known = Shortcuts(), Shortcuts()
-
-
 def row_warps(size: int) -> int:
     """Warps for one row: 16 bytes of bf16 a thread until the block is full."""
     return 4 if size <= 2048 else 8 if size <= 8192 else 16
@@ -189,7 +186,7 @@ def layer_rows(
     groups: int,
     channel: int,
     eps: float,
-    key: Any = None,
+    statistics: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Normalises `rows` equal parts of x; weights repeat every `groups` parts and span `channel` elements each."""
     if x.dtype not in _FLOATS:
@@ -197,19 +194,16 @@ def layer_rows(
     x = x.contiguous()
     weight = None if weight is None else weight.contiguous()
     bias = None if bias is None else bias.contiguous()
-    y = torch.empty_like(x)
-    means, scales = (torch.empty(rows, dtype=_statistics_type(x.dtype), device=x.device) for _ in range(2))
+    y = empty(x.shape, x.dtype, x.device)
+    means, scales = (empty((rows,), statistics or _statistics_type(x.dtype), x.device) for _ in range(2))
     length = x.numel() // rows if rows else 0
     if length == 0:
         return y, means.fill_(0), scales.fill_(1 / math.sqrt(eps) if eps else 0)
     limit = chips.current().row_elements
     n = min(next_power(length), limit if length <= limit else limit // 2)
     body = _layer_norm if length <= n else _layer_norm_long
-    constants: dict[str, Any] = {"DOUBLE": x.dtype is torch.float64, "N": n}
-    tail = (length, groups, channel, float(eps))
-    body((rows,), x, residual, weight, bias, y, means, scales, *tail, **constants, warps=row_warps(n))
-    if key is not None:
-        _layer_known.keep(key, body, (rows,), (*tail, *constants.values()), [x, weight, bias, y, means, scales])
+    body((rows,), x, residual, weight, bias, y, means, scales, length, groups, channel, float(eps),
+         DOUBLE=x.dtype is torch.float64, N=n, warps=row_warps(n))  # fmt: skip
     return y, means, scales
 
 
@@ -217,23 +211,11 @@ def native_layer_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(x − mean) / √(var + eps) · w + b over the last dimensions; also the mean and 1 / √(var + eps)"""
-    walks = tuple(None if p is None else (p.dtype, p.stride()) for p in (weight, bias))
-    key = (input.dtype, input.shape, input.stride(), input.get_device(), tuple(normalized_shape), walks, eps)
-    known = _layer_known.known.get(key)
-    if known is not None:
-        y = torch.empty(input.shape, dtype=input.dtype, device=input.device)
-        shape = [*input.shape[: input.dim() - len(normalized_shape)], *(1 for _ in normalized_shape)]
-        statistics = _statistics_type(input.dtype)
-        means, scales = (torch.empty(shape, dtype=statistics, device=input.device) for _ in range(2))
-        given = [None if p is None else p.data_ptr() for p in (weight, bias)]
-        if known.start(input.data_ptr(), None, *given, y.data_ptr(), means.data_ptr(), scales.data_ptr()):
-            return y, means, scales
     axis = _check_shape(input, normalized_shape, weight, bias)
     rows = math.prod(input.shape[:axis])
     if input.numel() == 0:
         raise Unsupported("an empty layer norm")
-    plain = input.is_contiguous() and all(p is None or p.is_contiguous() for p in (weight, bias))
-    y, means, scales = layer_rows(input, None, weight, bias, rows, 1, 1, eps, key if plain else None)
+    y, means, scales = layer_rows(input, None, weight, bias, rows, 1, 1, eps)
     shape = [*input.shape[:axis], *[1] * len(normalized_shape)]
     return y, means.view(shape), scales.view(shape)
 
@@ -257,20 +239,19 @@ def native_group_norm(
     """layer_norm of each group of channels, with one weight and bias a channel"""
     if input.numel() == 0 or C % group:
         raise Unsupported("an empty or uneven group norm")
-    y, means, scales = layer_rows(input, None, weight, bias, N * group, group, HxW, eps)
-    # torch keeps these in the input's type.
-    return y, means.view(N, group).to(input.dtype), scales.view(N, group).to(input.dtype)
+    # torch keeps these statistics in the input's type.
+    y, means, scales = layer_rows(input, None, weight, bias, N * group, group, HxW, eps, input.dtype)
+    return y, means.view(N, group), scales.view(N, group)
 
 
 def rms_rows(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, eps: float, keep: bool, key: Any = None
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, eps: float, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Normalises the rows of a 2-d tensor whose last dimension is contiguous; `keep` also returns each row's scale;
-    `key` remembers the launch."""
+    """Normalises the rows of a 2-d tensor whose last dimension is contiguous; `keep` also returns each row's scale."""
     rows, length = x.shape
-    y = torch.empty((rows, length), dtype=x.dtype, device=x.device)
+    y = empty((rows, length), x.dtype, x.device)
     double = x.dtype is torch.float64
-    scales = torch.empty(rows, dtype=torch.float64 if double else torch.float32, device=x.device) if keep else None
+    scales = empty((rows,), torch.float64 if double else torch.float32, x.device) if keep else None
     limit = chips.current().row_elements
     n = min(next_power(length), limit if length <= limit else limit // 2)
     m = max(1, min(2048 // n, next_power(rows), 16)) if rows >= 1024 or chips.current().interpreted else 1
@@ -278,11 +259,8 @@ def rms_rows(
     if length > n:
         _rms_norm_long((rows,), x, residual, weight, y, scales, rows, length, stride, eps, DOUBLE=double, M=1, N=n, warps=16)
         return y, scales
-    grid = (-(-rows // m),)
-    constants: dict[str, Any] = {"DOUBLE": double, "M": m, "N": n}
-    _rms_norm(grid, x, residual, weight, y, scales, rows, length, stride, eps, **constants, warps=row_warps(m * n))
-    if key is not None:
-        _rms_known.keep(key, _rms_norm, grid, (rows, length, stride, eps, *constants.values()), [x, weight, y])
+    _rms_norm((blocks(rows, m),), x, residual, weight, y, scales, rows, length, stride, eps,
+              DOUBLE=double, M=m, N=n, warps=row_warps(m * n))  # fmt: skip
     return y, scales
 
 
@@ -331,17 +309,9 @@ def rms_norm_forward(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
     """x / √(mean x² + eps) · w over the last dimensions"""
-    walk = None if weight is None else (weight.dtype, weight.stride())
-    key = (input.dtype, input.shape, input.stride(), input.get_device(), tuple(normalized_shape), walk, eps)
-    known = _rms_known.known.get(key)
-    if known is not None:
-        y = torch.empty(input.shape, dtype=input.dtype, device=input.device)
-        if known.start(input.data_ptr(), None, None if weight is None else weight.data_ptr(), y.data_ptr(), None):
-            return y
     length, eps = _prepare(input, normalized_shape, weight, eps)
     weight = None if weight is None else weight.contiguous()
-    x = as_rows(input, length)
-    return rms_rows(x, None, weight, eps, keep=False, key=key if x.data_ptr() == input.data_ptr() else None)[0].view(input.shape)
+    return rms_rows(as_rows(input, length), None, weight, eps, keep=False)[0].view(input.shape)
 
 
 def rms_norm(

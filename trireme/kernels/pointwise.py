@@ -15,8 +15,9 @@ import torch
 import triton
 
 from trireme.kernels import chips, tune
-from trireme.kernels.launch import Kernel, Unsupported, blocks, next_power
+from trireme.kernels.launch import Kernel, Unsupported, blocks, empty, next_power, setting
 from trireme.kernels.layout import Plan, plan_layout
+from trireme.kernels.repeat import repeating
 
 _COMPUTE = {
     torch.float32: "tl.float32",
@@ -31,43 +32,7 @@ _COMPUTE = {
     torch.bool: "tl.int8",  # sums of booleans are disjunctions once stored
 }
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
-_KEPT = (*_SINGLE, torch.bool)
-_MOST_KNOWN = 4096
 Number = int | float | bool
-
-
-class _Known:
-    """A call seen before: the same types, shapes and strides, so only pointers and float values are new."""
-
-    def __init__(
-        self, handle: tuple[Any, ...], grid: int, tail: tuple[Any, ...], layout: Any, dtype: torch.dtype, device: Any
-    ) -> None:
-        self.handle, self.grid, self.tail = handle, grid, tail
-        (self.shape, self.stride), self.dtype, self.device = layout, dtype, device
-        self.index = device.index or 0
-
-    def start(self, operands: Sequence[Any]) -> torch.Tensor | None:
-        """Runs it again; None where this call is different after all (an unaligned tensor, another current device)."""
-        values: list[Any] = []
-        for x in operands:
-            if isinstance(x, torch.Tensor):
-                pointer = x.data_ptr()
-                if pointer & 15:
-                    return None
-                values.append(pointer)
-            else:
-                values.append(float(x))
-        index = self.index
-        if chips.current_device() != index:
-            return None
-        out = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
-        start, function, cooperative, dependent, metadata = self.handle
-        # fmt: off
-        start(self.grid, 1, 1, chips.current_stream(index), function, cooperative, dependent, None, None, metadata,
-              None, None, None, *values, out.data_ptr(), *self.tail)
-        # fmt: on
-        return out
 
 
 class Pointwise:
@@ -87,30 +52,14 @@ class Pointwise:
         self.num_outputs = outputs
         self.name = function.__name__
         self.kernels: dict[tuple[Any, ...], Kernel] = {}
-        self.known: dict[tuple[Any, ...], _Known] = {}
+        self.repeated = repeating(self._apply)
 
     def __call__(self, *operands: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None) -> Any:
         """Applies the function; `out` must already have the broadcast shape."""
-        if out is not None or self.num_outputs > 1:
-            return self._apply(operands, out)[0]
-        key: list[Any] = []
-        for x in operands:
-            if isinstance(x, torch.Tensor):
-                key += (x.dtype, x.shape, x.stride(), x.get_device())
-            else:
-                key.append(type(x))
-        known = self.known.get(tuple(key))
-        result = None if known is None else known.start(operands)
-        if result is None:
-            result, known = self._apply(operands, None)
-            if known is not None:
-                if len(self.known) >= _MOST_KNOWN:
-                    self.known.clear()
-                self.known[tuple(key)] = known
-        return result
+        return self.repeated(*operands) if out is None else self._apply(*operands, out=out)
 
-    def _apply(self, operands: Sequence[Any], out: torch.Tensor | Sequence[torch.Tensor] | None) -> tuple[Any, _Known | None]:
-        """Plans and runs one call; also what a call of the same kind may skip next time."""
+    def _apply(self, *operands: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None) -> Any:
+        """Plans and runs one call."""
         inputs, scalars = list(operands[: self.num_inputs]), list(operands[self.num_inputs :])
         compute, result = self._types(inputs)
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
@@ -125,16 +74,10 @@ class Pointwise:
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         plan = plan_layout(tensors, outs, self.num_outputs)
         if outs is None:
-            outs = [torch.empty_strided(plan.shape, plan.out_stride, dtype=result, device=device) for _ in range(self.num_outputs)]
-        known = None
+            outs = [empty(plan.shape, result, device, plan.out_stride) for _ in range(self.num_outputs)]
         if plan.count:
-            handle, grid, tail = self.launch(plan, inputs, scalars, outs, compute)
-            repeats = compute in _SINGLE and all(isinstance(x, torch.Tensor) or type(x) is float for x in (*inputs, *scalars))
-            # A 0-d tensor of the host became a number, and integers follow the default type: both may differ next time.
-            repeats = repeats and all(x.device == device and x.dtype in _KEPT for x in operands if isinstance(x, torch.Tensor))
-            if handle is not None and repeats:
-                known = _Known(handle, grid, tail, (plan.shape, plan.out_stride), result, device)
-        return outs[0] if self.num_outputs == 1 else tuple(outs), known
+            self.launch(plan, inputs, scalars, outs, compute)
+        return outs[0] if self.num_outputs == 1 else tuple(outs)
 
     def _outputs(self, out: torch.Tensor | Sequence[torch.Tensor] | None) -> list[torch.Tensor] | None:
         if out is None:
@@ -146,13 +89,13 @@ class Pointwise:
         promoting = inputs[1:] if self.kind == "condition" else inputs
         dtype = promoted(promoting)
         if self.kind == "float" and dtype not in _FLOATS:
-            dtype = torch.get_default_dtype()
+            dtype = setting(torch.get_default_dtype)
         if dtype not in _COMPUTE:
             raise Unsupported(f"{self.name} has no kernel for {dtype}")
         return dtype, torch.bool if self.kind == "bool" else dtype
 
-    def launch(self, plan: Plan, inputs: list[Any], scalars: list[Any], outs: list[torch.Tensor], compute: torch.dtype) -> Any:
-        """Runs a plan that is already made; returns the raw handle, the grid and all arguments after the tensors."""
+    def launch(self, plan: Plan, inputs: list[Any], scalars: list[Any], outs: list[torch.Tensor], compute: torch.dtype) -> None:
+        """Runs a plan that is already made."""
         rank = 0 if plan.dense else len(plan.sizes)
         forms = tuple("t" if isinstance(x, torch.Tensor) else "s" for x in inputs)
         key = (rank, forms, compute, len(scalars))
@@ -165,18 +108,15 @@ class Pointwise:
             if plan.count <= block * chip.multiprocessors // 2:
                 block = max(block // 4, 256)
             grid = (blocks(plan.count, block),)
-            constants: dict[str, Any] = {"BLOCK": block, "TAIL": plan.count % 16 != 0, "WIDE": plan.wide}
-            kernel(grid, *inputs, *scalars, *outs, plan.count, **constants)
-            return kernel.latest, grid[0], (plan.count, *constants.values())
+            kernel(grid, *inputs, *scalars, *outs, plan.count, BLOCK=block, TAIL=plan.count % 16 != 0, WIDE=plan.wide)
+            return
         inner = plan.sizes[-1]
         columns = min(next_power(inner), plan.columns(chip.pointwise_block))
         rows = max(1, min(chip.pointwise_block // 2 // columns, next_power(plan.count // inner)))
         column_blocks = blocks(inner, columns)
         grid = (column_blocks * blocks(plan.count // inner, rows),)
-        constants = {"ROWS": rows, "COLUMNS": columns, "WIDE": plan.wide}
         walk = (plan.count // inner, column_blocks, *plan.sizes, *plan.strides)
-        kernel(grid, *inputs, *scalars, *outs, *walk, **constants)
-        return kernel.latest, grid[0], (*walk, *constants.values())
+        kernel(grid, *inputs, *scalars, *outs, *walk, ROWS=rows, COLUMNS=columns, WIDE=plan.wide)
 
     def _build(self, rank: int, forms: tuple[str, ...], compute: torch.dtype) -> Kernel:
         source = generate(rank, forms, self.num_scalars, self.num_outputs, _COMPUTE[compute], self.kind == "condition")
@@ -192,6 +132,8 @@ def pointwise(kind: str = "same", scalars: int = 0, outputs: int = 1) -> Callabl
 
 def promoted(operands: Sequence[Any]) -> torch.dtype:
     """torch's result type of tensors and numbers, in which tensors with dimensions outrank 0-d ones and numbers."""
+    if not all(isinstance(x, torch.Tensor) and x.is_floating_point() for x in operands):
+        setting(torch.get_default_dtype)  # what integers and floats make together
     if len(operands) == 1:
         only = operands[0]
         return only.dtype if isinstance(only, torch.Tensor) else torch.result_type(only, only)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from trireme.kernels import chips
-from trireme.kernels.launch import Unsupported, blocks, kernel
+from trireme.kernels.launch import Unsupported, blocks, kernel, unrepeatable
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _COUNTERS = 512  # counters of one program: 2048 numbers
@@ -69,6 +69,7 @@ def _fill(out: torch.Tensor, normal: bool) -> torch.Tensor:
         raise Unsupported(f"random numbers of {out.dtype}, or while a graph is recorded")
     count = out.numel()
     if count:
+        unrepeatable()
         seed, offset = chips.reserve_random(count, out.device)
         _random((blocks(count, 4 * _COUNTERS),), out, seed, offset, count, NORMAL=normal, BLOCK=_COUNTERS)
     return out
@@ -135,6 +136,7 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
     if p in (0.0, 1.0):
         return y.copy_(x) if p == 0.0 else y.zero_(), kept.fill_(p == 0.0)
     if count:
+        unrepeatable()
         seed, offset = chips.reserve_random(count, x.device)
         grid = (blocks(count, 4 * _COUNTERS),)
         # At least 2, so that Triton always takes the limit as a run-time number.

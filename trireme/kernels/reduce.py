@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from trireme.kernels.fold import Fold, fold, normalise
-from trireme.kernels.launch import Shortcuts, Unsupported, blocks, kernel, next_power
+from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.pointwise import Number
 
 SUM, PROD, MAX, MIN, ANY, ALL, NORM0, NORM1, NORM2, NORM_P, LARGEST, SMALLEST = range(12)
@@ -199,7 +199,6 @@ def _work(dtype: torch.dtype) -> int:
     return 2 if dtype is torch.int64 else 3
 
 
-_known = Shortcuts()
 _WORK_TYPE = [torch.float32, torch.float64, torch.int64, torch.int32]
 
 
@@ -207,17 +206,10 @@ def _run(
     kind: int, x: torch.Tensor, dims: Any, keepdim: bool, dtype: torch.dtype, divisor: int = 1, order: float = 1.0
 ) -> torch.Tensor:
     """One reduction of a supported type into a new tensor of type `dtype`."""
-    over = tuple(dims) if isinstance(dims, list) else dims
-    key = (kind, x.dtype, x.shape, x.stride(), x.get_device(), over, keepdim, dtype, divisor, order)
-    known = _known.known.get(key)
-    if known is not None:
-        out = torch.empty(fold(x, dims, keepdim)[1].shape, dtype=dtype, device=x.device)
-        if known.start(x.data_ptr(), out.data_ptr()):
-            return out
     if x.dtype not in _SUPPORTED or dtype not in _SUPPORTED:
         raise Unsupported(f"no reduction of {x.dtype} to {dtype}")
     x, f = fold(x, dims, keepdim)
-    out = torch.empty(f.shape, dtype=dtype, device=x.device)
+    out = empty(f.shape, dtype, x.device)
     if f.rows == 0:
         return out
     if f.length == 0:
@@ -230,14 +222,11 @@ def _run(
     constants: dict[str, Any] = {"KIND": kind, "FIRST": True, "LAST": f.splits == 1, "WORK": work, "M": m, "N": n}
     warps = 8 if m * n >= 4096 else 4
     if f.splits == 1:
-        grid = (-(-f.rows // m), 1)
-        tail = (f.rows, f.inner, f.length, f.length, *f.walk, divisor, order)
-        _fold(grid, x, out, *tail, **constants, warps=warps)
-        if not f.copied:
-            _known.keep(key, _fold, grid, (*tail, *constants.values()), [x, out])
+        walk = (f.rows, f.inner, f.length, f.length, *f.walk, divisor, order)
+        _fold((blocks(f.rows, m), 1), x, out, *walk, **constants, warps=warps)
         return out
     splits = blocks(f.length, f.part)
-    partial = torch.empty((splits, f.rows), dtype=_WORK_TYPE[work], device=x.device)
+    partial = empty((splits, f.rows), _WORK_TYPE[work], x.device)
     grid = (blocks(f.rows, m), splits)
     _fold(grid, x, partial, f.rows, f.inner, f.length, f.part, *f.walk, divisor, order, **constants, warps=warps)
     columns = min(next_power(splits), 1024)
@@ -373,7 +362,7 @@ def var_mean(
     if not self.is_floating_point():
         raise Unsupported("var_mean of floats only")
     x, f = fold(self, dim, keepdim)
-    var, mean = (torch.empty(f.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    var, mean = (empty(f.shape, x.dtype, x.device) for _ in range(2))
     if f.rows == 0 or f.length == 0:
         return var.fill_(float("nan")), mean.fill_(float("nan"))
     double = x.dtype is torch.float64
@@ -393,7 +382,7 @@ def _split_moments(x: torch.Tensor, f: Fold, var: torch.Tensor, mean: torch.Tens
     part = blocks(blocks(f.length, f.splits), n) * n
     splits = blocks(f.length, part)
     work = torch.float64 if double else torch.float32
-    counts, means, squares = torch.empty((3, splits, f.rows), dtype=work, device=x.device)
+    counts, means, squares = empty((3, splits, f.rows), work, x.device)
     _moments((blocks(f.rows, m), splits), x, counts, means, squares, f.rows, f.inner, f.length, part, *f.walk,
              DOUBLE=double, M=m, N=n, warps=8)  # fmt: skip
     columns = next_power(splits)

@@ -32,6 +32,7 @@ from trireme.kernels import (
     unary,
 )
 from trireme.kernels.launch import Unsupported
+from trireme.kernels.repeat import repeating
 
 MEASURED = Path(__file__).with_name("measured.json")
 Function = Callable[..., Any]
@@ -127,6 +128,7 @@ def _original(name: str) -> Function:
     return functools.partial(kernel.call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
 
 
+@functools.cache
 def _guarded(operator: Operator) -> Function:
     """Ours, or torch's for what ours does not cover."""
     function, original = operator.function, _original(operator.name)
@@ -137,7 +139,7 @@ def _guarded(operator: Operator) -> Function:
         except Unsupported:
             return original(*_boxed(operator, args), **kwargs)
 
-    return call
+    return repeating(call)
 
 
 def _boxed(operator: Operator, args: tuple[Any, ...]) -> list[Any]:
@@ -151,31 +153,41 @@ def _boxed(operator: Operator, args: tuple[Any, ...]) -> list[Any]:
     return result
 
 
+@functools.cache
 def _with_gradient(operator: Operator) -> Function:
     """The autograd side of a composite operator: ours where gradients are ours, else torch's definition by other operators.
 
-    Tracing (fake, functional and proxy tensors) always takes torch's definition, which compilers know how to lower.
+    Tracing (fake, functional and proxy tensors, transforms) always takes torch's definition, which compilers know how to lower.
     """
     forward, both, overload = operator.function, operator.differentiable, operator.overload
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        grad, wanted = torch.is_grad_enabled(), False
-        for x in args:
-            if isinstance(x, torch.Tensor):
-                if type(x) not in _PLAIN:
-                    return overload.decompose(*args, **kwargs)
-                wanted = wanted or (grad and x.requires_grad)
-        if torch._C._len_torch_dispatch_stack():
-            return overload.decompose(*args, **kwargs)
-        if wanted and both is None and operator.gradient != "none":
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in args):
             return overload.decompose(*args, **kwargs)
         try:
-            if wanted and both is not None:
-                return both(*args, **kwargs)
             with torch._C._AutoDispatchBelowAutograd():
                 return forward(*args, **kwargs)
         except Unsupported:
             return overload.decompose(*args, **kwargs)
+
+    def derived(*args: Any, **kwargs: Any) -> Any:
+        if both is None or any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in args):
+            return overload.decompose(*args, **kwargs)
+        try:
+            return both(*args, **kwargs)
+        except Unsupported:
+            return overload.decompose(*args, **kwargs)
+
+    repeated, differentiable = repeating(plain), operator.gradient != "none"
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return overload.decompose(*args, **kwargs)
+        if differentiable and torch.is_grad_enabled():
+            for x in args:
+                if isinstance(x, torch.Tensor) and x.requires_grad:
+                    return derived(*args, **kwargs)
+        return repeated(*args, **kwargs)
 
     return call
 

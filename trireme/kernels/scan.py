@@ -7,7 +7,7 @@ import triton.language as tl
 
 from trireme.kernels import chips
 from trireme.kernels.fold import fold, normalise
-from trireme.kernels.launch import Unsupported, blocks, kernel, next_power
+from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 
 
 @kernel
@@ -41,6 +41,7 @@ def _scan(
             carry = tl.sum(tl.where((tl.arange(0, N) == N - 1)[None, :], running, tl.zeros_like(running)), 1)
     if TOTALS:
         tl.store(carries + row * (parts + 1) + part + 1, tl.sum(lanes, 1), mask=row < rows)
+        tl.store(carries + row * (parts + 1), tl.zeros((M,), work), mask=(row < rows) & (part == 0))
 
 
 def cumsum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -51,7 +52,7 @@ def cumsum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) ->
     normalise([dim], self.dim())
     if self.dim() == 0:
         return self.to(result, copy=True)
-    y = torch.empty(self.shape, dtype=result, device=self.device)
+    y = empty(self.shape, result, self.device)
     if y.numel() == 0:
         return y
     if not result.is_floating_point and self.is_floating_point():
@@ -76,8 +77,8 @@ def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
         _scan((programs, 1), x, y, None, *walk, WORK=work, TOTALS=False, M=m, N=n)
         return
     kind = {0: torch.float32, 1: torch.float64, 2: torch.int64}[work]
-    carries = torch.zeros((f.rows, parts + 1), dtype=kind, device=x.device)
+    carries = empty((f.rows, parts + 1), kind, x.device)
     _scan((programs, parts), x, y, carries, *walk, WORK=work, TOTALS=True, M=m, N=n)
-    before = torch.empty_like(carries)
+    before = empty(carries.shape, kind, x.device)
     _run(carries, before, 1, work)
     _scan((programs, parts), x, y, before, *walk, WORK=work, TOTALS=False, M=m, N=n)

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 
 from trireme.kernels.fold import normalise
-from trireme.kernels.launch import Unsupported, blocks, kernel, next_power
+from trireme.kernels.launch import Unsupported, blocks, empty, empty_like, kernel, next_power
 from trireme.kernels.layout import plan_reversed
 from trireme.kernels.pointwise import pointwise
 
@@ -53,7 +53,7 @@ def embedding(
     if weight.stride(1) != 1:
         weight = weight.contiguous()
     width, count = weight.shape[1], indices.numel()
-    out = torch.empty((*indices.shape, width), dtype=weight.dtype, device=weight.device)
+    out = empty((*indices.shape, width), weight.dtype, weight.device)
     if out.numel():
         n = min(next_power(width), 2048)
         m = max(1, min(1024 // n, next_power(count)))
@@ -69,7 +69,7 @@ def triu(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor:
     if self.is_complex():
         raise Unsupported("complex triangles")
     x = self.contiguous()
-    out = torch.empty_like(x)
+    out = empty(x.shape, x.dtype, x.device)
     height, width = x.shape[-2:]
     rows = math.prod(x.shape[:-1])
     if out.numel():
@@ -84,7 +84,7 @@ def flip(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     if self.is_complex():
         raise Unsupported("complex flips")
     chosen = normalise(dims, self.dim()) if dims else []
-    out = torch.empty_like(self)
+    out = empty_like(self)
     if out.numel():
         last = self
         for d in chosen:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from trireme.kernels import chips
 from trireme.kernels.fold import Fold, fold
-from trireme.kernels.launch import Shortcuts, Unsupported, blocks, kernel, next_power
+from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -136,9 +136,6 @@ def _gradient(
         tl.store(dx + offset, result.to(dx.dtype.element_ty), mask=mask)
 
 
-_known = Shortcuts()
-
-
 def tile(f: Fold, limit: int) -> tuple[int, int, int]:
     """Rows, columns and warps of one program for rows of this length."""
     n = min(next_power(f.length), limit)
@@ -154,12 +151,6 @@ def tile(f: Fold, limit: int) -> tuple[int, int, int]:
 
 def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> torch.Tensor:
     result = dtype or x.dtype
-    key = (x.dtype, x.shape, x.stride(), x.get_device(), dim, result, log)
-    known = _known.known.get(key)
-    if known is not None:
-        y = torch.empty(x.shape, dtype=result, device=x.device)
-        if known.start(x.data_ptr(), y.data_ptr()):
-            return y
     if dtype is not None and x.dtype not in _FLOATS:
         x = x.to(dtype)
     if x.dtype not in _FLOATS or result not in _FLOATS:
@@ -167,7 +158,7 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
     if x.dim() == 0:
         return _apply(x.reshape(1), dim, dtype, log).reshape(())
     x, f = fold(x, dim, True)
-    y = torch.empty(x.shape, dtype=result, device=x.device)
+    y = empty(x.shape, result, x.device)
     if y.numel() == 0:
         return y
     y, g = fold(y, dim, True)
@@ -178,12 +169,8 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
         return y
     m, n, warps = tile(f, limit if f.length <= limit else limit // 2)
     body = _softmax if f.length <= n else _softmax_long
-    grid = (blocks(f.rows, m),)
-    tail = (f.rows, f.inner, f.length, *f.walk, *g.walk)
-    constants: dict[str, Any] = {"LOG": log, "DOUBLE": double, "M": m, "N": n}
-    body(grid, x, y, *tail, **constants, warps=warps)
-    if not f.copied and key[0] is x.dtype:
-        _known.keep(key, body, grid, (*tail, *constants.values()), [x, y])
+    walk = (f.rows, f.inner, f.length, *f.walk, *g.walk)
+    body((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, M=m, N=n, warps=warps)
     return y
 
 
@@ -193,7 +180,7 @@ def _split_rows(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool, d
     parts = max(2, min(32, 4 * chips.current().multiprocessors // f.rows, blocks(f.length, n)))
     part = blocks(blocks(f.length, parts), n) * n
     parts = blocks(f.length, part)
-    tops, totals = torch.empty((2, f.rows, parts), dtype=torch.float64 if double else torch.float32, device=x.device)
+    tops, totals = empty((2, f.rows, parts), torch.float64 if double else torch.float32, x.device)
     grid, sizes = (f.rows, parts), (f.rows, f.length, part, f.walk[0])
     _partial(grid, x, tops, totals, *sizes, DOUBLE=double, N=n, warps=8)
     _whole(grid, x, y, tops, totals, *sizes, g.walk[0], LOG=log, DOUBLE=double, N=n, S=next_power(parts), warps=8)

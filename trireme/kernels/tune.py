@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trireme.kernels import chips
+from trireme.kernels import chips, repeat
+from trireme.kernels.launch import unrepeatable
 
 Config = dict[str, Any]
 SHIPPED = Path(__file__).with_name("tuned.json")
@@ -23,7 +24,6 @@ _REPEATS, _CALLS = 5, 10
 _rehearsing = False
 _enabled = os.environ.get("TRIREME_TUNE", "") not in ("", "0")
 _known: dict[tuple[str, str], Config] = {}
-generation = 0  # changes whenever an earlier answer may no longer hold
 
 
 def enable(on: bool = True) -> None:
@@ -67,7 +67,10 @@ def choose(operator: str, shape: str, default: Config, candidates: Sequence[Conf
     if found is None:
         found = _lookup(key)
         if found is None:
-            found = _measure(key, default, candidates, run) if _enabled and not chips.capturing() else default
+            found = default
+            if _enabled and not chips.capturing():
+                unrepeatable()
+                found = _measure(key, default, candidates, run)
         _known[key] = found
     return found
 
@@ -175,6 +178,5 @@ def load(path: Path) -> int:
 
 
 def _forget() -> None:
-    global generation
-    generation += 1
     _known.clear()
+    repeat.forget()

@@ -1,0 +1,306 @@
+"""Repeated calls: what is remembered of a call gives the same answers on fresh data, and is not used where a call differs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from reference import check
+
+from trireme import kernels
+from trireme.kernels import chips, launch, pointwise, registry, repeat, tune
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    repeat.forget()
+    yield
+    kernels.disable()
+    repeat.forget()
+
+
+@pytest.fixture
+def repeats(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """One entry for every call that tried to repeat an earlier one: whether it did."""
+    seen: list[bool] = []
+    original = repeat._Composer.compose
+
+    def counted(self: Any) -> Any:
+        inner: Any = original(self)
+
+        def again(args: Any, kwargs: Any) -> Any:
+            result = inner(args, kwargs)
+            seen.append(result is not None)
+            return result
+
+        return inner and again
+
+    monkeypatch.setattr(repeat._Composer, "compose", counted)
+    return seen
+
+
+def _floats(*shape: int) -> Callable[[str], torch.Tensor]:
+    return lambda device: torch.randn(shape, device=device).abs() + 0.5
+
+
+def _integers(*shape: int, dtype: torch.dtype = torch.int32) -> Callable[[str], torch.Tensor]:
+    return lambda device: torch.randint(0, 5, shape, device=device).to(dtype)
+
+
+X, Y, W, A, B = _floats(5, 16), _floats(5, 16), _floats(16), _integers(5, 16), _integers(5, 16)
+UNARY = ["abs", "cos", "exp", "gelu", "neg", "reciprocal", "relu", "rsqrt", "sigmoid", "silu", "sin", "tanh"]
+UNARY += ["isfinite", "isinf", "isnan", "sum", "mean", "prod", "max", "min", "any", "all"]
+BINARY = ["add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "pow.Tensor_Tensor", "isclose", "clamp.Tensor"]
+COMPARED = [f"{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Tensor", "Scalar")]
+# Callables make fresh tensors; everything else is passed as it is.
+CALLS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(UNARY, (X,)),
+    **dict.fromkeys(BINARY, (X, Y)),
+    **{name: (X, Y if name.endswith("Tensor") else 1.25) for name in COMPARED},
+    "bitwise_not": (A,), "bitwise_and.Tensor": (A, B), "bitwise_or.Tensor": (A, B), "bitwise_and.Scalar": (A, 3),
+    "bitwise_or.Scalar": (A, 3), "bitwise_and.Scalar_Tensor": (3, A), "bitwise_or.Scalar_Tensor": (3, A),
+    "pow.Scalar": (1.5, X), "pow.Tensor_Scalar": (X, 2.5), "clamp": (X, 0.75, 1.5),
+    "where.self": (lambda device: X(device) > 1, X, Y), "where.ScalarSelf": (lambda device: X(device) > 1, 0.5, Y),
+    "where.ScalarOther": (lambda device: X(device) > 1, X, 0.5),
+    "mm": (_floats(8, 16), _floats(16, 24)), "bmm": (_floats(2, 5, 16), _floats(2, 16, 12)), "mv": (X, W),
+    "addmm": (W, _floats(5, 8), _floats(8, 16)), "cumsum": (X, 1), "triu": (X, 1), "flip": (X, [1]), "outer": (W, W),
+    "embedding": (_floats(7, 8), _integers(6, dtype=torch.int64)), "native_layer_norm": (X, [16], W, W, 1e-5),
+    "native_group_norm": (_floats(2, 4, 8), _floats(4), _floats(4), 2, 4, 8, 2, 1e-5), "rms_norm": (X, [16], W, 1e-5),
+    "softmax.int": (X, -1), "log_softmax.int": (X, 0), "cross_entropy_loss": (X, _integers(5, dtype=torch.int64)),
+    "sum.dim_IntList": (X, [0]), "mean.dim": (X, [1], True), "prod.dim_int": (X, 1), "max.dim": (X, 1), "min.dim": (X, 0),
+    "amax": (X, [1]), "argmax": (X, 1), "var_mean.correction": (X, [1]), "linalg_vector_norm": (X, 3.5, [1]),
+    "all.dim": (A, 1), "all.dims": (A, [0]), "any.dim": (A, 1), "any.dims": (A, [0]),
+}  # fmt: skip
+UNREPEATED = ["rand", "randn", "rand_like", "native_dropout", "allclose"]  # random state, and an answer on the host
+
+
+def test_every_operator_has_a_call() -> None:
+    assert sorted([*CALLS, *UNREPEATED]) == sorted(registry.OPERATORS)
+
+
+def run(name: str, arguments: tuple[Any, ...], device: str) -> None:
+    """Calls the operator through torch's dispatcher with fresh data and compares it with torch's own."""
+    args = tuple(x(device) if callable(x) else x for x in arguments)
+    overload = registry.OPERATORS[name].overload
+
+    def ours(*given: Any) -> Any:
+        with kernels.use(include=[name]):
+            return overload(*given)
+
+    check(name, ours, overload, args, {}, length=64)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_operators_repeat(name: str, device: str, repeats: list[bool]) -> None:
+    for _ in range(4):
+        run(name, CALLS[name], device)
+    assert repeats == [True, True]
+    changed = tuple(x + 0.125 if type(x) is float else x for x in CALLS[name])
+    run(name, changed, device)
+    assert repeats == [True, True, True], "a changed float is no new kind of call"
+    run(name, tuple(_unaligned(x) if callable(x) else x for x in CALLS[name]), device)
+    assert repeats == [True, True, True, False]
+    if name != "native_group_norm":  # of which torch itself refuses such an input
+        run(name, tuple(_halved(x) if callable(x) else x for x in CALLS[name]), device)
+    run(name, CALLS[name], device)
+    assert repeats == [True, True, True, False, True]
+
+
+def _unaligned(make: Callable[[str], torch.Tensor]) -> Callable[[str], torch.Tensor]:
+    """The same layout, one element into its memory."""
+
+    def made(device: str) -> torch.Tensor:
+        x = make(device)
+        room = torch.zeros(x.numel() + 1, dtype=x.dtype, device=device)
+        return room.as_strided(x.shape, x.stride(), 1).copy_(x)
+
+    return made
+
+
+def _halved(make: Callable[[str], torch.Tensor]) -> Callable[[str], torch.Tensor]:
+    """The same shape in every other element of twice the memory."""
+
+    def made(device: str) -> torch.Tensor:
+        x = make(device)
+        return x.new_zeros(2 * x.numel())[::2].view(-1).as_strided(x.shape, [2 * s for s in x.stride()]).copy_(x)
+
+    return made
+
+
+def test_memory_shared_by_arguments(device: str, repeats: list[bool]) -> None:
+    """x + x is remembered with one memory for both; x + y then takes its place and serves both."""
+    kernels.only_enable(["add"])
+    for _ in range(4):
+        x = torch.randn(4, 16, device=device)
+        assert torch.equal(x + x, x * 2)
+    assert repeats == [True, True]
+    for _ in range(2):
+        x, y = torch.randn(4, 16, device=device), torch.randn(4, 16, device=device)
+        assert torch.equal(x + y, x - (-y))
+        assert torch.equal(x + x, x * 2)
+    assert repeats == [True, True, False, True, True, True]
+
+
+def test_parts_of_one_tensor(device: str, repeats: list[bool]) -> None:
+    for _ in range(4):
+        fused = torch.randn(6, 32, device=device)
+        expected = torch.nn.functional.silu(fused[:, :16]) * fused[:, 16:]
+        torch.testing.assert_close(kernels.silu_and_mul(fused), expected)
+    assert repeats == [True, True]
+    for _ in range(3):
+        fused = torch.randn(6, 32, device=device)
+        gate, value = fused[:, :16], fused[:, 16:]
+        torch.testing.assert_close(kernels.silu_and_mul(gate, value), torch.nn.functional.silu(gate) * value)
+    gate = torch.randn(6, 32, device=device)[:, :16]
+    torch.testing.assert_close(kernels.silu_and_mul(gate, value), torch.nn.functional.silu(gate) * value)
+    assert repeats == [True] * 4
+
+
+def test_fused_steps_repeat(device: str, repeats: list[bool]) -> None:
+    weight = torch.randn(16, device=device)
+    for eps in (1e-5, 1e-5, 1e-5, 0.5):
+        x, residual = torch.randn(2, 3, 16, device=device).unbind()
+        total = x + residual
+        y, same = kernels.skip_rms_norm(x, residual, weight, eps)
+        assert same is residual
+        torch.testing.assert_close(residual, total)
+        torch.testing.assert_close(y, torch.nn.functional.rms_norm(total, (16,), weight, eps))
+    assert repeats == [True, True]
+    cos, sin = torch.randn(2, 9, 4, device=device).unbind()
+    for _ in range(3):
+        q, k = torch.randn(5, 2, 8, device=device), torch.randn(5, 1, 8, device=device)
+        places = torch.randint(0, 9, (5,), device=device)
+        expected = [part.clone() for part in kernels.rotary_embedding(q[None], k[None], cos[places], sin[places])]
+        for mine, theirs in zip(kernels.rotary_embedding(q, k, cos, sin, places), expected, strict=True):
+            torch.testing.assert_close(mine, theirs[0])
+    assert repeats.count(True) == 4
+
+
+def test_a_float_that_is_changed_before_the_launch_counts_by_value(device: str, repeats: list[bool]) -> None:
+    kernels.only_enable(["sub"])
+    x, y = torch.randn(2, 4, 8, device=device).unbind()
+    numbers = (0.3, 0.3, 0.3, 0.3, 0.7, 0.3)
+    differences = [torch.sub(x, y, alpha=alpha) for alpha in numbers]
+    kernels.disable()
+    assert repeats and all(repeats)
+    for alpha, difference in zip(numbers, differences, strict=True):
+        torch.testing.assert_close(difference, x + y * -alpha)
+
+
+def test_numbers_keep_their_type(device: str) -> None:
+    kernels.only_enable(["mul", "div"])
+    x = torch.arange(8, device=device)
+    for _ in range(4):
+        assert (x * 2).dtype is torch.int64 and (x * 2.0).dtype is torch.float32 and (x * True).dtype is torch.int64
+
+
+def test_settings_are_asked_again(device: str, repeats: list[bool]) -> None:
+    kernels.only_enable(["div"])
+    x = torch.arange(1, 9, device=device)
+    try:
+        for dtype in (torch.float32,) * 3 + (torch.float64,) * 3 + (torch.float32,):
+            torch.set_default_dtype(dtype)
+            assert (x / x).dtype is dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert repeats[0] is True and repeats.count(False) == 2
+
+
+def test_what_comes_once_is_not_noted(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeat, "_MOST", 50)
+    plus = repeat.repeating(lambda x, n: _add_one(x, n))
+    x = torch.ones(8, device=device)
+    for n in range(200):
+        assert plus(x, n)[0] == n + 1
+    assert not plus.__dict__["known"]
+    for _ in range(3):
+        plus(x, 3)
+    assert len(plus.__dict__["known"]) == 1
+
+
+@pointwise.pointwise()
+def _add_one(x, y):
+    return x + y
+
+
+def test_torchs_own_work_is_not_repeated(device: str) -> None:
+    """A copy, a result that torch made and a call without a launch leave nothing that could be repeated."""
+    copied = repeat.repeating(lambda x: _add_one(x.t().contiguous(), 1.5))
+    filled = repeat.repeating(lambda x: launch.empty(x.shape, x.dtype, x.device).fill_(1))
+    foreign = repeat.repeating(lambda x: _add_one(x, x).clone())
+    for function in (copied, filled, foreign):
+        for _ in range(4):
+            function(torch.randn(3, 4, device=device))
+        assert not function.__dict__["known"]
+
+
+def test_subclasses_and_odd_arguments_pass_through(device: str, repeats: list[bool]) -> None:
+    class Named(torch.Tensor):
+        pass
+
+    kernels.only_enable(["add", "softmax"])
+    x = torch.randn(4, 8, device=device)
+    for _ in range(4):
+        torch.testing.assert_close((x.as_subclass(Named) + x).as_subclass(torch.Tensor), 2 * x)
+    for _ in range(4):
+        torch.func.functionalize(lambda z: z.softmax(-1))(x)
+        torch.testing.assert_close(torch.vmap(lambda z: z.softmax(-1))(x), x.softmax(-1))
+    value = torch.func.grad(lambda z: (z.softmax(-1) * x).sum())(x)
+    assert value.shape == x.shape
+    z = x.to_sparse()
+    torch.testing.assert_close(torch.sparse.softmax(z, 1).to_dense(), x.softmax(-1))
+
+
+def test_each_thread_notes_its_own_call(device: str) -> None:
+    function, inside, done = None, threading.Event(), threading.Event()
+
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        result = _add_one(x, x)
+        if launch.current.recording is not None:
+            inside.set()
+            assert done.wait(30)
+        return result
+
+    function = repeat.repeating(slow)
+    x = torch.ones(16, device=device)
+    function(x)
+    thread = threading.Thread(target=function, args=(x,))
+    thread.start()
+    assert inside.wait(30)
+    assert launch.current.recording is None
+    _add_one(x, 2.5)
+    done.set()
+    thread.join(30)
+    assert float(function(x).sum()) == 32 and len(function.__dict__["known"]) == 1
+
+
+def test_tuning_forgets(device: str, repeats: list[bool]) -> None:
+    kernels.only_enable(["exp"])
+    x = torch.randn(8, device=device)
+    for _ in range(3):
+        x.exp()
+    tune.enable(False)
+    x.exp()
+    assert repeats == [True]
+
+
+@pytest.mark.gpu
+def test_graphs_record_repeated_calls(device: str, repeats: list[bool]) -> None:
+    x, w = torch.randn(4, 512, device=device).bfloat16(), torch.randn(256, 512, device=device).bfloat16()
+    kernels.only_enable(["mm", "exp", "softmax"])
+    step = lambda: (x.exp() @ w.t()).softmax(-1)  # noqa: E731
+    for _ in range(3):
+        step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step()
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    kernels.disable()
+    torch.testing.assert_close(result, step(), rtol=2e-2, atol=2e-2)
+    assert repeats.count(True) >= 3 and not chips.capturing()

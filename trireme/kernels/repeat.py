@@ -1,0 +1,239 @@
+"""Calls that come again: the second call of a kind is noted, every later one only repeats its allocations and launches.
+Knows arguments by type and layout and launches by their handles, never which operator it repeats."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trireme.kernels import chips
+from trireme.kernels.launch import Recording, current
+
+_MOST = 4096  # kinds of calls that one operator remembers
+_RECORDINGS = 8  # how often one kind may be noted anew, because settings, streams or shared memory changed
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_tables: list[Any] = []
+Function = Callable[..., Any]
+
+
+def forget() -> None:
+    """Every call is new again, because what an operator would choose may have changed."""
+    for table in _tables:
+        table.clear()
+
+
+def repeating(function: Function) -> Function:
+    """`function` with a memory. Its launches and results may depend on the types, shapes, strides and alignment of its tensors
+    and on the value of its other arguments, except that floats with a fraction may reach a kernel only as they are."""
+    tensor, parameter = _PLAIN
+    known: dict[Any, Function] = {}
+    seen: dict[Any, int] = {}
+    exact: list[bool] = []  # not empty: floats count by value
+    _tables.extend((known, seen, exact))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if current.recording is not None:
+            return function(*args, **kwargs)
+        key: Any = []
+        try:
+            for x in args:
+                kind = type(x)
+                if kind is tensor or kind is parameter:
+                    key += (x.dtype, x.shape, x.stride(), x.get_device())
+                else:
+                    key.append(_token(x, exact))
+            if kwargs:
+                key += [(name, _token(x, exact)) for name, x in kwargs.items()]
+            key = tuple(key)
+            again = known.get(key)
+        except (TypeError, RuntimeError):  # no layout, or no value to remember it by
+            return function(*args, **kwargs)
+        if again is not None:
+            result = again(args, kwargs)
+            if result is not None:
+                return result
+        elif len(seen) >= _MOST:
+            seen.clear()
+            known.clear()
+        times = seen.get(key, 0)
+        if times <= _RECORDINGS:
+            seen[key] = times + 1
+            # What comes only once is never noted, so that changing numbers or shapes cost no more than looking them up.
+            if times and _recordable(args):
+                return _record(function, args, kwargs, key, known, seen, exact)
+        return function(*args, **kwargs)
+
+    call.__dict__["known"] = known
+    return call
+
+
+def _token(x: Any, exact: list[bool]) -> Any:
+    """What stands for an argument that is no tensor: its type and value; a float with a fraction only by its sign, since
+    no operator decides anything by such a number."""
+    kind = type(x)
+    if kind is float:
+        if exact or x.is_integer() or x - x != 0.0:
+            return kind, x
+        return "+" if x > 0.0 else "-"
+    if isinstance(x, torch.Tensor):
+        raise TypeError("a tensor that is more than its memory")
+    return kind, tuple(x) if kind is list else x
+
+
+def _recordable(args: tuple[Any, ...]) -> bool:
+    """Whether this call can stand for others of its kind: aligned memory of the current device, no graph recorded."""
+    device = chips.current_device()
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    return not chips.capturing() and all(x.get_device() == device and x.data_ptr() % 16 == 0 for x in tensors)
+
+
+def _record(
+    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any, known: Any, seen: Any, exact: list[bool]
+) -> Any:
+    """Runs the call, notes what it does and keeps that if it can be repeated."""
+    recording = current.recording = Recording()
+    try:
+        result = function(*args, **kwargs)
+    finally:
+        current.recording = None
+    composer = _Composer(recording, args, kwargs, result)
+    again = composer.compose()
+    if again is None:
+        seen[key] = _RECORDINGS + 1
+    elif composer.kept_floats and not exact:
+        exact.append(True)  # from now on the operator's floats count by value
+    else:
+        known[key] = again
+    return result
+
+
+class _Unresolved(Exception):
+    """A value of a launch or a result whose origin is not known."""
+
+
+class _Composer:
+    """Writes the straight-line function that repeats a recorded call."""
+
+    def __init__(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self.recording, self.result = recording, result
+        self.tensors = {i: x for i, x in enumerate(args) if isinstance(x, torch.Tensor)}
+        given = [(f"args[{i}]", x) for i, x in enumerate(args)] + [(f"kwargs[{name!r}]", x) for name, x in kwargs.items()]
+        self.floats = {text: x for text, x in given if type(x) is float}
+        # Those that the key leaves open, until a launch takes them as they are.
+        self.kept_floats = {text for text, x in self.floats.items() if type(_token(x, [])) is str}
+        self.layouts = [(tuple(x.shape), x.stride()) for x in recording.made]
+        self.device = chips.current_device()
+        ask_device, ask_stream = chips.getters()
+        self.names: dict[str, Any] = {"device": ask_device, "stream": ask_stream, "empty": chips.allocator()}
+        self.names["capturing"] = chips.capturing
+
+    def compose(self) -> Function | None:
+        """The function of the arguments, which answers None where a call is different after all."""
+        recording = self.recording
+        if not recording.repeatable or not recording.launches:
+            return None
+        try:
+            returned = self._result()
+            starts = [self._start(i, *launch) for i, launch in enumerate(recording.launches)]
+        except _Unresolved:
+            return None
+        lines = ["def again(args, kwargs):", *self._checks()]
+        for i, (made, (shape, stride)) in enumerate(zip(recording.made, self.layouts, strict=True)):
+            lines.append(f"    m{i} = empty({self._name(shape)}, {self._name(stride)}, {self._name(made.dtype)})")
+        source = "\n".join([*lines, *starts, f"    return {returned}"])
+        exec(compile(source, "<repeated call>", "exec"), self.names)
+        return self.names["again"]
+
+    def _checks(self) -> list[str]:
+        """Pointers, and what must be as it was: alignment, device, memory shared by arguments, settings, stream."""
+        lines = [f"    p{i} = args[{i}].data_ptr()" for i in self.tensors]
+        unlike = [f"device() != {self.device}", f"({' | '.join(f'p{i}' for i in self.tensors) or '0'}) & 15"]
+        places: dict[int, int] = {}
+        for i, x in self.tensors.items():
+            first = places.setdefault(x.data_ptr(), i)
+            if first != i:
+                unlike.append(f"p{first} != p{i}")
+        unlike += [f"{self._name(ask)}() != {self._name(answer)}" for ask, answer in dict(self.recording.settings).items()]
+        lines.append(f"    s = stream({self.device})")
+        if self.recording.lasting:
+            unlike.append(f"s != {chips.current_stream(self.device)} or capturing()")
+        return [*lines, f"    if {' or '.join(unlike)}:", "        return None"]
+
+    def _start(self, number: int, handle: Any, grid: tuple[int, ...], values: tuple[Any, ...]) -> str:
+        start, function, cooperative, dependent, metadata = (self._name(part) for part in handle)
+        head = [*map(str, grid), "s", function, cooperative, dependent, "None", "None", metadata, "None", "None", "None"]
+        return f"    {start}({', '.join([*head, *map(self._value, values)])})"
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return self._pointer(value)
+        if type(value) is float:
+            same = [text for text, x in self.floats.items() if x is value]
+            if len(same) == 1:
+                self.kept_floats.discard(same[0])
+                return same[0]
+        return self._name(value)
+
+    def _pointer(self, x: torch.Tensor) -> str:
+        """A tensor that a launch takes, as memory of an argument or of an allocation, and how far into it."""
+        at = x.data_ptr()
+        for i, argument in self.tensors.items():
+            if argument.data_ptr() == at:
+                return f"p{i}"
+        within = [(f"p{i}", argument) for i, argument in self.tensors.items()]
+        within += [(f"m{i}.data_ptr()", made) for i, made in enumerate(self.recording.made)]
+        within += [(str(kept.data_ptr()), kept) for kept in self.recording.lasting]
+        found = [(text, at - place.data_ptr()) for text, place in within if 0 <= at - place.data_ptr() < _extent(place)]
+        if len(found) != 1:
+            raise _Unresolved
+        text, offset = found[0]
+        return f"{text} + {offset}" if offset else text
+
+    def _result(self) -> str:
+        if isinstance(self.result, tuple):
+            return "(" + "".join(f"{self._returned(x)}, " for x in self.result) + ")"
+        return self._returned(self.result)
+
+    def _returned(self, x: Any) -> str:
+        """One result: an argument itself, an allocation, or a view of one."""
+        if x is None and isinstance(self.result, tuple):
+            return "None"
+        if not isinstance(x, torch.Tensor):
+            raise _Unresolved
+        for i, argument in self.tensors.items():
+            if argument is x:
+                return f"args[{i}]"
+        for i, made in enumerate(self.recording.made):
+            if 0 <= x.data_ptr() - made.data_ptr() < _extent(made) and x.dtype is made.dtype:
+                return self._view(i, made, x)
+        raise _Unresolved
+
+    def _view(self, i: int, made: torch.Tensor, x: torch.Tensor) -> str:
+        layout = (tuple(x.shape), x.stride())
+        if (
+            self.layouts[i] == (tuple(made.shape), made.stride())
+            and x.data_ptr() == made.data_ptr()
+            and _extent(x) == _extent(made)
+        ):
+            self.layouts[i] = layout  # the same memory under other sizes is allocated with these
+        if self.layouts[i] == layout and x.data_ptr() == made.data_ptr():
+            return f"m{i}"
+        offset = (x.data_ptr() - made.data_ptr()) // x.element_size()
+        return f"m{i}.as_strided({self._name(layout[0])}, {self._name(layout[1])}, {offset})"
+
+    def _name(self, value: Any) -> str:
+        """A constant of the function: small ones are written out."""
+        if value is None or type(value) in (int, bool):
+            return repr(value)
+        name = f"c{len(self.names)}"
+        self.names[name] = value
+        return name
+
+
+def _extent(x: torch.Tensor) -> int:
+    """Bytes from the first to past the last element."""
+    return (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))) * x.element_size() if x.numel() else 0
