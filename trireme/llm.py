@@ -162,7 +162,8 @@ class LLM:
 
     def _check_ids(self, ids: list[int]) -> None:
         vocab = self.worker.ready.vocab_size
-        if any(not isinstance(i, int) or not 0 <= i < vocab for i in ids):
+        whole = set(map(type, ids)) <= {int, bool}  # a prompt may have many thousands
+        if not whole or (ids and not 0 <= min(ids) <= max(ids) < vocab):
             raise BadRequest(f"A prompt of token ids takes whole numbers from 0 to {vocab - 1}.", "check the ids", "prompt")
 
     def _open(self, prompt: str | None, tokens: list[int], sampling: SamplingParams | None) -> LocalAnswer:
