@@ -17,11 +17,11 @@ marks = [time.monotonic()]
 from trireme.cli.startup import uncollected
 from trireme.config import resolve
 with uncollected():
-    from trireme.cli.early import import_torch, tokenizer_of, torch_libraries_loading
+    from trireme.cli.early import import_torch, read_model, torch_libraries_loading
     config = resolve({"model": sys.argv[1], "backend": sys.argv[2], "quantize": sys.argv[3]})
     marks.append(time.monotonic())
     with torch_libraries_loading():
-        tokenizer = tokenizer_of(config)
+        kept, tokenizer = read_model(config)
     marks.append(time.monotonic())
     import_torch()
     marks.append(time.monotonic())
@@ -37,7 +37,7 @@ print(*(after - before for before, after in zip(marks, marks[1:])), resource.get
 """
 NAMES = (
     "imports before torch, s",
-    "tokenizer beside torch's libraries, s",
+    "model file beside torch's libraries, s",
     "rest of torch's import, s",
     "imports after torch, s",
     "load, s",

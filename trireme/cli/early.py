@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from trireme.config import Config
 from trireme.errors import TriremeError
+from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.resolve import resolve_model
 from trireme.hub.tokenizer import Tokenizer
 
@@ -34,18 +35,24 @@ _OTHER_DEVICES = ("libtorch_cuda*", "libtorch_hip*", "libtorch_xpu*")
 def open_llm(config: Config, report: Callable[[str, float], None]) -> LLM:
     """The engine for `config`."""
     with torch_libraries_loading():
-        tokenizer = tokenizer_of(config)
+        kept, tokenizer = read_model(config)
     import_torch()
     from trireme.llm import LLM
 
-    return LLM(config=config, report=report, tokenizer=tokenizer)
+    llm = LLM(config=config, report=report, tokenizer=tokenizer)
+    del kept
+    return llm
 
 
-def tokenizer_of(config: Config) -> Tokenizer | None:
-    """The model's tokenizer, or none where it cannot be opened: the engine tries again, and says why."""
+def read_model(config: Config) -> tuple[Checkpoint | None, Tokenizer | None]:
+    """The model's checkpoint, which whoever opens it again finds parsed while it is kept, and its tokenizer.
+
+    None where they cannot be opened: the engine tries again, and says why.
+    """
     with contextlib.suppress(TriremeError):
-        return Tokenizer.open(resolve_model(config.model.model))
-    return None
+        path = resolve_model(config.model.model)
+        return Checkpoint.open(path), Tokenizer.open(path)
+    return None, None
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from trireme.backends.cpu.cache import PackCache
 from trireme.backends.cpu.layers import CpuAttention, CpuGatedMLP
 from trireme.backends.cpu.methods import METHODS
 from trireme.backends.cpu.ops import CpuOps
+from trireme.backends.cpu.resident import forget_code
 from trireme.backends.cpu.tape import Arena, Tape
 from trireme.backends.cpu.weights import aligned_zeros
 from trireme.config import DeviceOptions, cache_folder
@@ -30,6 +31,7 @@ class Cpu(Backend):
     def __init__(self, options: DeviceOptions, rank: int = 0):
         super().__init__(options, rank)
         library.set_threads(options.threads)
+        forget_code()
         self.ops: CpuOps = CpuOps()
         self.arena = Arena()
         self.pack_cache: PackCache | None = None

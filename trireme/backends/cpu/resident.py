@@ -1,0 +1,38 @@
+"""Pages of libraries' code that only the start of a process touches, given back. Knows mappings, nothing of what is in them.
+
+Importing torch runs through 60 MB of its code to register operators, little of which a step of our own kernels ever needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import pathlib
+import re
+
+_LARGE = 8 << 20  # bytes of code
+_HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-xp \S+ \S+ [1-9]\d* ")
+
+
+@functools.cache
+def forget_code() -> int:
+    """Lets go of the resident code of large libraries, once; what runs again is mapped again from the system's file cache.
+
+    Returns how many libraries that were. Code that somebody has changed in memory, as debuggers do, stays.
+    """
+    try:
+        entries = pathlib.Path("/proc/self/smaps").read_text().split("VmFlags")
+    except OSError:
+        return 0
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    found = 0
+    for entry in entries:
+        head = _HEAD.search(entry)
+        if head is None or "Private_Dirty:         0 kB" not in entry:
+            continue
+        begin, end = int(head[1], 16), int(head[2], 16)
+        if end - begin >= _LARGE:
+            found += advise(begin, end - begin, mmap.MADV_DONTNEED) == 0
+    return found
