@@ -126,18 +126,21 @@ def _pack(kind: str, parts: list[Stored]) -> PackedWeight:
         first += piece.shape[0]
     packing = threading.Lock()  # packing has all threads to itself
 
-    def put(place: tuple[int, Stored]) -> None:
+    def put_decoded(place: tuple[int, Stored]) -> None:
         first, piece = place
+        values = decode(piece, torch.bfloat16 if piece.kind == "BF16" else torch.float32)
+        with packing:
+            packed.put_floats(first, values)
+
+    others = []
+    for first, piece in places:
         if KIND_OF_GGUF.get(piece.kind) == kind:
-            with packing:
-                packed.put_gguf(first, piece.kind, torch.from_numpy(piece.raw()).view(piece.shape[0], -1))
+            packed.put_gguf(first, piece.kind, torch.from_numpy(piece.raw()).view(piece.shape[0], -1))
             piece.release()
         else:
-            values = decode(piece, torch.bfloat16 if piece.kind == "BF16" else torch.float32)
-            with packing:
-                packed.put_floats(first, values)
-
-    _in_threads(put, places)
+            others.append((first, piece))
+    if others:
+        _in_threads(put_decoded, others)
     return packed
 
 
