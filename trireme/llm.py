@@ -29,6 +29,7 @@ from trireme.worker.group import RankGroup, open_ranks
 from trireme.worker.worker import LocalWorker
 
 CALM = {"temperature": 0.2, "top_p": 0.9}
+TOGETHER = 32  # steps of a sequence whose progress is taken at once where nobody watches it grow
 Prompt = str | list[int]
 Messages = list[dict[str, Any]]
 
@@ -195,7 +196,7 @@ class LLM:
         answers = [self._open(text, ids, params) for (text, ids), params in zip(prompts, wanted, strict=True)]
         try:
             for answer in answers:
-                self._submit(answer, lambda item, answer=answer: inbox.put((answer, item)))  # type: ignore[misc]
+                self._submit(answer, _together(answer, inbox.put))
             with _bar(len(answers), progress) as advance:
                 left = len(answers)
                 while left:
@@ -242,6 +243,37 @@ def _tokenizer(path: Any, config: Config) -> Tokenizer | None:
         if config.model.random_weights:
             return None
         raise
+
+
+def _together(answer: LocalAnswer, put: Callable[[tuple[LocalAnswer, Progress | TriremeError]], Any]) -> Callable[..., None]:
+    """Hands an answer's progress on in larger pieces: to wake another thread at every step of hundreds of sequences would hold up
+    the steps themselves. Where a stop string may end a sequence, each token is looked at as it comes."""
+    held: dict[str, list[Progress]] = {}
+    enough = 1 if answer.sampling.stop else TOGETHER
+
+    def deliver(item: Progress | TriremeError) -> None:
+        if isinstance(item, TriremeError):
+            return put((answer, item))
+        parts = held.setdefault(item.id, [])
+        parts.append(item)
+        if len(parts) >= enough or item.finish is not None:
+            put((answer, _joined(held.pop(item.id))))
+
+    return deliver
+
+
+def _joined(parts: list[Progress]) -> Progress:
+    """What one sequence gained in several steps, as if it were one."""
+    last = parts[-1]
+    return Progress(
+        id=last.id,
+        tokens=[token for part in parts for token in part.tokens],
+        logprobs=[entry for part in parts for entry in part.logprobs or ()] or None,
+        prompt_logprobs=next((part.prompt_logprobs for part in parts if part.prompt_logprobs is not None), None),
+        finish=last.finish,
+        error=last.error,
+        cached_tokens=max(part.cached_tokens for part in parts),
+    )
 
 
 def _is_prompt(prompts: Any) -> bool:
