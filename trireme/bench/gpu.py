@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="step,prefill,first,trace", help="which figures, by comma")
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--max-step-tokens", type=int, default=8192)
+    parser.add_argument("--max-running", type=int, default=512)
     parser.add_argument("--requests", type=int, default=512, help="of the trace")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     parser.add_argument("--plot", type=pathlib.Path, help="draw the ratios into this file")
@@ -70,7 +71,8 @@ def measure_shape(path: pathlib.Path, args: argparse.Namespace) -> dict[str, flo
     """Every figure of one model."""
     begun = time.perf_counter()
     settings = {"backend": args.backend, "dtype": "bfloat16", "random_weights": True, "prefix_cache": False}
-    llm = LLM(str(path), **settings, max_model_len=16384, max_step_tokens=args.max_step_tokens)
+    settings |= {"max_model_len": 16384, "max_step_tokens": args.max_step_tokens, "max_running": args.max_running}
+    llm = LLM(str(path), **settings)
     with llm:
         draw = Prompts(llm.worker.ready.vocab_size)
         measure(llm, [draw(128)], 2)

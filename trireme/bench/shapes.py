@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import pathlib
 import random
 from typing import Any
+
+from tokenizers import pre_tokenizers
 
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -45,7 +48,23 @@ def write_model(name: str, root: pathlib.Path) -> pathlib.Path:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     (folder / "generation_config.json").write_text(json.dumps({k: config[k] for k in ("bos_token_id", "eos_token_id")}))
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(config["vocab_size"])))
     return folder
+
+
+def _tokenizer(size: int) -> dict[str, Any]:
+    """A vocabulary of this size for models of random weights, so that they can be served: bytes, then made-up words."""
+    words = ["".join(letters) for letters in itertools.islice(itertools.product("etaoinshrdlu", repeat=5), size)]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = [*alphabet, *words][:size]
+    bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": bytes_only,
+        "decoder": bytes_only,
+        "model": {"type": "BPE", "vocab": {word: i for i, word in enumerate(vocabulary)}, "merges": []},
+    }
 
 
 def trace(count: int = 512, seed: int = 1234) -> list[tuple[int, int]]:

@@ -78,18 +78,22 @@ def _attend(
     PAGE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
     HEADS: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One span of one sequence for the GROUP query heads of one KV head."""
+    """One span of one sequence for the GROUP query heads of one KV head.
+
+    What the step's layout says is read before waiting for the kernel before: an earlier one must have written it.
+    """
     # q: [tokens, HEADS, DIM]; k, v: [slots, kv_heads, DIM]; partial: [spans, HEADS, DIM + 2]
-    depend(PDL)
     s, kv_head = tl.program_id(0), tl.program_id(1)
     seq = tl.load(sequence + s)
     if seq < 0:
+        depend(PDL)  # who comes after must not overtake who came before
         return
     span, num_spans = tl.load(info), tl.load(info + 1 + seq)
     low, length = tl.load(begin + s), tl.load(contexts + seq)
     token = tl.load(query_starts + seq)
     pages = page_table + tl.load(rows + seq).to(tl.int64) * page_stride
     g, d, n = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, TILE)
+    depend(PDL)
     head = kv_head * GROUP + g
     real = (g < GROUP)[:, None] & (d < DIM)[None, :]
     hidden = tl.where(window > 0, tl.maximum(length - window, 0), 0)

@@ -50,12 +50,16 @@ def _prepare(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One token's block of heads: query blocks first, then key and value blocks."""
+    """One token's block of heads: query blocks first, then key and value blocks.
+
+    Positions and slots are read before waiting for the kernel before: an earlier one must have written them.
+    """
     # q: [tokens, HEADS, DIM]; k, v: [tokens, KV_HEADS, DIM]; cache: [slots, KV_HEADS, DIM]; table: [positions, 2 HALF]
-    depend(PDL)
     token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, WIDTH)
     position = tl.load(index + token).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
+    depend(PDL)
     query_blocks: tl.constexpr = (HEADS + BLOCK - 1) // BLOCK
     if block < query_blocks:
         head = block * BLOCK + tl.arange(0, BLOCK)
@@ -63,7 +67,6 @@ def _prepare(
         target = out + token * out_stride + head[:, None] * DIM + d[None, :]
         tl.store(target, turned.to(out.dtype.element_ty), mask=(head < HEADS)[:, None] & (d < DIM)[None, :])
     else:
-        slot = tl.load(slots + token).to(tl.int64)
         if slot < 0:
             return
         head = (block - query_blocks) * BLOCK + tl.arange(0, BLOCK)

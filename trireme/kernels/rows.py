@@ -24,8 +24,9 @@ def _norm(
     ROWS: tl.constexpr, ADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows. Row r of x is the slice r % HEADS of token r // HEADS; residual and out are dense."""
-    depend(PDL)
     r, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    scale = tl.load(weight + d, mask=d < SIZE, other=0.0).to(tl.float32)  # nobody writes weights: this need not wait
+    depend(PDL)
     mask = (r < count)[:, None] & (d < SIZE)[None, :]
     source = (r // HEADS).to(tl.int64) * x_stride + (r % HEADS) * x_inner
     cell = r.to(tl.int64)[:, None] * SIZE + d[None, :]
@@ -36,7 +37,6 @@ def _norm(
         tl.store(residual + cell, stored, mask=mask)
         wide = stored.to(tl.float32)  # the norm of what the residual now holds
     factor = tl.rsqrt(tl.sum(wide * wide, 1) / SIZE + eps)
-    scale = tl.load(weight + d, mask=d < SIZE, other=0.0).to(tl.float32)
     tl.store(out + cell, (wide * factor[:, None] * scale[None, :]).to(out.dtype.element_ty), mask=mask)
 
 

@@ -136,7 +136,7 @@ class Runner:
         if not self.graph_tokens or tokens > self.graph_tokens[-1]:
             return None, ""
         most = self.graph_sizes[-1]
-        sequences = next(size for size in (min(8, most), min(64, most), most) if size >= sequences)
+        sequences = next(size for size in (*(min(few, most) for few in (8, 64, 256)), most) if size >= sequences)
         padding = Padding(next(size for size in self.graph_tokens if size >= tokens), sequences, False)
         if (padding, mode) in self.met:
             return padding, mode

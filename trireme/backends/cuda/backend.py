@@ -19,7 +19,7 @@ from trireme.parallel import Comm
 from trireme.parallel.comm import ProcessComm
 
 # Padding costs a row's attention and nothing else below 64 rows, so sizes are sparse there and dense where rows cost time.
-GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
+GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, *range(48, 257, 16), *range(288, 513, 32))
 # Steps with prompts: the host needs 8 to 12 ms for one that is not captured, which the device hides only in larger ones.
 GRAPH_TOKENS = (*range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256))
 # Left beside weights and KV for activations of a full step, logits, captured graphs and cuBLAS: with an 8B model, 8192 tokens and

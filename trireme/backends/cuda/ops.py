@@ -36,13 +36,15 @@ class Plan:
     spans: dict[tuple[int, ...], decode.DecodePlan] = field(default_factory=dict)
     tiles: dict[tuple[int, ...], attention.PromptPlan] = field(default_factory=dict)
 
-    def spans_for(self, q: Tensor, kv_heads: int, window: int) -> decode.DecodePlan:
+    def spans_for(self, q: Tensor, kv_heads: int, window: int) -> tuple[decode.DecodePlan, bool]:
+        """The spans, and whether an earlier kernel than the last has listed them."""
         key = (q.shape[1], kv_heads, q.shape[2], window)
-        if key not in self.spans:
+        known = key in self.spans
+        if not known:
             layout = self.layout
             self.spans[key] = decode.make_plan(len(layout.counts), q.shape[1], kv_heads, q.shape[2], q.device)
             decode.plan(self.spans[key], layout.query_starts, layout.context_lengths, window)
-        return self.spans[key]
+        return self.spans[key], known
 
     def tiles_for(self, q: Tensor, kv_heads: int) -> attention.PromptPlan:
         key, layout = (q.shape[1] // kv_heads, q.shape[2]), self.layout
@@ -142,10 +144,10 @@ class CudaOps(Ops):
                 softcap=kind.softcap, slopes=slopes, sinks=sinks, dense=tiles.dense,
             )  # fmt: skip
         if plan.decodes:
-            spans = plan.spans_for(q, kv_heads, kind.window)
+            spans, known = plan.spans_for(q, kv_heads, kind.window)
             decode.attend(
                 q, cache.k, cache.v, out, *where, spans, page_size=layout.page_size, scale=kind.scale, window=kind.window,
-                softcap=kind.softcap, slopes=slopes, sinks=sinks, pdl=self.pdl,
+                softcap=kind.softcap, slopes=slopes, sinks=sinks, pdl=self.pdl and known,
             )  # fmt: skip
         return out
 
