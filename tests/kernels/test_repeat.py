@@ -31,14 +31,22 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     original = repeat._Composer.compose
 
     def counted(self: Any) -> Any:
-        inner: Any = original(self)
+        found = original(self)
+        if found is None:
+            return None
 
         def again(args: Any, kwargs: Any) -> Any:
-            result = inner(args, kwargs)
+            result = found.repeat(args, kwargs)
             seen.append(result is not None)
             return result
 
-        return inner and again
+        def checked(args: Any, kwargs: Any) -> Any:
+            assert found.checked is not None
+            result = found.checked(args, kwargs)
+            seen.extend([True] * (result is not None))
+            return result
+
+        return repeat.Repetition(again, checked)
 
     monkeypatch.setattr(repeat._Composer, "compose", counted)
     return seen

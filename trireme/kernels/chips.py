@@ -78,6 +78,21 @@ def allocator() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], tor
     return quick or (lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=kind))
 
 
+def layout_check(tensors: list[torch.Tensor]) -> Callable[..., bool] | None:
+    """One call that tells whether as many tensors have the types, shapes, strides and devices of these; None without one."""
+    try:
+        guards: Any = torch._C._dynamo.guards
+        sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+        return guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+
+
+@functools.cache
+def several_devices() -> bool:
+    return not current().interpreted and device_module().device_count() > 1
+
+
 def getters() -> tuple[Callable[[], int], Callable[[int], int]]:
     """What `current_device` and `current_stream` call, for those who call them often."""
     return _getters()

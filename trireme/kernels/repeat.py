@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +14,8 @@ from trireme.kernels.launch import Recording, current
 
 _MOST = 4096  # kinds of calls that one operator remembers
 _RECORDINGS = 8  # how often one kind may be noted anew, because settings, streams or shared memory changed
+_RECENT = 4  # kinds that are tried before a key is made, which costs as much as three failed tries
+_CHANGES = 64  # after so many changes among them an operator has too many kinds for that
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _tables: list[Any] = []
 Function = Callable[..., Any]
@@ -29,15 +31,21 @@ def repeating(function: Function) -> Function:
     """`function` with a memory. Its launches and results may depend on the types, shapes, strides and alignment of its tensors
     and on the value of its other arguments, except that floats with a fraction may reach a kernel only as they are."""
     tensor, parameter = _PLAIN
-    known: dict[Any, Function] = {}
+    known: dict[Any, Repetition] = {}
     seen: dict[Any, int] = {}
     exact: list[bool] = []  # not empty: floats count by value
-    _tables.extend((known, seen, exact))
+    recent: list[Function] = []
+    changes: list[Function] = []
+    _tables.extend((known, seen, exact, recent, changes))
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if current.recording is not None:
             return function(*args, **kwargs)
+        for quick in recent:
+            result = quick(args, kwargs)
+            if result is not None:
+                return result
         key: Any = []
         try:
             for x in args:
@@ -53,8 +61,9 @@ def repeating(function: Function) -> Function:
         except (TypeError, RuntimeError):  # no layout, or no value to remember it by
             return function(*args, **kwargs)
         if again is not None:
-            result = again(args, kwargs)
+            result = again.repeat(args, kwargs)
             if result is not None:
+                _promote(again.checked, recent, changes)
                 return result
         elif len(seen) >= _MOST:
             seen.clear()
@@ -69,6 +78,14 @@ def repeating(function: Function) -> Function:
 
     call.__dict__["known"] = known
     return call
+
+
+def _promote(checked: Function | None, recent: list[Function], changes: list[Function]) -> None:
+    """Puts a call that came again among those tried first, unless too many take turns."""
+    if checked is None or checked in recent or len(changes) > _CHANGES:
+        return
+    changes.append(checked)
+    recent[:] = changes[: -_RECENT - 1 : -1] if len(changes) <= _CHANGES else []
 
 
 def _token(x: Any, exact: list[bool]) -> Any:
@@ -100,7 +117,7 @@ def _record(
         result = function(*args, **kwargs)
     finally:
         current.recording = None
-    composer = _Composer(recording, args, kwargs, result)
+    composer = _Composer(recording, args, kwargs, result, exact)
     again = composer.compose()
     if again is None:
         seen[key] = _RECORDINGS + 1
@@ -111,6 +128,13 @@ def _record(
     return result
 
 
+class Repetition(NamedTuple):
+    """What repeats a call of one kind; both answer None where a call is different after all."""
+
+    repeat: Function  # for arguments whose key is the recorded one
+    checked: Function | None  # for any arguments
+
+
 class _Unresolved(Exception):
     """A value of a launch or a result whose origin is not known."""
 
@@ -118,8 +142,8 @@ class _Unresolved(Exception):
 class _Composer:
     """Writes the straight-line function that repeats a recorded call."""
 
-    def __init__(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        self.recording, self.result = recording, result
+    def __init__(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, exact: list[bool]) -> None:
+        self.recording, self.args, self.kwargs, self.result, self.exact = recording, args, kwargs, result, exact
         self.tensors = {i: x for i, x in enumerate(args) if isinstance(x, torch.Tensor)}
         given = [(f"args[{i}]", x) for i, x in enumerate(args)] + [(f"kwargs[{name!r}]", x) for name, x in kwargs.items()]
         self.floats = {text: x for text, x in given if type(x) is float}
@@ -131,8 +155,8 @@ class _Composer:
         self.names: dict[str, Any] = {"device": ask_device, "stream": ask_stream, "empty": chips.allocator()}
         self.names["capturing"] = chips.capturing
 
-    def compose(self) -> Function | None:
-        """The function of the arguments, which answers None where a call is different after all."""
+    def compose(self) -> Repetition | None:
+        """The repetition, or None if the call cannot be repeated from its arguments alone."""
         recording = self.recording
         if not recording.repeatable or not recording.launches:
             return None
@@ -141,17 +165,41 @@ class _Composer:
             starts = [self._start(i, *launch) for i, launch in enumerate(recording.launches)]
         except _Unresolved:
             return None
-        lines = ["def again(args, kwargs):", *self._checks()]
+        lines = self._checks()
         for i, (made, (shape, stride)) in enumerate(zip(recording.made, self.layouts, strict=True)):
             lines.append(f"    m{i} = empty({self._name(shape)}, {self._name(stride)}, {self._name(made.dtype)})")
-        source = "\n".join([*lines, *starts, f"    return {returned}"])
-        exec(compile(source, "<repeated call>", "exec"), self.names)
-        return self.names["again"]
+        body = [*lines, *starts, f"    return {returned}"]
+        unlike = self._unlike()
+        source = ["def repeat(args, kwargs):", *body]
+        if unlike is not None:
+            source += ["def checked(args, kwargs):", f"    if {unlike}:", "        return None", *body]
+        exec(compile("\n".join(source), "<repeated call>", "exec"), self.names)
+        return Repetition(self.names["repeat"], self.names.get("checked"))
+
+    def _unlike(self) -> str | None:
+        """The condition under which other arguments are of another kind than the recorded ones."""
+        same = chips.layout_check(list(self.tensors.values()))
+        if same is None:
+            return None
+        unlike = ["kwargs" if not self.kwargs else f"len(kwargs) != {len(self.kwargs)}", f"len(args) != {len(self.args)}"]
+        unlike.append(f"not {self._name(same)}({', '.join(f'args[{i}]' for i in self.tensors)})")
+        given = [(f"args[{i}]", x) for i, x in enumerate(self.args) if i not in self.tensors]
+        for text, x in [*given, *((f"kwargs.get({name!r})", x) for name, x in self.kwargs.items())]:
+            if x is None:
+                unlike.append(f"{text} is not None")
+            elif type(x) is float:
+                unlike.append(f"type({text}) is not float or {self._name(_token)}({text}, {self._name(self.exact)}) != "
+                              f"{self._name(_token(x, self.exact))}")  # fmt: skip
+            else:
+                unlike.append(f"type({text}) is not {self._name(type(x))} or {text} != {self._name(x)}")
+        return " or ".join(unlike)
 
     def _checks(self) -> list[str]:
         """Pointers, and what must be as it was: alignment, device, memory shared by arguments, settings, stream."""
         lines = [f"    p{i} = args[{i}].data_ptr()" for i in self.tensors]
-        unlike = [f"device() != {self.device}", f"({' | '.join(f'p{i}' for i in self.tensors) or '0'}) & 15"]
+        unlike = [f"({' | '.join(f'p{i}' for i in self.tensors) or '0'}) & 15"]
+        if chips.several_devices():
+            unlike.append(f"device() != {self.device}")
         places: dict[int, int] = {}
         for i, x in self.tensors.items():
             first = places.setdefault(x.data_ptr(), i)
