@@ -11,7 +11,7 @@ from msgspec import UNSET
 from trireme.api.chat import ChatJob, ChatPiece, ChatResult, Conversation, messages_of, open_chat, template_variables, tools_of
 from trireme.api.completions import usage_of
 from trireme.api.constraints import constrained
-from trireme.api.http import DONE, Call, Events, Reply, event, json_reply, openai_event_failure
+from trireme.api.http import DONE, Call, EventAround, Events, Reply, event, json_reply, openai_event_failure
 from trireme.api.logprobs import LogprobWriter
 from trireme.api.protocol import (
     AnswerMessage,
@@ -30,6 +30,7 @@ from trireme.api.protocol import (
 from trireme.api.sampling import sampling_of, top_logprobs
 from trireme.api.service import Service
 from trireme.errors import BadRequest
+from trireme.serve.answers import Answer
 from trireme.types import SamplingParams, TokenLogprobs
 
 
@@ -89,6 +90,9 @@ class _Writer:
     def __init__(self, service: Service, request: ChatRequest, id: str, model: str):
         self._request, self._id, self._model = request, id, model
         self._created = int(time.time())
+        self._arounds: dict[int, EventAround] = {}
+        self._counts = bool(request.stream_options and request.stream_options.continuous_usage_stats)
+        self._plain = not request.logprobs and not request.return_token_ids and not self._counts
         self._logprobs = LogprobWriter(service.client.tokenizer, as_ids=request.return_tokens_as_token_ids)
 
     def whole(self, results: list[ChatResult], usage: Usage) -> ChatAnswer:
@@ -111,16 +115,27 @@ class _Writer:
         for index in range(len(answer.completions)):
             yield event(self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content=""))))
         async for piece in conversation:
-            choice = self._chunk_choice(piece)
-            if choice is not None:
-                usage = usage_of([answer]) if options and options.continuous_usage_stats else None
-                yield event(self._chunk(choice, usage))
+            if (written := self._event(piece, answer)) is not None:
+                yield written
         if options and options.include_usage:
             yield event(self._chunk(None, usage_of([answer])))
         yield DONE
 
-    def _chunk_choice(self, piece: ChatPiece) -> ChatChunkChoice | None:
+    def _event(self, piece: ChatPiece, answer: Answer) -> bytes | None:
         """None when the piece shows nothing yet, as in the middle of a tag."""
+        delta = piece.delta
+        if self._plain and delta.content and not delta.reasoning and not delta.calls and piece.finish is None:
+            return self._around(piece.index).event(delta.content)
+        choice = self._chunk_choice(piece)
+        return None if choice is None else event(self._chunk(choice, usage_of([answer]) if self._counts else None))
+
+    def _around(self, index: int) -> EventAround:
+        """How an event with nothing but content is written."""
+        if index not in self._arounds:
+            self._arounds[index] = EventAround(lambda text: self._chunk(ChatChunkChoice(index, ChatDelta(content=text))))
+        return self._arounds[index]
+
+    def _chunk_choice(self, piece: ChatPiece) -> ChatChunkChoice | None:
         delta = ChatDelta(content=piece.delta.content or None)
         if self._request.include_reasoning:
             delta.reasoning_content = piece.delta.reasoning or None

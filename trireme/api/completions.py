@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from trireme.api.constraints import constrained
-from trireme.api.http import DONE, Call, Events, Reply, event, json_reply, openai_event_failure
+from trireme.api.http import DONE, Call, EventAround, Events, Reply, event, json_reply, openai_event_failure
 from trireme.api.infill import infill_tokens
 from trireme.api.logprobs import LogprobWriter
 from trireme.api.protocol import (
@@ -120,6 +120,10 @@ class _Writer:
         self._created = int(time.time())
         self._top = request.logprobs
         self._n = request.n or 1
+        self._offsets: dict[int, int] = {}  # of a stream's choices: characters that have been sent
+        self._arounds: dict[int, EventAround] = {}
+        self._counts = bool(request.stream_options and request.stream_options.continuous_usage_stats)
+        self._plain = request.logprobs is None and not request.return_token_ids and not self._counts
         self._logprobs: LogprobWriter | None = None
         if request.logprobs is not None or request.prompt_logprobs is not None:
             skip = request.skip_special_tokens is not False
@@ -145,23 +149,37 @@ class _Writer:
         return self._answer(choices, usage_of([flight.answer for flight in flights]))
 
     async def stream(self, call: Call, flights: Sequence[Flight]) -> AsyncIterator[bytes]:
-        offsets: dict[int, int] = {}
+        answers = [flight.answer for flight in flights]
+        if len(flights) == 1:
+            async for piece in flights[0]:
+                yield self._event(0, piece, answers)
+        else:
+            async for number, piece in merged(call, flights):
+                yield self._event(number, piece, answers)
         options = self._request.stream_options
-        async for number, piece in merged(call, flights):
-            index = number * self._n + piece.index
-            echo, echoed = ("", None) if index in offsets else self._echo(flights[number].answer)
-            offset = offsets.get(index, len(echo))
-            offsets[index] = offset + len(piece.text)
-            choice = CompletionChoice(index, echo + piece.text)
-            choice.finish_reason = str(piece.finish_reason) if piece.finish_reason else None
-            choice.logprobs = self._piece_logprobs(piece, offset, echoed)
-            if self._request.return_token_ids:
-                choice.token_ids = piece.token_ids
-            running = usage_of([f.answer for f in flights]) if options and options.continuous_usage_stats else None
-            yield event(self._answer([choice], running))
         if options and options.include_usage:
-            yield event(self._answer([], usage_of([flight.answer for flight in flights])))
+            yield event(self._answer([], usage_of(answers)))
         yield DONE
+
+    def _event(self, number: int, piece: Piece, answers: Sequence[Answer]) -> bytes:
+        index = number * self._n + piece.index
+        if self._plain and index in self._offsets and piece.finish_reason is None:
+            return self._around(index).event(piece.text)
+        echo, echoed = ("", None) if index in self._offsets else self._echo(answers[number])
+        offset = self._offsets.get(index, len(echo))
+        self._offsets[index] = offset + len(piece.text)
+        choice = CompletionChoice(index, echo + piece.text)
+        choice.finish_reason = str(piece.finish_reason) if piece.finish_reason else None
+        choice.logprobs = self._piece_logprobs(piece, offset, echoed)
+        if self._request.return_token_ids:
+            choice.token_ids = piece.token_ids
+        return event(self._answer([choice], usage_of(answers) if self._counts else None))
+
+    def _around(self, index: int) -> EventAround:
+        """How an event with nothing but text is written."""
+        if index not in self._arounds:
+            self._arounds[index] = EventAround(lambda text: self._answer([CompletionChoice(index, text)], None))
+        return self._arounds[index]
 
     def _answer(self, choices: list[CompletionChoice], usage: Usage | None) -> CompletionAnswer:
         return CompletionAnswer(self._id, self._created, self._model, choices, usage if usage is not None else UNSET)

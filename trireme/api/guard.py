@@ -13,12 +13,14 @@ import re
 import secrets
 import time
 import urllib.parse
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trireme.api.failures import Failure, failure_body, shape_of_path
 from trireme.api.tracing import Tracer
 from trireme.config import ServeOptions
+from trireme.serve.patience import PUSH
 
 MAX_HEADERS = 32 << 10  # bytes in all
 PROBES = frozenset({"/health", "/live", "/ready"})
@@ -43,6 +45,8 @@ class Guard:
         headers = {name.lower(): value for name, value in scope["headers"]}
         exchange = _Exchange(scope, headers, send)
         scope["state"] = {**scope.get("state", {}), "request_id": exchange.request_id, "tenant": "", "begun": exchange.begun}
+        if exchange.pushes:
+            scope["state"]["push"] = exchange.push
         exchange.extra = self._cors_headers(headers)
         with self.tracer.span(headers, scope) as trace:
             scope["state"]["trace"] = trace
@@ -117,6 +121,7 @@ class _Exchange:
 
     def __init__(self, scope: Scope, headers: dict[bytes, bytes], send: Send):
         self._scope, self._send = scope, send
+        self._push: Callable[[bytes], bool] | None = scope.get("extensions", {}).get(PUSH)
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
         self.begun = time.monotonic()
@@ -132,6 +137,19 @@ class _Exchange:
             self.first = self.first or time.monotonic()
             self.sent += len(message.get("body", b""))
         await self._send(message)
+
+    @property
+    def pushes(self) -> bool:
+        return self._push is not None
+
+    def push(self, body: bytes) -> bool:
+        """Writes a piece of a stream that has begun, past all layers of ASGI; False if the way is not free."""
+        assert self._push is not None
+        if not self._push(body):
+            return False
+        self.first = self.first or time.monotonic()
+        self.sent += len(body)
+        return True
 
     async def fail(self, failure: Failure) -> None:
         body = failure_body(failure, shape_of_path(self._scope["path"]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -128,9 +129,23 @@ def event(document: Any, name: str = "") -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data) if name else b"data: %b\n\n" % data
 
 
+class EventAround:
+    """An event in which only one text changes: what stands before and after it is encoded once."""
+
+    def __init__(self, sample: Callable[[str], Any]):
+        mark = secrets.token_hex(16)
+        self._before, self._after = event(sample(mark)).split(b'"%b"' % mark.encode())
+
+    def event(self, text: str) -> bytes:
+        return b"%b%b%b" % (self._before, _encode(text), self._after)
+
+
+_encode = msgspec.json.Encoder().encode
+
 DONE = b"data: [DONE]\n\n"
 
 Handler = Callable[[Call], Awaitable[Reply | Events]]
+Push = Callable[[bytes], bool]  # writes a piece of a stream at once, if the client keeps up
 
 
 class Endpoint:
@@ -140,7 +155,7 @@ class Endpoint:
         self.handler, self.shape, self.max_body, self.admit = handler, shape, max_body, admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sender = _Sender(send, self.shape, head=scope["method"] == "HEAD")
+        sender = _Sender(send, scope["state"].get("push"), self.shape, head=scope["method"] == "HEAD")
         refusal = self._refusal()
         try:
             if refusal is not None and not _is_small(scope):
@@ -257,11 +272,12 @@ async def _until_gone(receive: Receive) -> None:
 class _Sender:
     """Sends one answer; knows how far it is."""
 
-    def __init__(self, send: Send, shape: Shape, head: bool):
+    def __init__(self, send: Send, push: Push | None, shape: Shape, head: bool):
         self._send, self._shape, self._head = send, shape, head
+        self._push = push if not head else None
         self._started = False
         self._events: Events | None = None
-        self._last = 0.0
+        self._num_sent = 0  # pieces
         self._busy = False
 
     async def whole(self, reply: Reply) -> None:
@@ -275,8 +291,11 @@ class _Sender:
         ticker = asyncio.ensure_future(self._keep_alive(events.keep_alive))
         try:
             async with contextlib.aclosing(events.pieces) as pieces:  # type: ignore[type-var]
+                push = self._push or _no_push
                 async for piece in pieces:
-                    await self._chunk(piece)
+                    self._num_sent += 1
+                    if not push(piece):
+                        await self._chunk(piece)
         finally:
             ticker.cancel()
         await self._send({"type": "http.response.body", "body": b""})
@@ -299,15 +318,22 @@ class _Sender:
     async def _chunk(self, piece: bytes) -> None:
         self._busy = True
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-        self._busy, self._last = False, time.monotonic()
+        self._busy = False
 
     async def _keep_alive(self, comment: bytes) -> None:
         """Proxies close silent connections."""
-        self._last = time.monotonic()
+        quiet, seen = 0.0, self._num_sent
         while comment:
             await asyncio.sleep(KEEP_ALIVE_SECONDS / 3)
-            if not self._busy and time.monotonic() - self._last > KEEP_ALIVE_SECONDS:
+            quiet = quiet + KEEP_ALIVE_SECONDS / 3 if self._num_sent == seen else 0.0
+            seen = self._num_sent
+            if not self._busy and quiet >= KEEP_ALIVE_SECONDS:
+                quiet = 0.0
                 await self._chunk(comment)
+
+
+def _no_push(piece: bytes) -> bool:
+    return False
 
 
 def openai_event_failure(failure: Failure) -> bytes:

@@ -10,7 +10,7 @@ import concurrent.futures
 import contextlib
 import functools
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from trireme.api.failures import Failure
@@ -42,20 +42,20 @@ class Flight:
     def __init__(self, stream: Stream, meter: Meter):
         self._stream, self._meter = stream, meter
         self._cause = "disconnect"
+        stream.watch = self._watch
 
     @property
     def answer(self) -> Answer:
         return self._stream.answer
 
     def __aiter__(self) -> AsyncIterator[Piece]:
-        return self
+        return self._stream
 
-    async def __anext__(self) -> Piece:
-        try:
-            piece = await anext(self._stream)
-        except TriremeError:
-            self._cause = "error"
-            raise
+    def __anext__(self) -> Awaitable[Piece]:
+        return self._stream.__anext__()
+
+    def _watch(self, piece: Piece) -> None:
+        """Counts a piece, and raises what its end means."""
         self._meter.take(piece)
         if piece.finish_reason is FinishReason.ERROR:
             self._cause = "error"
@@ -63,7 +63,6 @@ class Flight:
         if piece.finish_reason is FinishReason.ABORT:
             self._cause = "abort"
             raise Failure(503, "The server ended this request before it was done.", kind="overloaded_error")
-        return piece
 
     def _failure(self, piece: Piece) -> Failure:
         """A row without any token to choose is the request's own doing where it has forbidden tokens itself."""
@@ -78,7 +77,7 @@ class Flight:
 
     async def close(self) -> None:
         """Frees what an unfinished answer holds."""
-        self._meter.end(self.answer, self._cause)
+        self._meter.end(self.answer, "error" if self._stream.was_lost else self._cause)
         await self._stream.abort()
 
     async def output(self) -> Output:
@@ -244,10 +243,6 @@ class Service:
 
 async def merged(call: Call, flights: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
     """The pieces of several answers, as they come, each with its answer's number."""
-    if len(flights) == 1:
-        async for piece in flights[0]:
-            yield 0, piece
-        return
     inbox: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(maxsize=2 * len(flights))
 
     async def forward(number: int, flight: AsyncIterator[T]) -> None:

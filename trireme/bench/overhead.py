@@ -11,7 +11,9 @@ import asyncio
 import os
 import pathlib
 import random
+import select
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -104,7 +106,7 @@ def _compare(llm: LLM, server: _Server, streams: int, prompt_tokens: int, max_to
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     for number in range(rounds + 1):
         prompts = _prompts(streams, prompt_tokens, llm.worker.ready.vocab_size, seed=1000 * streams + number)
-        runs = asyncio.run(_offline(llm, prompts, sampling)), asyncio.run(server.ask(prompts, sampling))
+        runs = asyncio.run(_offline(llm, prompts, sampling)), server.ask(prompts, sampling)
         if number:  # the first round warms both up
             offline.append(runs[0])
             served.append(runs[1])
@@ -136,20 +138,34 @@ async def _offline(llm: LLM, prompts: list[list[int]], sampling: SamplingParams)
     return Run(tokens / seconds, statistics.median(firsts), {"engine": 1e3 * (time.process_time() - spent) / tokens})
 
 
-class _Reader(asyncio.Protocol):
+class _Reader:
     """Reads one stream; notes when its first token came and how it ended. No more: it runs beside what it measures."""
 
-    def __init__(self) -> None:
-        self.first, self.last = 0.0, b""
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, path: str):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.connect(path)
+        self.first, self.last, self.over = 0.0, b"", False
 
-    def data_received(self, data: bytes) -> None:
+    def read(self) -> None:
+        data = self.socket.recv(1 << 16)
         if not self.first and b'data: {"' in data:
             self.first = time.perf_counter()
         self.last = data if len(data) >= 64 else (self.last + data)[-64:]
+        self.over = not data
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.over.set_result(None)
+
+def _read_all(readers: list[_Reader]) -> None:
+    """Reads all streams to their ends."""
+    poll = select.poll()
+    at = {reader.socket.fileno(): reader for reader in readers}
+    for descriptor in at:
+        poll.register(descriptor, select.POLLIN)
+    while at:
+        for descriptor, _ in poll.poll():
+            at[descriptor].read()
+            if at[descriptor].over:
+                poll.unregister(descriptor)
+                at.pop(descriptor).socket.close()
 
 
 def _cpu_seconds(pid: int) -> dict[str, float]:
@@ -217,25 +233,23 @@ class _Server:
     def _last_line(self) -> str:
         return (self._folder / "log").read_text(errors="replace").strip().rpartition("\n")[2]
 
-    async def ask(self, prompts: list[list[int]], sampling: SamplingParams) -> Run:
-        loop = asyncio.get_running_loop()
+    def ask(self, prompts: list[list[int]], sampling: SamplingParams) -> Run:
         try:
-            connections = [await loop.create_unix_connection(_Reader, self._uds) for _ in prompts]
+            readers = [_Reader(self._uds) for _ in prompts]
         except OSError as error:
             raise WorkerDied(f"The server is gone ({error}): {self._last_line()}", "start it by hand to see why") from None
         before = _cpu_seconds(self._process.pid)
         begun, spent = time.perf_counter(), time.process_time()
-        for prompt, (transport, _) in zip(prompts, connections, strict=True):
-            transport.write(_request(prompt, sampling))
-        for _, reader in connections:
-            await reader.over
+        for prompt, reader in zip(prompts, readers, strict=True):
+            reader.socket.sendall(_request(prompt, sampling))
+        _read_all(readers)
         tokens, seconds = len(prompts) * (sampling.max_tokens or 0), time.perf_counter() - begun
         client, after = time.process_time() - spent, _cpu_seconds(self._process.pid)
-        broken = next((reader.last for _, reader in connections if b"[DONE]" not in reader.last), None)
+        broken = next((reader.last for reader in readers if b"[DONE]" not in reader.last), None)
         if broken is not None:
             raise WorkerDied(f"A stream broke off: {broken!r}.", "see the server's log")
         cpu = {name: 1e3 * (after[name] - before.get(name, 0.0)) / tokens for name in after} | {"client": 1e3 * client / tokens}
-        return Run(tokens / seconds, statistics.median(reader.first - begun for _, reader in connections), cpu)
+        return Run(tokens / seconds, statistics.median(reader.first - begun for reader in readers), cpu)
 
 
 def _request(prompt: list[int], sampling: SamplingParams) -> bytes:

@@ -23,7 +23,7 @@ class AsyncChannel(asyncio.Protocol):
 
     def __init__(self, receives: Any, heard: Heard, gone: Gone):
         self._frames: Frames = Frames(receives)
-        self._heard, self._gone = heard, gone
+        self.heard, self._gone = heard, gone
         self._transport: asyncio.Transport | None = None
 
     @classmethod
@@ -68,7 +68,7 @@ class AsyncChannel(asyncio.Protocol):
             self.close()
             return
         while (message := self._frames.take()) is not None:
-            self._heard(message)
+            self.heard(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
@@ -79,10 +78,12 @@ class Switchboard:
 
     def post(self, channel: Channel, message: Any) -> None:
         """Sends without waiting. A loss shows in the next turn, so that no caller finds its own tables changed under it."""
-        with contextlib.suppress(ChannelClosed):
+        try:
             channel.post(message)
-            if channel.backlog and channel in self._channels:
-                self._await_room(channel, self._channels[channel][0])
+        except ChannelClosed:
+            return
+        if channel.backlog and channel in self._channels:
+            self._await_room(channel, self._channels[channel][0])
 
     def turn(self, timeout: float) -> None:
         """Waits until something comes or the time is up, and hands out everything that has come."""

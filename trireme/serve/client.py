@@ -7,6 +7,7 @@ import itertools
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -83,39 +84,46 @@ class _Inbox:
         self.error: TriremeError | None = None
         self._gains: deque[Gain] = deque()
         self._bytes, self._max_bytes = 0, max_bytes
-        self._reader: asyncio.Future[None] | None = None  # waits for news
+        self._reader: asyncio.Future[Gain | None] | None = None  # waits for news
 
     def put(self, gain: Gain) -> bool:
-        """Keeps a gain for the reader; False, and an end of it, if the reader is too far behind."""
+        """Hands a gain to the reader who waits for it, or keeps it; False, and an end of it, if the reader is too far behind."""
+        reader = self._reader
+        if reader is not None:
+            self._reader = None
+            if not reader.done():
+                reader.set_result(gain)
+                return True
         self._bytes += _weight(gain)
         if self._bytes > self._max_bytes:
             self._gains.clear()
             self.fail(BadRequest(f"The reader fell more than {self._max_bytes} bytes behind; the stream was cut.", "read faster"))
             return False
         self._gains.append(gain)
-        self._wake()
         return True
 
     def fail(self, error: TriremeError) -> None:
         self.error = self.error or error
         if not self.taken.done():
             self.taken.set_result(None)
-        self._wake()
-
-    def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+        self._reader = None
 
-    async def get(self) -> Gain:
-        """The next gain; what has come is read before an error is raised. One reader at a time."""
-        while not self._gains:
-            if self.error is not None:
-                raise self.error
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        gain = self._gains.popleft()
-        self._bytes -= _weight(gain)
-        return gain
+    def take(self) -> Gain | None:
+        """What has come, if anything has; that is read before an error is raised."""
+        if self._gains:
+            gain = self._gains.popleft()
+            self._bytes -= _weight(gain)
+            return gain
+        if self.error is not None:
+            raise self.error
+        return None
+
+    def arrival(self) -> asyncio.Future[Gain | None]:
+        """What comes next, when there is nothing to take; None tells of an error. One reader at a time."""
+        self._reader = asyncio.get_running_loop().create_future()
+        return self._reader
 
 
 def _weight(gain: Gain) -> int:
@@ -132,6 +140,8 @@ class Stream:
 
     def __init__(self, client: Client, answer: Answer, inbox: _Inbox):
         self.answer = answer  # grows with the pieces that were read: .output(), .completions, .cached_tokens, .done
+        self.was_lost = False
+        self.watch: Callable[[Piece], None] | None = None  # sees every piece before its reader does
         self._client, self._inbox = client, inbox
 
     def __aiter__(self) -> Stream:
@@ -139,15 +149,20 @@ class Stream:
 
     async def __anext__(self) -> Piece:
         """Raises a TriremeError when the request is lost: a worker died, the reader was too slow."""
-        while not self.answer.done:
+        answer = self.answer
+        while not answer.done:
             try:
-                piece = self.answer.add(await self._inbox.get())
+                gain = self._inbox.take() or await self._inbox.arrival()
             except TriremeError:
+                self.was_lost = True
                 self._leave()
                 raise
-            if self.answer.done:
+            piece = answer.add(gain) if gain is not None else None
+            if answer.done:
                 self._leave()
             if piece is not None:
+                if self.watch is not None:
+                    self.watch(piece)
                 return piece
         raise StopAsyncIteration
 
@@ -319,8 +334,7 @@ class Client:
         def heard(message: Any) -> None:
             if isinstance(message, Welcome):
                 setattr(self, attribute, channel)
-            else:
-                self._heard(message)
+                channel.heard = self._heard  # from now on, at once
 
         channel = await AsyncChannel.connect(path, receives, heard, gone.set)
         channel.post(Hello(self._name))
@@ -336,10 +350,9 @@ class Client:
     def _heard(self, message: Any) -> None:
         if isinstance(message, Said):
             for gain in message.gains:
-                key = gain.id.rpartition("/")[0]
-                inbox = self._inboxes.get(key)
+                inbox = self._inboxes.get(gain.id.rpartition("/")[0])
                 if inbox is not None and not inbox.put(gain):
-                    self._cut(key)
+                    self._cut(gain.id.rpartition("/")[0])
         elif isinstance(message, Taken):
             inbox = self._inboxes.get(message.id.rpartition("/")[0])
             if inbox is not None and not inbox.taken.done():

@@ -6,12 +6,14 @@ Knows uvicorn's protocol classes; nothing of requests. Bodies have their own bou
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 HEAD_SECONDS = 15.0
 HEAD_BYTES = 64 << 10
+PUSH = "trireme.push"  # the ASGI extension: pieces of a stream without a message and a coroutine each
 
 
 class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
@@ -36,6 +38,12 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         elif self._watch is not None and self._head_bytes > HEAD_BYTES:
             self._close(b"431 Request Header Fields Too Large")
 
+    def on_headers_complete(self) -> None:
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is not before:
+            self.scope.setdefault("extensions", {})[PUSH] = functools.partial(_push, self.cycle)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_watch()
         super().connection_lost(exc)
@@ -54,3 +62,12 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         if not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
             self.transport.close()
+
+
+def _push(cycle: Any, piece: bytes) -> bool:
+    """Writes a piece of a chunked answer that has begun, if the client has taken what came before."""
+    streaming = cycle.chunked_encoding and cycle.response_started and not cycle.response_complete
+    if not piece or not streaming or cycle.disconnected or cycle.flow.write_paused:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+    return True

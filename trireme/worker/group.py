@@ -145,10 +145,10 @@ class RankGroup:
             rank.channel.flush()
             while (message := rank.channel.receive(timeout=0)) is not None:
                 rank.beaten = time.monotonic()
-                if isinstance(message, Beat):
-                    rank.busy = message.busy_seconds
-                elif isinstance(message, Sampled):
+                if isinstance(message, Sampled):
                     self._sampled.append(message)
+                elif isinstance(message, Beat):
+                    rank.busy = message.busy_seconds
                 elif isinstance(message, Ready):
                     rank.ready = message
                 elif isinstance(message, Phase) and rank.rank == 0:
