@@ -32,10 +32,11 @@ def available(name: str) -> str:
     return name
 
 
+@pytest.mark.parametrize("op", sorted(name for name in vars(Ops) if not name.startswith("_")))
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_ops(name: str) -> None:
-    findings = list(check_ops(open_backend(DeviceOptions(backend=available(name)))))
-    assert [finding for finding in findings if not finding.ok] == []
+def test_ops(name: str, op: str) -> None:
+    findings = list(check_ops(open_backend(DeviceOptions(backend=available(name))), [op]))
+    assert findings and [finding for finding in findings if not finding.ok] == []
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
