@@ -12,10 +12,13 @@ import pathlib
 import statistics
 import tempfile
 import time
+from typing import Any
 
 from trireme.backends.cuda.device import release, reserved
 from trireme.bench.engine import Prompts, measure
+from trireme.bench.overhead import Served
 from trireme.bench.shapes import trace, write_model
+from trireme.config import resolve
 from trireme.llm import LLM
 from trireme.types import SamplingParams
 
@@ -43,11 +46,12 @@ PROMPTS = ((8, 2048), (1, 8192), (1, 1024))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", default=",".join(BASELINE), help="which models, by comma")
-    parser.add_argument("--only", default="step,prefill,first,trace", help="which figures, by comma")
+    parser.add_argument("--only", default="step,prefill,first,trace,http", help="which figures, by comma")
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--max-step-tokens", type=int, default=8192)
     parser.add_argument("--max-running", type=int, default=512)
     parser.add_argument("--requests", type=int, default=512, help="of the trace")
+    parser.add_argument("--http-workers", type=int, default=4, help="HTTP processes of the server")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     parser.add_argument("--plot", type=pathlib.Path, help="draw the ratios into this file")
 
@@ -70,10 +74,9 @@ def run(args: argparse.Namespace) -> int:
 def measure_shape(path: pathlib.Path, args: argparse.Namespace) -> dict[str, float]:
     """Every figure of one model."""
     begun = time.perf_counter()
-    settings = {"backend": args.backend, "dtype": "bfloat16", "random_weights": True, "prefix_cache": False}
+    settings: dict[str, Any] = {"backend": args.backend, "dtype": "bfloat16", "random_weights": True, "prefix_cache": False}
     settings |= {"max_model_len": 16384, "max_step_tokens": args.max_step_tokens, "max_running": args.max_running}
-    llm = LLM(str(path), **settings)
-    with llm:
+    with LLM(str(path), **settings) as llm:
         draw = Prompts(llm.worker.ready.vocab_size)
         measure(llm, [draw(128)], 2)
         figures = {"start, s": time.perf_counter() - begun}
@@ -90,6 +93,11 @@ def measure_shape(path: pathlib.Path, args: argparse.Namespace) -> dict[str, flo
         ready, device = llm.worker.ready, getattr(llm.worker, "backend", None)
         if device is not None and device.name == "cuda":
             figures["workspace and graphs, GiB"] = (reserved(device.device) - ready.weight_bytes - ready.kv_bytes) / 2**30
+    if "http" in args.only:
+        del llm, device
+        gc.collect()
+        release()  # the server needs the memory
+        figures["trace over HTTP, output tok/s"] = served_rate(path, settings, args)
     return figures
 
 
@@ -119,6 +127,18 @@ def trace_rate(llm: LLM, draw: Prompts, requests: int) -> float:
         begun = time.perf_counter()
         outputs = llm.generate(prompts, sampling)
         rate = sum(len(o.token_ids) for o in outputs) / (time.perf_counter() - begun)
+    return rate
+
+
+def served_rate(path: pathlib.Path, settings: dict[str, Any], args: argparse.Namespace) -> float:
+    """The same trace through a server's processes, streamed; the second of two runs."""
+    lengths = trace(args.requests)
+    sampling = [SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True) for _, output in lengths]
+    draw = Prompts(json.loads((path / "config.json").read_text())["vocab_size"])
+    config, rate = resolve({"model": str(path), **settings}, environ={}), 0.0
+    with Served(config, str(path.parent), "--http-workers", str(args.http_workers)) as server:
+        for _ in range(2):
+            rate = server.ask([draw(prompt) for prompt, _ in lengths], sampling).tokens_per_second
     return rate
 
 

@@ -97,16 +97,16 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(config: Config, streams: list[int], prompt_tokens: int, max_tokens: int, rounds: int) -> list[Overhead]:
     """Both doors are open all the time; only one is used at a time."""
-    with tempfile.TemporaryDirectory(prefix="trireme-") as folder, LLM(config=config) as llm, _Server(config, folder) as server:
+    with tempfile.TemporaryDirectory(prefix="trireme-") as folder, LLM(config=config) as llm, Served(config, folder) as server:
         return [_compare(llm, server, count, prompt_tokens, max_tokens, rounds) for count in streams]
 
 
-def _compare(llm: LLM, server: _Server, streams: int, prompt_tokens: int, max_tokens: int, rounds: int) -> Overhead:
+def _compare(llm: LLM, server: Served, streams: int, prompt_tokens: int, max_tokens: int, rounds: int) -> Overhead:
     offline, served = [], []
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     for number in range(rounds + 1):
         prompts = _prompts(streams, prompt_tokens, llm.worker.ready.vocab_size, seed=1000 * streams + number)
-        runs = asyncio.run(_offline(llm, prompts, sampling)), server.ask(prompts, sampling)
+        runs = asyncio.run(_offline(llm, prompts, sampling)), server.ask(prompts, [sampling] * streams)
         if number:  # the first round warms both up
             offline.append(runs[0])
             served.append(runs[1])
@@ -183,16 +183,17 @@ def _cpu_seconds(pid: int) -> dict[str, float]:
     return found
 
 
-class _Server:
+class Served:
     """`trireme serve` as a process of its own, asked over its unix socket with as little work here as possible."""
 
-    def __init__(self, config: Config, folder: str):
-        self._uds, self._folder, self._config = os.path.join(folder, "api.sock"), pathlib.Path(folder), config
+    def __init__(self, config: Config, folder: str, *flags: str):
+        """`flags`: more of them, for the server alone."""
+        self._uds, self._folder = os.path.join(folder, "api.sock"), pathlib.Path(folder)
+        self._flags = [*_flags(config), *flags]
 
-    def __enter__(self) -> _Server:
-        flags = _flags(self._config)
+    def __enter__(self) -> Served:
         with (self._folder / "log").open("wb") as log:
-            command = [sys.executable, "-m", "trireme.cli.main", "serve", *flags, "--uds", self._uds]
+            command = [sys.executable, "-m", "trireme.cli.main", "serve", *self._flags, "--uds", self._uds]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         asyncio.run(self._until_ready())
         self._until_quiet()
@@ -233,17 +234,17 @@ class _Server:
     def _last_line(self) -> str:
         return (self._folder / "log").read_text(errors="replace").strip().rpartition("\n")[2]
 
-    def ask(self, prompts: list[list[int]], sampling: SamplingParams) -> Run:
+    def ask(self, prompts: list[list[int]], sampling: list[SamplingParams]) -> Run:
         try:
             readers = [_Reader(self._uds) for _ in prompts]
         except OSError as error:
             raise WorkerDied(f"The server is gone ({error}): {self._last_line()}", "start it by hand to see why") from None
         before = _cpu_seconds(self._process.pid)
         begun, spent = time.perf_counter(), time.process_time()
-        for prompt, reader in zip(prompts, readers, strict=True):
-            reader.socket.sendall(_request(prompt, sampling))
+        for prompt, params, reader in zip(prompts, sampling, readers, strict=True):
+            reader.socket.sendall(_request(prompt, params))
         _read_all(readers)
-        tokens, seconds = len(prompts) * (sampling.max_tokens or 0), time.perf_counter() - begun
+        tokens, seconds = sum(params.max_tokens or 0 for params in sampling), time.perf_counter() - begun
         client, after = time.process_time() - spent, _cpu_seconds(self._process.pid)
         broken = next((reader.last for reader in readers if b"[DONE]" not in reader.last), None)
         if broken is not None:
