@@ -1,5 +1,5 @@
-"""Extremes with their places: argmax, max and min along a dimension. Knows that a value and its place make one sortable
-64-bit key, so that for types up to 32 bits one maximum finds both."""
+"""Extremes with their places: argmax, max and min along a dimension. Knows rows: short ones are looked through twice in
+registers; of long ones a value and its place make one sortable 64-bit key, for types up to 32 bits."""
 
 from __future__ import annotations
 
@@ -42,23 +42,44 @@ def _value(rank, FLOAT: tl.constexpr, LEAST: tl.constexpr):
     return plain
 
 
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _smaller(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
 @kernel
 def _row_extreme(
     x, values, indices, rows, inner, length, x_outer, x_inner, x_step,
-    FLOAT: tl.constexpr, LEAST: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    FLOAT: tl.constexpr, LEAST: tl.constexpr, EVEN: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Rows that fit one tile: the greatest rank, then the first column that has it, all in 32 bits"""
+    """Rows that fit one tile: the extreme, NaN before all, then the first column that has it; EVEN: nothing is masked"""
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
     at = ((row // inner) * x_outer + (row % inner) * x_inner)[:, None] + (column.to(tl.int64) * x_step)[None, :]
-    rank = _rank(tl.load(x + at, mask=mask, other=0), FLOAT, LEAST)
-    rank = tl.where(mask, rank, -(2**31))
-    top = tl.max(rank, 1)
-    first = tl.min(tl.where(mask & (rank == top[:, None]), tl.broadcast_to(column[None, :], (M, N)), N), 1)
+    if FLOAT:
+        last = float("inf") if LEAST else float("-inf")
+    else:
+        last = 2**31 - 1 if LEAST else -(2**31)
+    if EVEN:
+        value = tl.load(x + at).to(tl.float32 if FLOAT else tl.int32)
+    else:
+        value = tl.load(x + at, mask=mask, other=0).to(tl.float32 if FLOAT else tl.int32)
+        value = tl.where(mask, value, last)
+    extreme = tl.reduce(value, 1, _smaller if LEAST else _larger)
+    # Where the extreme is NaN nothing equals it, and what is not equal to itself are the NaNs.
+    found = (value == extreme[:, None]) | (value != value) if FLOAT else value == extreme[:, None]
+    if not EVEN:
+        found = found & mask
+    first = tl.min(tl.where(found, tl.broadcast_to(column[None, :], (M, N)), N), 1)
     tl.store(indices + row, first.to(tl.int64), mask=row < rows)
     if values is not None:
-        tl.store(values + row, _value(top, FLOAT, LEAST).to(values.dtype.element_ty), mask=row < rows)
+        tl.store(values + row, extreme.to(values.dtype.element_ty), mask=row < rows)
 
 
 @kernel
@@ -163,8 +184,8 @@ def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.T
     kind = {"FLOAT": x.is_floating_point(), "LEAST": least}
     sizes = (f.rows, f.inner, f.length)
     if f.splits == 1 and f.length <= n:
-        warps = 8 if m * n >= 4096 else 4
-        _row_extreme((blocks(f.rows, m),), x, values, indices, *sizes, *f.walk, **kind, M=m, N=n, warps=warps)
+        _row_extreme((blocks(f.rows, m),), x, values, indices, *sizes, *f.walk,
+                     **kind, EVEN=f.length == n and f.rows % m == 0, M=m, N=n, warps=8 if m * n >= 4096 else 4)  # fmt: skip
         return
     if f.splits == 1:
         _extreme(

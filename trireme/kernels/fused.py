@@ -24,6 +24,11 @@ def _gelu_and_mul(x, y):
 
 
 @pointwise()
+def _half_gelu_and_mul(x, y):
+    return scalar.half_gelu(x) * y
+
+
+@pointwise()
 def _gelu_tanh_and_mul(x, y):
     return scalar.gelu_tanh(x) * y
 
@@ -39,10 +44,18 @@ def _halves(x: torch.Tensor, y: torch.Tensor | None) -> tuple[torch.Tensor, torc
 
 @repeating
 def _gated(x: torch.Tensor, y: torch.Tensor | None, kind: str) -> torch.Tensor:
-    return _ACTIVATIONS[kind](*_halves(x, y))
+    gate, value = _halves(x, y)
+    if kind == "gelu" and gate.dtype == value.dtype and gate.dtype in (torch.float16, torch.bfloat16):
+        kind = "half gelu"
+    return _ACTIVATIONS[kind](gate, value)
 
 
-_ACTIVATIONS = {"silu": _silu_and_mul, "gelu": _gelu_and_mul, "gelu tanh": _gelu_tanh_and_mul}
+_ACTIVATIONS = {
+    "silu": _silu_and_mul,
+    "gelu": _gelu_and_mul,
+    "half gelu": _half_gelu_and_mul,
+    "gelu tanh": _gelu_tanh_and_mul,
+}
 
 
 def silu_and_mul(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:

@@ -49,9 +49,10 @@ def _layer_norm(
 @kernel
 def _layer_norm_long(
     x, residual, weight, bias, y, means, scales, length, groups, channel, eps,
-    DOUBLE: tl.constexpr, N: tl.constexpr,
+    DOUBLE: tl.constexpr, N: tl.constexpr, WITHIN: tl.constexpr,
 ):  # fmt: skip
-    """the same for rows longer than a tile, in two passes: each lane updates its own moments as Welford does"""
+    """the same for rows longer than a tile, in two passes: each lane updates its own moments as Welford does; WITHIN: all
+    elements of a tile take the same weight"""
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     count = tl.zeros((N,), work)
@@ -68,7 +69,8 @@ def _layer_norm_long(
         inside = column < length
         count += inside.to(work)
         delta = tl.where(inside, value - centre, 0.0)
-        centre += delta / tl.maximum(count, 1.0)
+        # Every lane that counts has seen the same number of elements, so one division serves all.
+        centre += delta * (1.0 / tl.cast(at // N + 1, work))
         square += tl.where(inside, delta * (value - centre), 0.0)
     if residual is not None:
         x = residual
@@ -80,11 +82,19 @@ def _layer_norm_long(
         column = at + tl.arange(0, N)
         mask = column < length
         result = (tl.load(x + row * length + column, mask=mask, other=0.0).to(work) - mean) * scale
-        place = (row % groups) * (length // channel) + column // channel
-        if weight is not None:
-            result = result * tl.load(weight + place, mask=mask, other=0.0)
-        if bias is not None:
-            result = result + tl.load(bias + place, mask=mask, other=0.0)
+        place = (row % groups) * (length // channel)
+        if WITHIN:
+            place += at // channel
+            if weight is not None:
+                result = result * tl.load(weight + place)
+            if bias is not None:
+                result = result + tl.load(bias + place)
+        else:
+            place += column // channel
+            if weight is not None:
+                result = result * tl.load(weight + place, mask=mask, other=0.0)
+            if bias is not None:
+                result = result + tl.load(bias + place, mask=mask, other=0.0)
         tl.store(y + row * length + column, result.to(y.dtype.element_ty), mask=mask)
     tl.store(means + row, mean.to(means.dtype.element_ty))
     tl.store(scales + row, scale.to(scales.dtype.element_ty))
@@ -202,8 +212,9 @@ def layer_rows(
     limit = chips.current().row_elements
     n = min(next_power(length), limit if length <= limit else limit // 2)
     body = _layer_norm if length <= n else _layer_norm_long
+    within: dict[str, Any] = {} if length <= n else {"WITHIN": channel % n == 0}
     body((rows,), x, residual, weight, bias, y, means, scales, length, groups, channel, float(eps),
-         DOUBLE=x.dtype is torch.float64, N=n, warps=row_warps(n))  # fmt: skip
+         DOUBLE=x.dtype is torch.float64, N=n, **within, warps=row_warps(n) if length <= n else 16)  # fmt: skip
     return y, means, scales
 
 

@@ -14,7 +14,8 @@ from trireme.kernels import chips
 from trireme.kernels.launch import Unsupported, blocks, kernel, unrepeatable
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_COUNTERS = 512  # counters of one program: 2048 numbers
+# Counters of one program, one a thread: four numbers of a half type are then one access, and none changes hands.
+_COUNTERS, _WARPS = 256, 8
 
 
 @triton.jit
@@ -47,7 +48,8 @@ def _random(out, seed, offset, count, NORMAL: tl.constexpr, BLOCK: tl.constexpr)
         # Rounding to a half type may reach 1, which the interval excludes.
         value = tl.where(value < 1.0, value, 0.0).to(out.dtype.element_ty)
     place = tl.arange(0, 4 * BLOCK)
-    tl.store(out + 4 * first + place, value, mask=place < count - 4 * first)
+    left = tl.minimum(count - 4 * first, 4 * BLOCK).to(tl.int32)
+    tl.store(out + 4 * first + place, value, mask=place < left)
 
 
 @kernel
@@ -58,7 +60,7 @@ def _dropout(x, y, kept, seed, offset, count, limit, scale, BLOCK: tl.constexpr)
     least = limit.to(tl.uint32)
     keep = _interleave(a >= least, b >= least, c >= least, d >= least)
     place = tl.arange(0, 4 * BLOCK)
-    mask = place < count - 4 * first
+    mask = place < tl.minimum(count - 4 * first, 4 * BLOCK).to(tl.int32)
     value = tl.load(x + 4 * first + place, mask=mask, other=0.0).to(tl.float32)
     tl.store(y + 4 * first + place, tl.where(keep, value * scale, 0.0).to(y.dtype.element_ty), mask=mask)
     tl.store(kept + 4 * first + place, keep, mask=mask)
@@ -71,7 +73,7 @@ def _fill(out: torch.Tensor, normal: bool) -> torch.Tensor:
     if count:
         unrepeatable()
         seed, offset = chips.reserve_random(count, out.device)
-        _random((blocks(count, 4 * _COUNTERS),), out, seed, offset, count, NORMAL=normal, BLOCK=_COUNTERS)
+        _random((blocks(count, 4 * _COUNTERS),), out, seed, offset, count, NORMAL=normal, BLOCK=_COUNTERS, warps=_WARPS)
     return out
 
 
@@ -141,5 +143,5 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
         grid = (blocks(count, 4 * _COUNTERS),)
         # At least 2, so that Triton always takes the limit as a run-time number.
         limit = max(2, min(int(p * 2**32), 2**32 - 1))
-        _dropout(grid, x, y, kept, seed, offset, count, limit, 1.0 / (1.0 - p), BLOCK=_COUNTERS)
+        _dropout(grid, x, y, kept, seed, offset, count, limit, 1.0 / (1.0 - p), BLOCK=_COUNTERS, warps=_WARPS)
     return y, kept

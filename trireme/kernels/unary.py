@@ -63,6 +63,11 @@ def _gelu(x):
 
 
 @pointwise()
+def _half_gelu(x):
+    return scalar.half_gelu(x)
+
+
+@pointwise()
 def _gelu_tanh(x):
     return scalar.gelu_tanh(x)
 
@@ -151,7 +156,9 @@ def gelu(self: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
     _require_float(self, "gelu")
     if approximate not in ("none", "tanh"):
         raise RuntimeError("approximate argument must be either none or tanh.")
-    return _gelu(self) if approximate == "none" else _gelu_tanh(self)
+    if approximate == "tanh":
+        return _gelu_tanh(self)
+    return (_half_gelu if self.dtype in (torch.float16, torch.bfloat16) else _gelu)(self)
 
 
 def bitwise_not(self: torch.Tensor) -> torch.Tensor:
