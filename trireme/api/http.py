@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from trireme.api.failures import Failure, Shape, failure_body, failure_document, failure_of
 from trireme.api.tracing import Trace
 from trireme.errors import TriremeError
+from trireme.serve.patience import LEAVING
 
 T = TypeVar("T")
 
@@ -51,6 +52,7 @@ class Call:
     exits: contextlib.AsyncExitStack = field(
         default_factory=contextlib.AsyncExitStack
     )  # closed when the exchange ends, however it ends
+    leavers: list[Callable[[], None]] = field(default_factory=list)  # called at once when the client has left
 
     async def read(self, kind: type[T]) -> T:
         """The body as `kind`, or a 400 that names the field at fault."""
@@ -171,11 +173,21 @@ class Endpoint:
             return
         work = asyncio.ensure_future(self._answer(call, sender))
         gone = asyncio.ensure_future(_until_gone(receive))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        leaving: set[Callable[[], None]] = scope.get("extensions", {}).get(LEAVING, set())
+
+        def left() -> None:
             if not work.done():
                 scope["state"]["disconnected"] = True
+                for leave in call.leavers:
+                    leave()
+                work.cancel()
+
+        leaving.add(left)
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            left()
         finally:
+            leaving.discard(left)
             for task in (work, gone):
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

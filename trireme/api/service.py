@@ -75,10 +75,14 @@ class Flight:
             return Failure(400, piece.error, code="grammar_too_costly")
         return Failure(500, piece.error or "The engine could not go on with this request.", kind="server_error")
 
-    async def close(self) -> None:
-        """Frees what an unfinished answer holds."""
+    def leave(self) -> None:
+        """Frees what an unfinished answer holds, in this moment."""
+        self._stream.leave()
+
+    def close(self) -> None:
+        """Frees what an unfinished answer holds, and closes the books."""
         self._meter.end(self.answer, "error" if self._stream.was_lost else self._cause)
-        await self._stream.abort()
+        self._stream.leave()
 
     async def output(self) -> Output:
         """The whole answer."""
@@ -217,7 +221,8 @@ class Service:
                 priority=priority,
             )
         flight = Flight(stream, Meter(self.metrics, call.begun, len(tokens), sampling.n, sampling.max_tokens))
-        call.exits.push_async_callback(flight.close)
+        call.exits.callback(flight.close)
+        call.leavers.append(flight.leave)
         call.trace.note(gen_ai__request__model=self.info.name, gen_ai__usage__input_tokens=len(tokens))
         return flight
 

@@ -136,7 +136,7 @@ def _weight(gain: Gain) -> int:
 
 
 class Stream:
-    """One answer as it comes: `async for piece in stream`. Left early (`abort`, `async with`, or just dropped) its KV is freed."""
+    """One answer as it comes: `async for piece in stream`. Left early (`leave`, `async with`, or just dropped) its KV is freed."""
 
     def __init__(self, client: Client, answer: Answer, inbox: _Inbox):
         self.answer = answer  # grows with the pieces that were read: .output(), .completions, .cached_tokens, .done
@@ -155,29 +155,26 @@ class Stream:
                 gain = self._inbox.take() or await self._inbox.arrival()
             except TriremeError:
                 self.was_lost = True
-                self._leave()
+                self.leave()
                 raise
             piece = answer.add(gain) if gain is not None else None
             if answer.done:
-                self._leave()
+                self.leave()
             if piece is not None:
                 if self.watch is not None:
                     self.watch(piece)
                 return piece
         raise StopAsyncIteration
 
-    async def abort(self) -> None:
+    def leave(self) -> None:
         """Ends the request, if it still runs."""
-        self._leave()
-
-    def _leave(self) -> None:
         self._client.leave(self.answer)
 
     async def __aenter__(self) -> Stream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._leave()
+        self.leave()
 
     def __del__(self) -> None:
         self._client.abandon(self.answer)

@@ -1,4 +1,4 @@
-"""Connections that dawdle: a request's head must come within seconds and bounds, or the connection is closed.
+"""Connections that dawdle or end: a request's head must come within seconds and bounds; an end is told to whoever works for it.
 
 Knows uvicorn's protocol classes; nothing of requests. Bodies have their own bounds, where they are read.
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 HEAD_SECONDS = 15.0
 HEAD_BYTES = 64 << 10
-PUSH = "trireme.push"  # the ASGI extension: pieces of a stream without a message and a coroutine each
+MAX_PIPELINED = 8  # requests that may wait behind one that is being answered
+PUSH = "trireme.push"  # an ASGI extension: pieces of a stream without a message and a coroutine each
+LEAVING = "trireme.leaving"  # another: a set of functions, called in the moment in which the client is seen to have left
 
 
 class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
@@ -24,6 +27,7 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._leaving: set[Callable[[], None]] = set()
         self._begin_watch()
 
     def data_received(self, data: bytes) -> None:
@@ -42,11 +46,26 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
-            self.scope.setdefault("extensions", {})[PUSH] = functools.partial(_push, self.cycle)
+            extensions = self.scope.setdefault("extensions", {})
+            extensions[PUSH], extensions[LEAVING] = functools.partial(_push, self.cycle), self._leaving
+        if len(self.pipeline) > MAX_PIPELINED:
+            self._close(b"429 Too Many Requests")
+        elif self.pipeline:
+            self.flow.resume_reading()  # or the end of the connection would not be seen before the answer's
+
+    def eof_received(self) -> None:
+        super().eof_received()
+        self._leave()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_watch()
         super().connection_lost(exc)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Tells those who work for this connection; uvicorn would tell the newest request alone, and some turns later."""
+        for leave in list(self._leaving):
+            leave()
 
     def _begin_watch(self) -> None:
         self._head_bytes = 0
