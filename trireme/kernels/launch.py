@@ -207,12 +207,13 @@ class Kernel:
             named = dict(zip(names, values[len(given) :], strict=True))
             self.jit[(x, y, z)](*given, **sizes, **named)
 
-        handle = (start, None, False, False, None) if chips.current().interpreted else None
+        described = any(isinstance(value, TensorDescriptor) for value in args)
+        handle = (start, None, False, False, None) if chips.current().interpreted and not described else None
         _note(current.recording, handle, grid, args, constants)
 
 
 def _note(recording: Recording, handle: Handle | None, grid: tuple[int, ...], args: tuple[Any, ...], constants: Any) -> None:
-    if handle is None or any(isinstance(value, TensorDescriptor) for value in args):
+    if handle is None:
         recording.repeatable = False
     else:
         recording.launches.append((handle, (*grid, 1, 1)[:3], (*args, *constants.values())))

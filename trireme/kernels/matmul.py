@@ -13,8 +13,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips, tune
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, setting, unrepeatable
+from trireme.kernels.originals import original
 from trireme.kernels.pointwise import Number
-from trireme.kernels.streamed import few_rows
+from trireme.kernels.streamed import few_rows, settle, workspace
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Up to this many rows (or columns) the other matrix is read once and decides the time.
@@ -90,6 +91,30 @@ def _descriptor_tiles(
 
 
 @kernel
+def _split_tiles(
+    a, b, c, bias, parts, counters, m, n, k, part, c_m, bias_m, bias_n, alpha, beta,
+    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """c = a b (+ bias) where tiles alone do not fill the chip: programs share the summed dimension, the last one adds up"""
+    tile_m, tile_n = _place(tl.program_id(0), tl.cdiv(m, M), tl.cdiv(n, N), GROUP)
+    start = tl.program_id(1) * part
+    total = tl.zeros((M, N), tl.float32)
+    for at in range(start, tl.minimum(start + part, k), K):
+        if A_TURNED:
+            left = a.load([at, tile_m * M]).T
+        else:
+            left = a.load([tile_m * M, at])
+        if B_TURNED:
+            right = b.load([tile_n * N, at]).T
+        else:
+            right = b.load([at, tile_n * N])
+        total = tl.dot(left, right, total, input_precision=PRECISION)
+    row, column = tile_m * M + tl.arange(0, M), tile_n * N + tl.arange(0, N)
+    settle(total, parts, counters, c, bias, row, column, m, n, c_m, 1, bias_m, bias_n, alpha, beta, SPLITS)
+
+
+@kernel
 def _pointer_tiles(
     a, b, c, bias, m, n, k, a_item, a_m, a_k, b_item, b_k, b_n, c_item, c_m, bias_m, bias_n, alpha, beta,
     PRECISION: tl.constexpr, BIAS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
@@ -147,8 +172,14 @@ def precision(dtype: torch.dtype) -> str:
     return "tf32" if setting(chips.allows_tf32) else "tf32x3" if chips.current().descriptors else "ieee"
 
 
-def _config(m: int, n: int, k: int, warps: int, stages: int, halves: bool = False, group: int = 8) -> dict[str, Any]:
-    return {"M": m, "N": n, "K": k, "GROUP": group, "HALVES": halves, "warps": warps, "stages": stages}
+def _config(
+    m: int, n: int, k: int, warps: int, stages: int, halves: bool = False, group: int = 8, splits: int = 1
+) -> dict[str, Any]:
+    return {"M": m, "N": n, "K": k, "GROUP": group, "HALVES": halves, "warps": warps, "stages": stages, "splits": splits}
+
+
+_TORCH = {"torch": True}  # a candidate like others: what torch does faster stays torch's
+_STREAMED = {"streamed": True}
 
 
 # Candidates for half types on Hopper, from the largest tile to the smallest; warps of 4 make one warpgroup.
@@ -166,8 +197,28 @@ _TILES = [
     _config(128, 64, 64, 4, 5),
     _config(64, 128, 64, 4, 5),
     _config(64, 64, 128, 4, 4),
+    _config(128, 64, 128, 4, 4),
+    _config(64, 128, 128, 4, 4),
+    _config(64, 128, 64, 4, 7),
 ]
 _LARGE, _MIDDLE, _SMALL, _LEAST = _TILES[0], _TILES[7], _TILES[11], _TILES[12]
+# Tiles for shapes of which whole tiles leave processors idle.
+_SPLIT_TILES = [(64, 64, 128, 4, 4), (64, 128, 64, 4, 5), (64, 128, 128, 4, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 4),
+                (128, 256, 64, 8, 3), (64, 256, 64, 4, 4)]  # fmt: skip
+
+
+def _split_configs(m: int, n: int, k: int) -> list[dict[str, Any]]:
+    """Cuts of the summed dimension that give every multiprocessor about one program, or two."""
+    found = []
+    for tile_m, tile_n, tile_k, warps, stages in _SPLIT_TILES:
+        if tile_m > 64 and m <= 64:
+            continue
+        tiles = blocks(m, tile_m) * blocks(n, tile_n)
+        once = chips.current().multiprocessors // tiles
+        for splits in dict.fromkeys((once, 2 * once)):
+            if 2 <= splits <= min(16, k // (2 * tile_k)):
+                found.append(_config(tile_m, tile_n, tile_k, warps, stages, splits=splits))
+    return found
 
 
 def _default(m: int, n: int, batch: int, itemsize: int) -> dict[str, Any]:
@@ -193,41 +244,133 @@ def _flat(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
     return None
 
 
+class _Described:
+    """A problem whose operands fit tensor descriptors, and how a configuration runs it."""
+
+    def __init__(self, p: _Problem, left: tuple[torch.Tensor, bool], right: tuple[torch.Tensor, bool]) -> None:
+        self.problem = p
+        (self.a, self.a_turned), (self.b, self.b_turned) = left, right
+        batch, m, n, _ = p.sizes
+        self.c = p.c.view(batch * m, n)
+
+    @property
+    def name(self) -> str:
+        half = "half" if self.a.element_size() == 2 else "float"
+        return f"mm.{half}.{int(self.a_turned)}{int(self.b_turned)}{self.problem.bias_kind}"
+
+    def run(self, config: dict[str, Any]) -> None:
+        p = self.problem
+        if config.get("torch"):
+            _by_torch(p)
+        elif config.get("streamed"):
+            _stream(p)
+        elif config.get("splits", 1) > 1:
+            self._split(config)
+        else:
+            self._persistent(config)
+
+    def _operands(self, config: dict[str, Any]) -> tuple[TensorDescriptor, TensorDescriptor]:
+        tile_m, tile_n, tile_k = config["M"], config["N"], config["K"]
+        a, b = self.a, self.b
+        return (
+            TensorDescriptor(a, list(a.shape), list(a.stride()), [tile_k, tile_m] if self.a_turned else [tile_m, tile_k]),
+            TensorDescriptor(b, list(b.shape), list(b.stride()), [tile_n, tile_k] if self.b_turned else [tile_k, tile_n]),
+        )
+
+    def _persistent(self, config: dict[str, Any]) -> None:
+        p, c = self.problem, self.c
+        batch, m, n, k = p.sizes
+        tile_m, tile_n = config["M"], config["N"]
+        result = TensorDescriptor(c, list(c.shape), list(c.stride()), [tile_m, tile_n // 2 if config["HALVES"] else tile_n])
+        tiles = blocks(m, tile_m) * blocks(n, tile_n) * batch
+        constants = {name: value for name, value in config.items() if name != "splits"}
+        _descriptor_tiles((min(tiles, chips.current().multiprocessors),), *self._operands(config), result, p.bias, batch, m, n, k,
+                          *p.bias_walk, p.alpha, p.beta, A_TURNED=self.a_turned, B_TURNED=self.b_turned,
+                          PRECISION=precision(p.a.dtype), BIAS=p.bias_kind, **constants)  # fmt: skip
+
+    def _split(self, config: dict[str, Any]) -> None:
+        p = self.problem
+        _, m, n, k = p.sizes
+        tile_m, tile_n, tile_k = config["M"], config["N"], config["K"]
+        part = blocks(blocks(k, config["splits"]), tile_k) * tile_k
+        splits, tiles = blocks(k, part), blocks(m, tile_m) * blocks(n, tile_n)
+        parts, counters = workspace(p.a.device, splits * m * n, tiles)
+        _split_tiles((tiles, splits), *self._operands(config), self.c, p.bias, parts, counters, m, n, k, part, self.c.stride(0),
+                     *p.bias_walk, p.alpha, p.beta, A_TURNED=self.a_turned, B_TURNED=self.b_turned,
+                     PRECISION=precision(p.a.dtype), M=tile_m, N=tile_n, K=tile_k, GROUP=config["GROUP"], SPLITS=splits,
+                     warps=config["warps"], stages=config["stages"])  # fmt: skip
+
+
+def _by_torch(p: _Problem) -> None:
+    """torch's own product, for the tuner's clock only."""
+    if p.a.shape[0] > 1:
+        original("bmm")(p.a, p.b)
+    elif p.bias is None:
+        original("mm")(p.a[0], p.b[0])
+    else:
+        line = p.bias[0] if p.bias_kind == 1 else p.bias
+        original("addmm")(line, p.a[0], p.b[0], beta=p.beta, alpha=p.alpha)
+
+
+def _described(p: _Problem) -> _Described | None:
+    """The problem in descriptors if the chip has them and the operands fit them."""
+    if not chips.current().descriptors or p.sizes[2] * p.a.element_size() % 16:
+        return None
+    left, right = _flat(p.a), _flat(p.b)
+    return None if left is None or right is None else _Described(p, left, right)
+
+
+def _chosen(described: _Described, name: str, shape: str, default: dict[str, Any], candidates: list[dict[str, Any]]) -> None:
+    """Runs the product as the tuner says, which may be by torch."""
+    config = tune.choose(name, shape, default, candidates, described.run)
+    if config.get("torch"):
+        raise Unsupported("torch's own kernel was measured to be faster")
+    described.run(config)
+
+
 def _by_descriptors(p: _Problem) -> bool:
-    """Runs the persistent kernel if the chip has descriptors and the operands fit them."""
+    """Runs the product in large tiles if its operands fit descriptors."""
+    described = _described(p)
+    if described is None:
+        return False
     batch, m, n, k = p.sizes
     size = p.a.element_size()
-    if not chips.current().descriptors or n * size % 16:
-        return False
-    left, right = _flat(p.a), _flat(p.b)
-    if left is None or right is None:
-        return False
-    (a, a_turned), (b, b_turned) = left, right
-    c = p.c.view(batch * m, n)
-
-    def run(config: dict[str, Any]) -> None:
-        tile_m, tile_n, tile_k = config["M"], config["N"], config["K"]
-        descriptors = (
-            TensorDescriptor(a, list(a.shape), list(a.stride()), [tile_k, tile_m] if a_turned else [tile_m, tile_k]),
-            TensorDescriptor(b, list(b.shape), list(b.stride()), [tile_n, tile_k] if b_turned else [tile_k, tile_n]),
-            TensorDescriptor(c, list(c.shape), list(c.stride()), [tile_m, tile_n // 2 if config["HALVES"] else tile_n]),
-        )
-        tiles = blocks(m, tile_m) * blocks(n, tile_n) * batch
-        _descriptor_tiles((min(tiles, chips.current().multiprocessors),), *descriptors, p.bias, batch, m, n, k, *p.bias_walk,
-                          p.alpha, p.beta, A_TURNED=a_turned, B_TURNED=b_turned, PRECISION=precision(a.dtype),
-                          BIAS=p.bias_kind, **config)  # fmt: skip
-
     default = _default(m, n, batch, size) if p.bias_kind < 2 else _config(128, 128, 64 if size == 2 else 32, 8, 3)
-    name = f"mm.{'half' if size == 2 else 'float'}.{int(a_turned)}{int(b_turned)}{p.bias_kind}"
-    candidates = _TILES if size == 2 and p.bias_kind < 2 else [default]
+    name = described.name
+    candidates = [*_TILES, _TORCH] if size == 2 and p.bias_kind < 2 else [default]
     if batch > 1:
         # Items lie one after the other, so a tile must not reach into the next.
-        fitting = [config for config in (default, *candidates) if m % config["M"] == 0 and k % config["K"] == 0]
+        fitting = [c for c in (default, *_TILES[:10]) if m % c["M"] == 0 and k % c["K"] == 0]
         if not fitting:
             return False
-        name, default, candidates = f"{name}.batched.{m & -m}.{k & -k}", fitting[0], fitting
-    run(tune.choose(name, tune.shape_class(m * batch, n, k), default, candidates, run))
+        name, default, candidates = f"{name}.batched.{m & -m}.{k & -k}", fitting[0], [*fitting, _TORCH]
+    elif m <= 512 and len(candidates) > 1:
+        candidates = [*candidates, *_split_configs(m, n, k)]
+    _chosen(described, name, tune.shape_class(m * batch, n, k), default, candidates)
     return True
+
+
+def _by_few(p: _Problem) -> None:
+    """Runs a product of few rows: streamed, or in tiles that split the summed dimension where that was measured to be faster."""
+    _, m, n, k = p.sizes
+    described = _described(p) if 2 < m <= _FEW and n > m and p.a.element_size() == 2 and p.bias_kind < 2 else None
+    if described is None or described.a_turned or not described.b_turned:
+        if min(m, n) > 32 and not chips.current().interpreted:
+            raise Unsupported("33 to 64 rows: 8.4 against 12.8 µs for 64 x 4096 x 4096 streamed")
+        _stream(p)
+        return
+    default = _STREAMED if m <= 32 else _TORCH
+    candidates = [_STREAMED, _TORCH, *_split_configs(m, n, k)]
+    _chosen(described, f"few{described.name}", tune.shape_class(m, n, k), default, candidates)
+
+
+def _stream(p: _Problem) -> None:
+    _, m, n, _ = p.sizes
+    a, b, c, bias = p.a[0], p.b[0], p.c[0], p.bias
+    if m <= _FEW and n > m:
+        few_rows(a, b.t(), c, bias, p.alpha, p.beta, precision(a.dtype))
+    else:
+        few_rows(b.t(), a, c.t(), None if bias is None else bias.t(), p.alpha, p.beta, precision(a.dtype))
 
 
 def _by_pointers(p: _Problem) -> None:
@@ -249,8 +392,6 @@ def _leave_to_torch(a: torch.Tensor, batch: int, m: int, n: int, k: int) -> None
     few = min(m, n)
     if a.dtype is torch.float32 and batch * m * n * k >= _LARGE_SINGLE and few > _FEW and precision(a.dtype) == "tf32x3":
         raise Unsupported("large float32 products without tf32: 51 against 35 TFLOP/s at 4096 cubed")
-    if batch == 1 and 32 < few <= _FEW:
-        raise Unsupported("33 to 64 rows: 8.4 against 12.8 µs for 64 x 4096 x 4096")
     if batch > 1 and k <= 256 and few >= 256:
         raise Unsupported("batches of shallow products: 93 against 133 µs for 32 x 2048 x 128 x 2048")
 
@@ -272,14 +413,11 @@ def _run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, alpha: flo
         bias = bias.expand(m, n)
     elif alpha != 1:
         raise Unsupported("a scaled product without a bias")
-    if batch == 1 and m <= _FEW and n > m:
-        few_rows(a[0], b[0].t(), c[0], bias, alpha, beta, precision(a.dtype))
-    elif batch == 1 and n <= _FEW:
-        few_rows(b[0].t(), a[0], c[0].t(), None if bias is None else bias.t(), alpha, beta, precision(a.dtype))
-    else:
-        problem = _Problem(a, b, c, bias, alpha, beta)
-        if not _by_descriptors(problem):
-            _by_pointers(problem)
+    problem = _Problem(a, b, c, bias, alpha, beta)
+    if batch == 1 and min(m, n) <= _FEW:
+        _by_few(problem)
+    elif not _by_descriptors(problem):
+        _by_pointers(problem)
     return c
 
 

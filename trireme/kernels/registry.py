@@ -32,6 +32,7 @@ from trireme.kernels import (
     unary,
 )
 from trireme.kernels.launch import Unsupported
+from trireme.kernels.originals import original, overload_of
 from trireme.kernels.repeat import repeating
 
 MEASURED = Path(__file__).with_name("measured.json")
@@ -49,8 +50,7 @@ class Operator:
 
     @property
     def overload(self) -> Any:
-        base, _, overload = self.name.partition(".")
-        return getattr(getattr(torch.ops.aten, base), overload or "default")
+        return overload_of(self.name)
 
     @property
     def composite(self) -> bool:
@@ -121,23 +121,15 @@ def _select(names: Iterable[str]) -> set[str]:
 
 
 @functools.cache
-def _original(name: str) -> Function:
-    """torch's own kernel of an operator on this chip, taken before ours replaces it."""
-    key = chips.current().dispatch_key
-    kernel = torch.library.get_kernel(OPERATORS[name].overload, key)
-    return functools.partial(kernel.call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
-
-
-@functools.cache
 def _guarded(operator: Operator) -> Function:
     """Ours, or torch's for what ours does not cover."""
-    function, original = operator.function, _original(operator.name)
+    function, torchs = operator.function, original(operator.name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except Unsupported:
-            return original(*_boxed(operator, args), **kwargs)
+            return torchs(*_boxed(operator, args), **kwargs)
 
     return repeating(call)
 
@@ -159,30 +151,30 @@ def _with_gradient(operator: Operator) -> Function:
 
     Tracing (fake, functional and proxy tensors, transforms) always takes torch's definition, which compilers know how to lower.
     """
-    forward, both, overload = operator.function, operator.differentiable, operator.overload
+    forward, both, torchs = operator.function, operator.differentiable, operator.overload
 
     def plain(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in args):
-            return overload.decompose(*args, **kwargs)
+            return torchs.decompose(*args, **kwargs)
         try:
             with torch._C._AutoDispatchBelowAutograd():
                 return forward(*args, **kwargs)
         except Unsupported:
-            return overload.decompose(*args, **kwargs)
+            return torchs.decompose(*args, **kwargs)
 
     def derived(*args: Any, **kwargs: Any) -> Any:
         if both is None or any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in args):
-            return overload.decompose(*args, **kwargs)
+            return torchs.decompose(*args, **kwargs)
         try:
             return both(*args, **kwargs)
         except Unsupported:
-            return overload.decompose(*args, **kwargs)
+            return torchs.decompose(*args, **kwargs)
 
     repeated, differentiable = repeating(plain), operator.gradient != "none"
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
-            return overload.decompose(*args, **kwargs)
+            return torchs.decompose(*args, **kwargs)
         if differentiable and torch.is_grad_enabled():
             for x in args:
                 if isinstance(x, torch.Tensor) and x.requires_grad:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
 from trireme.kernels.launch import Recording, current
@@ -135,6 +136,22 @@ class Repetition(NamedTuple):
     checked: Function | None  # for any arguments
 
 
+class _Described:
+    """A tensor descriptor over memory at an address: as much of one as Triton's launcher asks for."""
+
+    __slots__ = ("padding", "pointer", "shape", "strides")
+
+    def __init__(self, pointer: int, shape: list[int], strides: list[int], padding: str) -> None:
+        self.pointer, self.shape, self.strides, self.padding = pointer, shape, strides, padding
+
+    @property
+    def base(self) -> _Described:
+        return self
+
+    def data_ptr(self) -> int:
+        return self.pointer
+
+
 class _Unresolved(Exception):
     """A value of a launch or a result whose origin is not known."""
 
@@ -217,6 +234,9 @@ class _Composer:
         return f"    {start}({', '.join([*head, *map(self._value, values)])})"
 
     def _value(self, value: Any) -> str:
+        if isinstance(value, TensorDescriptor):
+            fixed = (list(value.shape), list(value.strides), value.padding)
+            return f"{self._name(_Described)}({self._pointer(value.base)}, *{self._name(fixed)})"
         if isinstance(value, torch.Tensor):
             return self._pointer(value)
         if type(value) is float:

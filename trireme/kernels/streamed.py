@@ -20,7 +20,7 @@ _arenas: dict[int, list[Any]] = {}  # device → counters and how many are given
 
 
 @triton.jit
-def _settle(total, parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias_m, bias_n, alpha, beta, SPLITS: tl.constexpr):
+def settle(total, parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias_m, bias_n, alpha, beta, SPLITS: tl.constexpr):
     """Stores α total + β bias; of several splits the one that arrives last adds all parts, always in the same order."""
     mask = (row < rows)[:, None] & (column < n)[None, :]
     last = True
@@ -68,7 +68,7 @@ def _vector(
     total = tl.broadcast_to(tl.sum(first, 1)[None, :], (ROWS, N))
     if ROWS > 1:
         total = tl.where((row == 1)[:, None], tl.sum(second, 1)[None, :], total)
-    _settle(total, parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias_m, bias_n, alpha, beta, SPLITS)
+    settle(total, parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias_m, bias_n, alpha, beta, SPLITS)
 
 
 @kernel
@@ -90,10 +90,10 @@ def _tensor(
         weights = tl.load(base + (here * w_k)[None, :], mask=(column < n)[:, None] & (here < k)[None, :], other=0.0)
         values = tl.load(few + (here * x_k)[:, None], mask=(row < rows)[None, :] & (here < k)[:, None], other=0.0)
         total = tl.dot(weights, values, total, input_precision=PRECISION)
-    _settle(tl.trans(total), parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias_m, bias_n, alpha, beta, SPLITS)
+    settle(tl.trans(total), parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias_m, bias_n, alpha, beta, SPLITS)
 
 
-def _workspace(device: torch.device, parts: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
+def workspace(device: torch.device, parts: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for partial sums and counters that every use leaves at zero; one per stream, since streams may overlap."""
     index = device.index or 0
     if chips.capturing():
@@ -152,9 +152,20 @@ def _candidates(rows: int, n: int, k: int, along: bool) -> list[dict[str, Any]]:
         made = [(a, b, 4, stages) for a, b in shapes for stages in (3, 5)] + [(64, 64, 4, 7), (128, 64, 8, 4)]
     result = []
     for a, b, warps, stages in made:
-        splits = _splits(blocks(n, a), k, b)
-        result += [_config(a, b, count, warps, stages) for count in dict.fromkeys((splits, min(2 * splits, _SPLITS_MOST)))]
+        tiles = blocks(n, a)
+        splits = _splits(tiles, k, b)
+        counts = [splits, min(2 * splits, _SPLITS_MOST), _level(tiles, k, b)]
+        if tiles >= 0.9 * chips.current().multiprocessors:
+            counts.append(1)
+        result += [_config(a, b, count, warps, stages) for count in dict.fromkeys(counts)]
     return result
+
+
+def _level(tiles: int, k: int, tile_k: int) -> int:
+    """The number of parts that leaves the least of the last round of programs idle, the smallest of those."""
+    processors = chips.current().multiprocessors
+    most = max(1, min(_SPLITS_MOST, k // (2 * tile_k)))
+    return max(range(1, most + 1), key=lambda s: (round(tiles * s / (blocks(tiles * s, processors) * processors), 2), -s))
 
 
 def few_rows(
@@ -171,7 +182,7 @@ def few_rows(
         part = blocks(blocks(k, splits), tile_k) * tile_k
         splits = blocks(k, part)
         programs = blocks(n, tile_n)
-        parts, counters = _workspace(x.device, splits * rows * n, programs) if splits > 1 else (None, None)
+        parts, counters = workspace(x.device, splits * rows * n, programs) if splits > 1 else (None, None)
         body = _vector if rows <= _VECTOR_ROWS else _tensor
         constants: dict[str, Any] = {} if rows <= _VECTOR_ROWS else {"PRECISION": precision}
         constants |= {"ROWS": room, "N": tile_n, "K": tile_k, "SPLITS": splits}

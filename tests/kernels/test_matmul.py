@@ -1,0 +1,58 @@
+"""Products through tensor descriptors, whole and split, on a chip made of the interpreter; and what is left to torch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from trireme.kernels import chips, matmul, tune
+from trireme.kernels.launch import Unsupported
+
+pytestmark = pytest.mark.skipif(not chips.current().interpreted, reason="the accuracy tests run these paths on a GPU")
+
+
+@pytest.fixture(autouse=True)
+def _small_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = dataclasses.replace(chips.current(), descriptors=True, multiprocessors=8)
+    monkeypatch.setattr(chips, "current", lambda: small)
+    monkeypatch.setattr(tune, "_known", {})
+
+
+def problem(m: int, k: int, n: int, turned: bool, biased: bool) -> tuple[matmul._Problem, torch.Tensor]:
+    a, b = torch.randn(m, k), torch.randn(n, k).t() if turned else torch.randn(k, n)
+    bias = torch.randn(n).expand(m, n) if biased else None
+    c = torch.empty(1, m, n)
+    expected = a.double() @ b.double() * (0.5 if biased else 1.0) + (2.0 * bias.double() if bias is not None else 0.0)
+    return matmul._Problem(a[None], b[None], c, bias, 0.5 if biased else 1.0, 2.0 if biased else 0.0), expected
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_tiles_by_descriptors(turned: bool, biased: bool, splits: int) -> None:
+    for m, k, n in ((40, 200, 52), (5, 96, 64)):
+        p, expected = problem(m, k, n, turned, biased)
+        described = matmul._described(p)
+        assert described is not None and described.b_turned is turned
+        for halves in (False, True) if splits == 1 else (False,):
+            p.c.fill_(float("nan"))
+            described.run(matmul._config(16, 32, 32, 4, 3, halves, 2, splits))
+            torch.testing.assert_close(p.c[0].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_splits_fill_the_chip_and_no_more() -> None:
+    for m, n, k in ((64, 4096, 4096), (256, 4096, 4096), (32, 896, 4864)):
+        for config in matmul._split_configs(m, n, k):
+            programs = -(-m // config["M"]) * -(-n // config["N"]) * config["splits"]
+            assert programs <= 2 * chips.current().multiprocessors and k // config["splits"] >= 2 * config["K"]
+
+
+def test_what_torch_does_faster_stays_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.randn(8, 32, dtype=torch.bfloat16), torch.randn(64, 32, dtype=torch.bfloat16).t()
+    monkeypatch.setitem(tune._known, ("fewmm.half.010", tune.shape_class(8, 64, 32)), {"torch": True})
+    with pytest.raises(Unsupported):
+        matmul.mm(a, b)
+    monkeypatch.setitem(tune._known, ("fewmm.half.010", tune.shape_class(8, 64, 32)), {"streamed": True})
+    torch.testing.assert_close(matmul.mm(a, b).float(), a.float() @ b.float(), rtol=2e-2, atol=2e-1)
