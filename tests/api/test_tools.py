@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 
 import msgspec
@@ -14,6 +15,7 @@ from trireme.api.parsing import CallDelta, parser_for
 from trireme.api.tools import BY_NAME, format_for
 from trireme.errors import BadConfig
 
+from . import outputs
 from .recorded import RECORDED, SOUP, TOOLS
 
 
@@ -41,8 +43,8 @@ class Result:
         return repr(vars(self))
 
 
-def parsed(format: str, pieces: Sequence[str], prompt_end: str = "") -> Result:
-    parser = parser_for(None, "", tools=TOOLS, override=format, prompt_end=prompt_end)()
+def parsed(format: str, pieces: Sequence[str], prompt_end: str = "", tools: list = TOOLS) -> Result:
+    parser = parser_for(None, "", tools=tools, override=format, prompt_end=prompt_end)()
     result = Result()
     for delta in [*(parser.push(piece) for piece in pieces), parser.finish()]:
         result.take(delta.content, delta.reasoning, delta.calls)
@@ -55,7 +57,9 @@ def is_json_so_far(text: str) -> bool:
     try:
         msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        return "truncated" in str(error)
+        return "truncated" in str(error) or (
+            text[-1:] in tuple("+-.eE") and is_json_so_far(text + "0")
+        )  # in the middle of a number
     return True
 
 
@@ -86,6 +90,29 @@ def test_arguments_stream_as_they_come() -> None:
     seen = [parser.push(piece) for piece in ('<tool_call>{"name": "get_weather", ', '"arguments": {"ci', 'ty": "Par', 'is"}}')]
     assert [[call.arguments for call in delta.calls] for delta in seen] == [[], ['{"ci'], ['ty": "Par'], ['is"}']]
     assert seen[1].calls[0].name == "get_weather"
+
+
+NUM_OUTPUTS = 2000
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_two_thousand_outputs_in_any_cut(part: int) -> None:
+    """Every spelling of every format: the calls that were written, whole or in pieces of any size; of broken ones a beginning."""
+    dice = random.Random(part)
+    for output in outputs.outputs(NUM_OUTPUTS)[part::4]:
+        text = output.text
+        whole = parsed(output.format, [text], tools=outputs.TOOLS)
+        for _, arguments in whole.calls:
+            assert is_json_so_far(arguments), (text, arguments)
+        if not output.broken:
+            found = [(name, json.loads(arguments)) for name, arguments in whole.calls]
+            assert (found, whole.content, whole.reasoning) == (output.calls, output.content, output.reasoning), text
+        for size in (1, 2, 3, 5, 8, 13):
+            pieces = [text[at : at + size] for at in range(0, len(text), size)]
+            assert parsed(output.format, pieces, tools=outputs.TOOLS) == whole, (size, text)
+        cuts = sorted(dice.randrange(len(text) + 1) for _ in range(6))
+        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        assert parsed(output.format, pieces, tools=outputs.TOOLS) == whole, (cuts, text)
 
 
 _CHARACTERS = st.characters(exclude_categories=("Cs",))
