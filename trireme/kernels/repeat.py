@@ -170,7 +170,7 @@ class _Composer:
         self.device = chips.current_device()
         ask_device, ask_stream = chips.getters()
         self.names: dict[str, Any] = {"device": ask_device, "stream": ask_stream, "empty": chips.allocator()}
-        self.names["capturing"] = chips.capturing
+        self.names |= {"capturing": chips.capturing, "kept": recording.lasting}  # what lasts must outlive the function
 
     def compose(self) -> Repetition | None:
         """The repetition, or None if the call cannot be repeated from its arguments alone."""
