@@ -1,0 +1,103 @@
+"""What lies in deploy/ speaks of things that exist: flags, paths, metrics."""
+
+from __future__ import annotations
+
+import argparse
+import configparser
+import json
+import pathlib
+import re
+import shlex
+from typing import Any
+
+import pytest
+import yaml
+
+from trireme.api.metrics import Metrics
+from trireme.cli.flags import config_from
+from trireme.cli.serve import add_arguments
+from trireme.config import ServeOptions
+from trireme.serve.client import State
+
+DEPLOY = pathlib.Path(__file__).parents[2] / "deploy"
+PROBES = {"/live", "/ready", "/health"}
+
+
+def served(words: list[str]) -> ServeOptions:
+    """What `trireme serve` makes of these words; an unknown flag ends the test."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    return config_from(parser.parse_args(words)).serve
+
+
+@pytest.fixture(scope="module")
+def exported() -> str:
+    metrics = Metrics("trireme", "m")
+    for name, labels in (("request_success", ("stop",)), ("request_aborted", ("error",)), ("request_rejected", ("overload",))):
+        metrics.count(name, 1, *labels)
+    metrics.generated(0.0, 1, 0.01)
+    for name in ("prompt_tokens", "prompt_tokens_cached"):
+        metrics.count(name, 1)
+    numbers = ("running", "waiting", "pages_total", "pages_owned", "cache_queries", "cache_hits", "steps", "tokens_scheduled")
+    return metrics.exposition(dict.fromkeys(numbers, 1), State("ready", ages={"router": 0.1})).decode()
+
+
+def expressions(node: Any) -> list[str]:
+    """Every query in a dashboard."""
+    if isinstance(node, dict):
+        return [value for key, value in node.items() if key == "expr"] + [e for value in node.values() for e in expressions(value)]
+    return [e for value in node for e in expressions(value)] if isinstance(node, list) else []
+
+
+def test_grafana_asks_for_metrics_and_labels_that_are_exported(exported: str) -> None:
+    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
+    queries = expressions(dashboard["panels"])
+    assert len(queries) > 20
+    for query in queries:
+        names = re.findall(r"\$\{prefix\}:(\w+)", query)
+        assert names, query
+        for name in names:
+            lines = re.findall(rf"^trireme:{name}(?:{{(.*)}})? ", exported, re.M)
+            assert lines, f"nothing is exported as {name}: {query}"
+            wanted = [label for label in re.findall(r"by \((\w+)\)", query) if label != "le"]
+            wanted += ["le"] if name.endswith("_bucket") else []
+            wanted += ["model_name"] if "model_name" in query else []
+            assert all(f'{label}="' in lines[0] for label in wanted), (query, lines[0])
+
+
+def test_documented_metrics_are_exported(exported: str) -> None:
+    text = (DEPLOY.parent / "docs" / "metrics.md").read_text()
+    for name in re.findall(r"trireme:(\w+)", text):
+        assert re.search(rf"^trireme:{name}[{{ ]", exported, re.M), name
+
+
+def test_kubernetes_starts_what_exists() -> None:
+    deployment, service = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    args = served(["--host", "0.0.0.0", *container["args"]])
+    assert pod["terminationGracePeriodSeconds"] > args.drain_timeout
+    assert {container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")} <= PROBES
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready", "a pod that loads takes no traffic"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/live", "a pod that loads is not killed for it"
+    assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_systemd_starts_what_exists() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string((DEPLOY / "trireme.service").read_text())
+    _, command, *words = shlex.split(unit["Service"]["ExecStart"])
+    assert command == "serve"
+    assert int(unit["Service"]["TimeoutStopSec"]) > served(words).drain_timeout
+
+
+def test_docker_starts_what_exists() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    lists = {word: json.loads(found) for word, found in re.findall(r"^(ENTRYPOINT|CMD) (\[.*\])$", text, re.M)}
+    assert lists["ENTRYPOINT"][:2] == ["trireme", "serve"]
+    args = served([*lists["ENTRYPOINT"][2:], *lists["CMD"]])
+    assert f"EXPOSE {args.port}" in text and re.search(rf"127\.0\.0\.1:{args.port}(/\w+)", text)[1] in PROBES  # type: ignore[index]
+    for line in re.findall(r"^COPY (.*) \S+$", text, re.M):
+        assert all((DEPLOY.parent / name).exists() for name in line.split()), line
