@@ -249,5 +249,7 @@ def choose(rows: int, outputs: int, inner: int, gated: bool = False) -> Config:
     if inner < 1024 and outputs <= 4096:
         return Config(64, 64, 4, 6)
     tiles = blocks(outputs // (2 if gated else 1), 64)
-    splits = chips.current().multiprocessors // tiles * (2 if inner >= 8192 and rows <= 8 else 1)
+    # Long rows in twice the shares that would do: started early beside the kernel before, programs may lie two to a multiprocessor,
+    # and fewer would leave others without any (a down projection of 32 rows took 42 us in a step that alone takes 33).
+    splits = chips.current().multiprocessors // tiles * (2 if inner >= 8192 and rows <= 32 else 1)
     return Config(64, 128 if inner % 128 == 0 else 64, 4, 4, max(min(splits, 8, PARTIAL_VALUES // (rows * outputs)), 1))
