@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from reference import check
 
 from trireme import kernels
-from trireme.kernels import chips, launch, pointwise, registry, repeat, tune
+from trireme.kernels import chips, launch, notes, pointwise, registry, repeat, tune
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -28,27 +30,21 @@ def _forgotten() -> Iterator[None]:
 def repeats(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """One entry for every call that tried to repeat an earlier one: whether it did."""
     seen: list[bool] = []
-    original = repeat._Composer.compose
+    original = notes.Notes.repetition
 
-    def counted(self: Any) -> Any:
-        found = original(self)
-        if found is None:
+    def counted(self: Any, result: Any) -> Any:
+        inner = original(self, result)
+        if inner is None:
             return None
 
         def again(args: Any, kwargs: Any) -> Any:
-            result = found.repeat(args, kwargs)
+            result = inner(args, kwargs)
             seen.append(result is not None)
             return result
 
-        def checked(args: Any, kwargs: Any) -> Any:
-            assert found.checked is not None
-            result = found.checked(args, kwargs)
-            seen.extend([True] * (result is not None))
-            return result
+        return again
 
-        return repeat.Repetition(again, checked)
-
-    monkeypatch.setattr(repeat._Composer, "compose", counted)
+    monkeypatch.setattr(notes.Notes, "repetition", counted)
     return seen
 
 
@@ -262,6 +258,16 @@ def test_subclasses_and_odd_arguments_pass_through(device: str, repeats: list[bo
     assert value.shape == x.shape
     z = x.to_sparse()
     torch.testing.assert_close(torch.sparse.softmax(z, 1).to_dense(), x.softmax(-1))
+
+
+def test_nothing_of_the_noted_call_stays_alive(device: str) -> None:
+    kernels.only_enable(["mul", "sum", "max"])
+    x, y = torch.randn(8, 16, device=device), torch.randn(8, 16, device=device)
+    results = [result for _ in range(3) for result in (x * y, (x * y).sum(), *x.max(1))]
+    alive = [weakref.ref(tensor) for tensor in (x, y, *results)]
+    del x, y, results
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * len(alive)
 
 
 def test_each_thread_notes_its_own_call(device: str) -> None:

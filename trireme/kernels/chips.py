@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,7 +78,7 @@ def allocator() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], tor
     return quick or (lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=kind))
 
 
-def layout_check(tensors: list[torch.Tensor]) -> Callable[..., bool] | None:
+def layout_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
     """One call that tells whether as many tensors have the types, shapes, strides and devices of these; None without one."""
     try:
         guards: Any = torch._C._dynamo.guards

@@ -132,7 +132,7 @@ def pointwise(kind: str = "same", scalars: int = 0, outputs: int = 1) -> Callabl
 
 def promoted(operands: Sequence[Any]) -> torch.dtype:
     """torch's result type of tensors and numbers, in which tensors with dimensions outrank 0-d ones and numbers."""
-    if not all(isinstance(x, torch.Tensor) and x.is_floating_point() for x in operands):
+    if not any(isinstance(x, torch.Tensor) and x.is_floating_point() for x in operands):
         setting(torch.get_default_dtype)  # what integers and floats make together
     if len(operands) == 1:
         only = operands[0]

@@ -1,0 +1,199 @@
+"""From the record of a call to the function that repeats it: its allocations, its launches, its results.
+Knows where every address came from, or refuses; knows no operator."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from trireme.kernels import chips
+from trireme.kernels.launch import Recording
+
+_STREAM, _VALUES = 3, 13  # places in a raw start's arguments
+Function = Callable[..., Any]
+
+
+class _Unresolved(Exception):
+    """A value of a launch or a result whose origin is not known."""
+
+
+class Notes:
+    """A recorded call in terms of its arguments. Memory is numbered: tensors among the arguments, then allocations."""
+
+    def __init__(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.recording = recording
+        self.tensors = {i: x for i, x in enumerate(args) if isinstance(x, torch.Tensor)}
+        self.memory = [*self.tensors.values(), *recording.made]
+        self.floats = {i: x for i, x in [*enumerate(args), *kwargs.items()] if type(x) is float}
+        self.passed: set[Any] = set()  # floats that a launch takes as they are
+        self.layouts = [(tuple(x.shape), x.stride(), x.dtype) for x in recording.made]
+
+    def repetition(self, result: Any) -> Function | None:
+        """The function that repeats the call, answering None where one is different after all; None if there cannot be one."""
+        recording = self.recording
+        if not recording.repeatable or not recording.launches:
+            return None
+        try:
+            parts = result if isinstance(result, tuple) else (result,)
+            returned = [self._returned(x, isinstance(result, tuple)) for x in parts]
+            launches = [self._launch(*launch) for launch in recording.launches]
+        except _Unresolved:
+            return None
+        finish: Function = tuple if isinstance(result, tuple) else operator.itemgetter(0)
+        pointers = [x.data_ptr() for x in self.tensors.values()]
+        shared = [(i, pointers.index(p)) for i, p in enumerate(pointers) if pointers.index(p) != i]
+        plain = not (shared or recording.settings or recording.lasting or chips.several_devices() or len(launches) > 1)
+        once = _single(self, launches[0], returned, finish) if plain else None
+        return once or _general(self, launches, returned, finish, shared)
+
+    def _launch(self, handle: Any, grid: tuple[int, ...], values: tuple[Any, ...]) -> Any:
+        """A raw start, its arguments, and which of these to fill in: (place, memory, offset, descriptor) and (place, float)."""
+        start, function, cooperative, dependent, metadata = handle
+        template: list[Any] = [*grid, 0, function, cooperative, dependent, None, None, metadata, None, None, None, *values]
+        slots: list[Any] = []
+        floats: list[Any] = []
+        for place, value in enumerate(template[_VALUES:], _VALUES):
+            if isinstance(value, torch.Tensor):
+                slots.append((place, *self._origin(value), None))
+            elif isinstance(value, TensorDescriptor):
+                fixed = (list(value.shape), list(value.strides), value.padding)
+                slots.append((place, *self._origin(value.base), fixed))
+            elif type(value) is float:
+                same = [i for i, x in self.floats.items() if x is value]
+                if len(same) == 1:
+                    self.passed.add(same[0])
+                    floats.append((place, same[0]))
+        for place, *_ in slots:
+            template[place] = None  # the recorded call's memory is not ours to keep
+        return start, template, slots, floats
+
+    def _origin(self, x: torch.Tensor) -> tuple[int, int]:
+        """Which memory a tensor lies in and how far; memory that lasts has a number below zero."""
+        at = x.data_ptr()
+        places = [*enumerate(self.memory), *((-1 - i, kept) for i, kept in enumerate(self.recording.lasting))]
+        found = [i for i, place in places if place.data_ptr() == at][:1]  # shared memory is checked at every repetition
+        found = found or [i for i, place in places if 0 <= at - place.data_ptr() < _extent(place)]
+        if len(found) != 1:
+            raise _Unresolved
+        return found[0], at - dict(places)[found[0]].data_ptr()
+
+    def _returned(self, x: Any, optional: bool) -> Any:
+        """One result: the number of its memory, a view of that, or None."""
+        if x is None and optional:
+            return None
+        if not isinstance(x, torch.Tensor):
+            raise _Unresolved
+        first = len(self.tensors)
+        for i, argument in enumerate(self.memory[:first]):
+            if argument is x:
+                return i
+        number, offset = self._origin(x)
+        if number < first or x.dtype is not self.memory[number].dtype:
+            raise _Unresolved
+        made, layout = self.memory[number], (tuple(x.shape), x.stride(), x.dtype)
+        if self.layouts[number - first] == (tuple(made.shape), made.stride(), made.dtype) and _extent(x) == _extent(made):
+            self.layouts[number - first] = layout  # the same memory under other sizes is allocated with these
+        if self.layouts[number - first] == layout and not offset:
+            return number
+        return number, layout[0], layout[1], offset // x.element_size()
+
+
+def _single(notes: Notes, launch: Any, returned: list[Any], finish: Function) -> Function | None:
+    """The shortest way to repeat one launch that takes every argument and writes every result; None if this is not one."""
+    start, template, slots, floats = launch
+    first = len(notes.tensors)
+    at = {number: place for place, number, _, _ in slots}
+    each_once = len(at) == len(slots) and sorted(at) == list(range(len(notes.memory)))
+    results = [x for x in returned if type(x) is int and x >= first]
+    if not each_once or sorted(results) != list(range(first, len(notes.memory))) or len(results) != len(returned):
+        return None
+    if any(offset or fixed for _, _, offset, fixed in slots) or any(type(i) is str for _, i in floats):
+        return None
+    sources = [(at[number], index) for number, index in enumerate(notes.tensors)]
+    targets = [(at[number], *notes.layouts[number - first]) for number in results]
+    empty, stream, device = chips.allocator(), chips.getters()[1], chips.current_device()
+
+    def again(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values = template[:]
+        together = 0
+        for place, index in sources:
+            values[place] = pointer = args[index].data_ptr()
+            together |= pointer
+        if together & 15:
+            return None
+        for place, index in floats:
+            values[place] = args[index]
+        made = []
+        for place, shape, stride, dtype in targets:
+            result = empty(shape, stride, dtype)
+            values[place] = result.data_ptr()
+            made.append(result)
+        values[_STREAM] = stream(device)
+        start(*values)
+        return finish(made)
+
+    return again
+
+
+def _general(notes: Notes, launches: list[Any], returned: list[Any], finish: Function, shared: list[Any]) -> Function:
+    """Repeats a call of any number of launches and results."""
+    places, layouts, settings = list(notes.tensors), notes.layouts, notes.recording.settings
+    kept = notes.recording.lasting
+    lasting = [x.data_ptr() for x in reversed(kept)]
+    empty, (current_device, stream), device = chips.allocator(), chips.getters(), chips.current_device()
+    bound, several = chips.current_stream(device) if kept else None, chips.several_devices()
+
+    def again(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        memory = [args[i] for i in places]
+        pointers = [x.data_ptr() for x in memory]
+        now = stream(device)
+        together = 0
+        for pointer in pointers:
+            together |= pointer
+        if together & 15 or (several and current_device() != device) or (kept and (now != bound or chips.capturing())):
+            return None
+        if any(pointers[i] != pointers[j] for i, j in shared) or any(ask() != answer for ask, answer in settings):
+            return None
+        for layout in layouts:
+            memory.append(empty(*layout))
+            pointers.append(memory[-1].data_ptr())
+        pointers += lasting  # so that -1, -2, … are these
+        for start, template, slots, floats in launches:
+            values = template[:]
+            values[_STREAM] = now
+            for place, number, offset, fixed in slots:
+                pointer = pointers[number] + offset
+                values[place] = pointer if fixed is None else _Described(pointer, *fixed)
+            for place, i in floats:
+                values[place] = kwargs[i] if type(i) is str else args[i]
+            start(*values)
+        return finish(
+            [x if x is None else memory[x] if type(x) is int else memory[x[0]].as_strided(*x[1:]) for x in returned]
+        )  # fmt: skip
+
+    return again
+
+
+class _Described:
+    """A tensor descriptor over memory at an address: as much of one as Triton's launcher asks for."""
+
+    __slots__ = ("padding", "pointer", "shape", "strides")
+
+    def __init__(self, pointer: int, shape: list[int], strides: list[int], padding: str) -> None:
+        self.pointer, self.shape, self.strides, self.padding = pointer, shape, strides, padding
+
+    @property
+    def base(self) -> _Described:
+        return self
+
+    def data_ptr(self) -> int:
+        return self.pointer
+
+
+def _extent(x: torch.Tensor) -> int:
+    """Bytes from the first to past the last element."""
+    return (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))) * x.element_size() if x.numel() else 0
