@@ -69,6 +69,7 @@ INLINE void decode_tile(const int kind, const uint8_t *data, int padded, uint8_t
     const uint8_t *super = data;
     for (int block = 0; block < padded / BLOCK; block++) {
         if (is_super(kind) && block % 4 == 0) { super = data; data += SUPER_HEADER; }
+        fetch_ahead(data, block_bytes(kind));
         for (int g = 0; g < 2; g++, out += 1024) {
             const uint8_t *numbers = data + block_header(kind) + g * group_bytes(kind);
             __m512 d = _mm512_setzero_ps(), m = d;

@@ -35,6 +35,7 @@ INLINE void decode_tile(const int kind, const uint8_t *data, int padded, uint8_t
     const uint8_t *super = data;
     for (int block = 0; block < padded / BLOCK; block++) {
         if (is_super(kind) && block % 4 == 0) { super = data; data += SUPER_HEADER; }
+        fetch_ahead(data, block_bytes(kind));
         for (int half = 0; half < 4; half++) { /* a group of 32 columns has two: Q6_K scales each by itself */
             int g = half / 2, h = half % 2;
             GroupBytes bytes;

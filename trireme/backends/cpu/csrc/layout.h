@@ -31,3 +31,10 @@ static inline size_t block_offset(int kind, int block) {
     return is_super(kind) ? offset + (size_t)(block / 4 + 1) * SUPER_HEADER : offset;
 }
 static inline size_t super_offset(int kind, int super) { return (size_t)super * (SUPER_HEADER + 4 * block_bytes(kind)); }
+
+/* Asks for weights some way ahead of those being read. The hardware does not look past the end of a page: on a Xeon with AMX one
+ * row of 4-bit weights is read at 94 % of the memory's speed instead of 70 %, 8 rows 1.5 times as fast; 2048 was less good, 8192 no better. */
+enum { AHEAD = 4096 };
+static inline __attribute__((always_inline)) void fetch_ahead(const uint8_t *at, int bytes) {
+    for (int line = 0; line < bytes; line += 64) __builtin_prefetch(at + AHEAD + line);
+}

@@ -219,6 +219,7 @@ INLINE void grouped_tile(const int kind, const int R, const Linear *linear, cons
     for (int r = 0; r < R; r++) for (int p = 0; p < PARTS; p++) acc[r][p] = (vf){0};
     for (int block = 0; block < weight->padded / BLOCK; block++) {
         if (is_super(kind) && block % 4 == 0) { super = data; data += SUPER_HEADER; }
+        fetch_ahead(data, block_bytes(kind));
         for (int g = 0; g < 2; g++) {
             const uint8_t *numbers = data + block_header(kind) + g * group_bytes(kind);
             GroupBytes decoded;
@@ -245,6 +246,7 @@ INLINE void float_tile(const int kind, const int R, const Linear *linear, const 
     vf acc[4][R][PARTS];
     for (int c = 0; c < 4; c++) for (int r = 0; r < R; r++) for (int p = 0; p < PARTS; p++) acc[c][r][p] = (vf){0};
     for (int k = 0; k < weight->padded; k += 4) {
+        fetch_ahead(data + k * group_bytes(kind) / GROUP, 4 * group_bytes(kind) / GROUP);
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) {
             vf w[PARTS];

@@ -206,8 +206,8 @@ static void pack_rows(void *context, Worker *worker) {
     const Packing *packing = context;
     const Weight *weight = packing->weight;
     float *values = pool_scratch(worker, (size_t)weight->padded * 4);
-    for (int64_t i; (i = pool_take(worker, TILE)) < packing->count; pool_done(worker, TILE)) {
-        for (int64_t r = i; r < i + TILE && r < packing->count; r++) {
+    for (Span span; pool_take(worker, packing->count, TILE, &span);) {
+        for (int64_t r = span.first; r < span.end; r++) {
             int index = packing->first + (int)r;
             Row row = {(uint8_t *)weight->data + index / TILE * weight->tile_bytes, index % TILE, weight->kind};
             const uint8_t *from = packing->from + r * packing->stride;
@@ -230,7 +230,7 @@ int trireme_pack(const Weight *weight, int first, int count, int source, const v
     if (quantised && (source > SOURCE_Q6_K || sources[source].kind != weight->kind || weight->columns % sources[source].columns)) return -1;
     if (!quantised && is_super(weight->kind)) return -1;
     Packing packing = {weight, first, count, source, from, stride};
-    pool_run(pack_rows, &packing, 1);
+    pool_run(pack_rows, &packing);
     return 0;
 }
 
@@ -271,12 +271,12 @@ void dequantize_row(const Weight *weight, int index, float *output) {
 
 static void unpack_rows(void *context, Worker *worker) {
     const Packing *packing = context;
-    for (int64_t i; (i = pool_take(worker, 1)) < packing->count; pool_done(worker, 1))
-        dequantize_row(packing->weight, packing->first + (int)i, (float *)packing->from + i * packing->stride);
+    for (Span span; pool_take(worker, packing->count, 1, &span);)
+        dequantize_row(packing->weight, packing->first + (int)span.first, (float *)packing->from + span.first * packing->stride);
     pool_next_phase(worker, packing->count);
 }
 
 void trireme_unpack(const Weight *weight, int first, int count, float *output, int64_t stride) {
     Packing packing = {weight, first, count, 0, (const uint8_t *)output, stride};
-    pool_run(unpack_rows, &packing, 1);
+    pool_run(unpack_rows, &packing);
 }

@@ -1,15 +1,15 @@
 /* The thread pool: persistent workers that share out the phases of a run.
  *
- * A phase is a number of items. It is over when its items are done, not when every worker has come by: a worker the system
- * has put aside holds up only the item in its hands, so a busy machine slows a run in proportion and no more. Waiting spins
- * briefly, then yields; a worker without a run goes to sleep. */
+ * A phase is a number of items, in chunks. Each worker has a share of neighbouring chunks, which it takes one by one from a
+ * cache line of its own, and then takes what others have left. A phase is over when its items are done, not when every worker
+ * has come by: a worker the system has put aside holds up only the chunk in its hands, so a busy machine slows a run in
+ * proportion and no more. Waiting spins briefly, then yields; a worker without a run goes to sleep. */
 #define _GNU_SOURCE
 #include "trireme_cpu.h"
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 
 #if defined(__x86_64__)
 #define RELAX() __builtin_ia32_pause()
@@ -20,8 +20,9 @@
 #endif
 
 enum { MAX_WORKERS = 256, SPINS = 1000, YIELDS = 200 }; /* some 20 µs of spinning, then up to 200 turns given away */
+enum { PATIENCE = 32 }; /* turns waited for the others before their shares are looked into, which disturbs them */
 
-typedef struct { _Atomic int64_t taken, done; } Phase;
+typedef struct { _Alignas(64) _Atomic uint64_t taken; } Share; /* phase << 32 | its chunks that are taken */
 
 static pthread_mutex_t caller = PTHREAD_MUTEX_INITIALIZER; /* one run at a time */
 static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -30,13 +31,14 @@ static pthread_t threads[MAX_WORKERS];
 static int wanted = 1, started = 1; /* workers, the caller included */
 static Job current_job;
 static void *current_context;
-static Phase *phases;
-static int phase_room;
+static Share shares[MAX_WORKERS];
 
 static _Alignas(64) atomic_int generation; /* a new value: a new run, or the end of the pool */
 static _Alignas(64) atomic_int open_run;   /* whether workers may still join the run */
 static _Alignas(64) atomic_int active;     /* workers inside the run, the caller apart */
 static _Alignas(64) atomic_int sleepers;
+static _Alignas(64) atomic_int finished;   /* phases of this run that are over */
+static _Alignas(64) _Atomic int64_t done;  /* items of this run that are finished */
 static struct { _Alignas(64) void *memory; size_t bytes; } scratch[MAX_WORKERS];
 
 static void pause_turn(int turn) {
@@ -44,17 +46,58 @@ static void pause_turn(int turn) {
     else sched_yield();
 }
 
-int64_t pool_take(const Worker *worker, int64_t chunk) {
-    return atomic_fetch_add_explicit(&phases[worker->phase].taken, chunk, memory_order_relaxed);
+static int is_over(const Worker *worker) { return atomic_load_explicit(&finished, memory_order_acquire) >= worker->phase; }
+
+/* The next chunk of a worker's share, counted from its first, or -1. */
+static int64_t take_chunk(int owner, int phase, int64_t size) {
+    uint64_t seen = atomic_load_explicit(&shares[owner].taken, memory_order_relaxed), mine = (uint64_t)phase << 32;
+    for (;;) {
+        uint64_t taken = seen > mine ? seen - mine : 0; /* what is left of an earlier phase counts as nothing */
+        if ((int64_t)taken >= size) return -1; /* so does a later phase's: it is larger than any share */
+        if (atomic_compare_exchange_weak_explicit(&shares[owner].taken, &seen, mine + taken + 1, memory_order_relaxed,
+                                                  memory_order_relaxed)) return (int64_t)taken;
+    }
 }
 
-void pool_done(const Worker *worker, int64_t count) {
-    atomic_fetch_add_explicit(&phases[worker->phase].done, count, memory_order_acq_rel);
+/* Says that this worker has done what it took of a phase of so many items; the last to say so ends the phase. */
+static void tell(Worker *worker, int64_t items) {
+    if (!worker->taken) return;
+    int64_t now = atomic_fetch_add_explicit(&done, worker->taken, memory_order_acq_rel) + worker->taken;
+    worker->taken = 0;
+    if (now == worker->before + items) atomic_store_explicit(&finished, worker->phase, memory_order_release);
+}
+
+/* The caller's own share is empty: tells of it, and leaves the others some time to come to their ends. */
+static void be_patient(Worker *worker, int64_t items) {
+    tell(worker, items);
+    for (int turn = 0; turn < PATIENCE && !is_over(worker); turn++) RELAX();
+}
+
+int pool_take(Worker *worker, int64_t items, int64_t chunk, Span *span) {
+    int64_t chunks = (items + chunk - 1) / chunk;
+    while (worker->shares_seen < worker->count && !is_over(worker)) {
+        int owner = (worker->index + worker->shares_seen) % worker->count;
+        int64_t first = chunks * owner / worker->count, end = chunks * (owner + 1) / worker->count;
+        int64_t at = take_chunk(owner, worker->phase, end - first);
+        if (at < 0) {
+            if (worker->shares_seen++ == 0) be_patient(worker, items);
+            continue;
+        }
+        span->first = (first + at) * chunk;
+        span->end = span->first + chunk < items ? span->first + chunk : items;
+        worker->taken += span->end - span->first;
+        return 1;
+    }
+    return 0;
 }
 
 void pool_next_phase(Worker *worker, int64_t items) {
-    Phase *phase = phases + worker->phase++;
-    for (int turn = 0; atomic_load_explicit(&phase->done, memory_order_acquire) < items; turn++) pause_turn(turn);
+    worker->shares_seen = 0;
+    if (!items) return; /* nobody would end it */
+    tell(worker, items);
+    for (int turn = 0; !is_over(worker); turn++) pause_turn(turn);
+    worker->before += items;
+    worker->phase++;
 }
 
 static int wait_for_run(int seen) {
@@ -73,14 +116,13 @@ static int wait_for_run(int seen) {
 }
 
 static void *work(void *argument) {
-    Worker worker = {.index = (int)(intptr_t)argument};
+    int index = (int)(intptr_t)argument;
     for (int seen = 0;;) {
         seen = wait_for_run(seen);
         atomic_fetch_add(&active, 1); /* before looking: the caller closes the run first and then waits for this to be 0 */
-        int joined = atomic_load(&open_run), end = !current_job;
+        int joined = atomic_load(&open_run), end = joined && !current_job;
         if (joined && !end) {
-            worker.count = started;
-            worker.phase = 0;
+            Worker worker = {.index = index, .count = started, .phase = 1};
             current_job(current_context, &worker);
         }
         atomic_fetch_sub(&active, 1);
@@ -128,22 +170,14 @@ static void start(void) {
     wanted = started = count;
 }
 
-static void clear_phases(int count) {
-    if (count > phase_room) {
-        free(phases);
-        phase_room = count + count / 2;
-        phases = malloc((size_t)phase_room * sizeof *phases);
-        if (!phases) abort();
-    }
-    memset(phases, 0, (size_t)count * sizeof *phases);
-}
-
-/* Runs the job on all workers; it may use up to `max_phases` phases. */
-void pool_run(Job job, void *context, int max_phases) {
+/* Runs the job on all workers. */
+void pool_run(Job job, void *context) {
     pthread_mutex_lock(&caller);
     if (started != wanted) start();
-    clear_phases(max_phases);
-    Worker worker = {.index = 0, .count = started};
+    for (int i = 0; i < started; i++) atomic_store_explicit(&shares[i].taken, 0, memory_order_relaxed);
+    atomic_store_explicit(&done, 0, memory_order_relaxed);
+    atomic_store_explicit(&finished, 0, memory_order_relaxed);
+    Worker worker = {.index = 0, .count = started, .phase = 1};
     if (started > 1) announce(job, context);
     job(context, &worker);
     atomic_store(&open_run, 0);

@@ -62,25 +62,23 @@ static void run_linear(const Linear *linear, int rows, Worker *worker) {
     float *temporary = (float *)(scratch + own + panel);
     x.data = alone ? scratch : shared_buffer;
     if (!alone) {
-        for (int64_t row; (row = pool_take(worker, 1)) < rows; pool_done(worker, 1)) prepare_rows(linear, &x, row, row + 1, temporary);
+        for (Span span; pool_take(worker, rows, 1, &span);) prepare_rows(linear, &x, span.first, span.end, temporary);
         pool_next_phase(worker, rows);
     }
     int64_t tiles = (weight->rows + TILE - 1) / TILE, chunk = chunk_of(tiles, worker->count, wide ? 2 : 1);
     if (wide) chunk = (chunk + 1) / 2 * 2;
     int ready = !alone;
-    for (int64_t tile; (tile = pool_take(worker, chunk)) < tiles;) {
-        int end = (int)(tile + chunk < tiles ? tile + chunk : tiles);
+    for (Span span; pool_take(worker, tiles, chunk, &span);) {
         if (!ready) prepare_rows(linear, &x, 0, rows, temporary);
         ready = 1;
-        (wide ? kernels->wide_matmul : kernels->matmul)(linear, &x, (int)tile, end, rows, (float *)(scratch + own));
-        pool_done(worker, end - tile);
+        (wide ? kernels->wide_matmul : kernels->matmul)(linear, &x, (int)span.first, (int)span.end, rows, (float *)(scratch + own));
     }
     pool_next_phase(worker, tiles);
 }
 
 /* ---- attention: tasks, and the merge of split ones ---- */
 
-enum { TASK_ROWS = 32, SPLIT_KEYS = 256 }; /* rows per task; fewest keys worth a split */
+enum { TASK_ROWS = 32, WIDE_ROWS = 96, SPLIT_KEYS = 256 }; /* rows per task, also in rounded prompts; fewest keys worth a split */
 
 typedef struct { int queries, splits; int64_t total; } AttentionPlan;
 
@@ -92,6 +90,10 @@ static int64_t sequence_tasks(const Attention *args, const AttentionPlan *plan, 
 static AttentionPlan plan_attention(const Attention *args, int workers) {
     int group = args->heads / args->kv_heads, longest = 0;
     AttentionPlan plan = {.queries = group >= TASK_ROWS ? 1 : TASK_ROWS / group, .splits = 1};
+    /* Keys are rounded once a task, so rounded attention has fewer and larger ones, as long as every worker has several. */
+    AttentionPlan wide = {.queries = group >= WIDE_ROWS ? 1 : WIDE_ROWS / group, .splits = 1};
+    for (int s = 0; s < args->sequences->count; s++) wide.total += sequence_tasks(args, &wide, s);
+    if (args->rounded && wide.total >= 4 * workers) plan.queries = wide.queries;
     for (int s = 0; s < args->sequences->count; s++) {
         plan.total += sequence_tasks(args, &plan, s);
         if (args->sequences->context_lengths[s] > longest) longest = args->sequences->context_lengths[s];
@@ -167,7 +169,9 @@ static void run_attention(const Attention *args, int tokens, Worker *worker) {
     int rows = plan.queries * (args->heads / args->kv_heads), sequence = 0;
     float *scratch = pool_scratch(worker, attention_scratch_bytes(args, rows));
     int64_t passed = 0;
-    for (int64_t index; (index = pool_take(worker, 1)) < plan.total; pool_done(worker, 1)) {
+    for (Span span; pool_take(worker, plan.total, 1, &span);) {
+        int64_t index = span.first;
+        if (index < passed) sequence = 0, passed = 0; /* another worker's share, which lies before ours */
         while (index - passed >= sequence_tasks(args, &plan, sequence))
             passed += sequence_tasks(args, &plan, sequence++);
         AttentionTask task = task_of(args, &plan, sequence, index - passed);
@@ -177,8 +181,8 @@ static void run_attention(const Attention *args, int tokens, Worker *worker) {
     pool_next_phase(worker, plan.total);
     if (plan.splits == 1) return;
     int64_t heads = (int64_t)args->sequences->query_starts[args->sequences->count] * args->heads;
-    for (int64_t i; (i = pool_take(worker, 1)) < heads; pool_done(worker, 1))
-        merge_head(args, &plan, (int)(i / args->heads), (int)(i % args->heads), scratch);
+    for (Span span; pool_take(worker, heads, 1, &span);)
+        merge_head(args, &plan, (int)(span.first / args->heads), (int)(span.first % args->heads), scratch);
     pool_next_phase(worker, heads);
 }
 
@@ -251,11 +255,8 @@ static void run_items(const Step *step, Worker *worker) {
     if (step->op == OP_ROPE_STORE) items *= ((const RopeStore *)step->args)->heads + ((const RopeStore *)step->args)->kv_heads;
     float *temporary = pool_scratch(worker, bytes);
     int64_t chunk = chunk_of(items, worker->count, 1);
-    for (int64_t first; (first = pool_take(worker, chunk)) < items;) {
-        int64_t end = first + chunk < items ? first + chunk : items;
-        for (int64_t item = first; item < end; item++) run_item(step, item, temporary);
-        pool_done(worker, end - first);
-    }
+    for (Span span; pool_take(worker, items, chunk, &span);)
+        for (int64_t item = span.first; item < span.end; item++) run_item(step, item, temporary);
     pool_next_phase(worker, items);
 }
 
@@ -270,8 +271,6 @@ static void run_steps(void *context, Worker *worker) {
     }
 }
 
-enum { PHASES_PER_STEP = 2 };
-
 void trireme_run(const Step *steps, int count) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++) {
@@ -282,5 +281,5 @@ void trireme_run(const Step *steps, int count) {
     }
     reserve_shared(bytes);
     Program program = {steps, count};
-    pool_run(run_steps, &program, count * PHASES_PER_STEP);
+    pool_run(run_steps, &program);
 }

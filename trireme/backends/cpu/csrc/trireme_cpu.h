@@ -220,14 +220,18 @@ extern const Kernels *trireme_kernels; /* the chosen instruction set */
 int trireme_set_isa(const char *name);
 const char *trireme_isa(void);
 /* pool.c */
-typedef struct { int index, count, phase; } Worker; /* which of how many, and the phase it is in */
+typedef struct {
+    int index, count;      /* which of how many */
+    int phase, shares_seen; /* where it is; of how many workers it has found the share taken */
+    int64_t before, taken; /* items of earlier phases; those of this one that it took and has not told of */
+} Worker;
+typedef struct { int64_t first, end; } Span;
 typedef void (*Job)(void *context, Worker *worker);
 int trireme_set_threads(int count);
 int trireme_threads(void);
-void pool_run(Job job, void *context, int max_phases);
-int64_t pool_take(const Worker *worker, int64_t chunk);       /* the first of `chunk` items of this phase; may be past the end */
-void pool_done(const Worker *worker, int64_t count);          /* so many of them are finished */
-void pool_next_phase(Worker *worker, int64_t items);          /* waits until all items of this phase are */
+void pool_run(Job job, void *context);
+int pool_take(Worker *worker, int64_t items, int64_t chunk, Span *span); /* up to `chunk` of this phase's items; 0: none is left */
+void pool_next_phase(Worker *worker, int64_t items);                     /* waits until all items of this phase are done */
 void *pool_scratch(const Worker *worker, size_t bytes);
 /* pack.c */
 int64_t trireme_tile_bytes(int kind, int columns);
