@@ -78,7 +78,7 @@ def find(cache: pathlib.Path) -> pathlib.Path | None:
 def _compile(command: list[str], objects: list[pathlib.Path], folder: pathlib.Path, source: str, name: str, *flags: str) -> bool:
     target = folder / f"{name}.o"
     done = subprocess.run(
-        [*command, *COMMON, *flags, "-c", str(SOURCES / source), "-o", str(target)], capture_output=True, text=True
+        [command[0], *COMMON, *flags, *command[1:], "-c", str(SOURCES / source), "-o", str(target)], capture_output=True, text=True
     )
     if done.returncode == 0:
         objects.append(target)
@@ -88,7 +88,10 @@ def _compile(command: list[str], objects: list[pathlib.Path], folder: pathlib.Pa
 
 
 def build(folder: pathlib.Path, command: list[str] | None = None, target: str | None = None) -> pathlib.Path:
-    """Compiles everything this machine's kind can have and links it into `folder`; a failed variant is left out."""
+    """Compiles everything this machine's kind can have and links it into `folder`; a failed variant is left out.
+
+    `command` is a compiler, with flags that come after ours; `target` a kind of machine other than this one.
+    """
     if command is None:
         found = compiler()
         if found is None:
