@@ -1,6 +1,7 @@
 """Micro-benchmark of the CPU kernels: GB/s for one row, GOP/s for many, beside torch and the memory's read speed.
 
-Knows shapes only; no model is loaded. Figures of a busy machine mean little: read the ratios of one run.
+Knows shapes only, unless a model is named to see what Python takes of its step. Figures of a busy machine mean little: read the
+ratios of one run.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Callable
 
 import torch
 
-from trireme.backends.cpu.library import available_isas, isa, set_isa, set_threads
+from trireme.backends.cpu.library import available_isas, isa, library, set_isa, set_threads
 from trireme.backends.cpu.program import Program, Sequences
 from trireme.backends.cpu.weights import PackedWeight
+from trireme.llm import LLM
+from trireme.types import SamplingParams
 
 SHAPES = ((960, 576), (3072, 576), (576, 1536), (8192, 2048))  # out × in: SmolLM2-135M's layers, and a larger one
 KINDS = ("f32", "bf16", "q8", "q4", "q4_min", "q4_k", "q6_k")
@@ -84,10 +87,37 @@ def attention_speed(tokens: int, context: int) -> tuple[float, float]:
     return seconds * 1e3, 4 * pairs * heads * width / seconds / 1e9
 
 
+def step_times(model: str, threads: int, tokens: int = 200) -> tuple[float, float]:
+    """(whole, outside of the C kernels): milliseconds of one stream's decode step, from its second token on."""
+    kernels, inner, spent = library(), library().trireme_run, 0.0
+
+    def timed(steps: int, count: int) -> None:
+        nonlocal spent
+        begun = time.perf_counter()
+        inner(steps, count)
+        spent += time.perf_counter() - begun
+
+    vars(kernels)["trireme_run"] = timed  # found by whatever is recorded from now on
+    try:
+        with LLM(model, backend="cpu", threads=threads, prefix_cache=False) as llm:
+            sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+            llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
+            pieces = llm.stream([1, 2, 3], sampling)
+            next(pieces)
+            begun, before = time.perf_counter(), spent
+            for _ in pieces:
+                pass
+            whole, inside = time.perf_counter() - begun, spent - before
+    finally:
+        vars(kernels)["trireme_run"] = inner
+    return whole / (tokens - 1) * 1e3, (whole - inside) / (tokens - 1) * 1e3
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[0], help="numbers of threads to try; 0: every core")
     parser.add_argument("--isa", default="auto", choices=["auto", *available_isas()], help="the instruction set")
     parser.add_argument("--tokens", type=int, nargs="*", default=[8, 32, 512], help="rows of activations of the wide products")
+    parser.add_argument("--step-of", metavar="MODEL", help="print Python's share of a decode step of this model, nothing else")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,6 +125,12 @@ def run(args: argparse.Namespace) -> int:
     for number in args.threads:
         threads = set_threads(number)
         torch.set_num_threads(threads)
+        if args.step_of:
+            whole, outside = step_times(args.step_of, threads)
+            print(
+                f"{isa()}, {threads} threads: a step of one stream {whole:.2f} ms, Python {outside:.2f} ms, {outside / whole:.1%}"
+            )
+            continue
         limit = read_speed()
         print(f"{isa()}, {threads} threads; memory read {limit:.1f} GB/s")
         _products(args.tokens, limit)
