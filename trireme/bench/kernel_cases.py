@@ -131,7 +131,7 @@ def reduction_cases() -> Iterator[Case]:
 
 def row_cases() -> Iterator[Case]:
     """Softmax, norms, loss, lookups and random numbers."""
-    weights = lambda *shape: (normal(*shape), normal(shape[-1]))  # noqa: E731
+    weights = lambda *shape: (normal(*shape), normal(shape[-1]), normal(shape[-1]))  # noqa: E731
     for shape in ((8192, 4096), (32, 128256), (32, 4096)):
         label, moved = f"{shape[0]}x{shape[1]}", shape[0] * shape[1] * 4
         small = shape == (32, 4096)
@@ -143,8 +143,8 @@ def row_cases() -> Iterator[Case]:
         label, moved = f"{shape[0]}x{shape[1]}", shape[0] * shape[1] * 4
         rows = functools.partial(weights, *shape)
         small = shape == (32, 4096)
-        yield _case("rms_norm", label, rows, lambda x, w: F.rms_norm(x, w.shape, w, 1e-5), moved, launch=small)
-        yield _case("native_layer_norm", label, rows, lambda x, w: F.layer_norm(x, w.shape, w, w), moved, launch=small)
+        yield _case("rms_norm", label, rows, lambda x, w, b: F.rms_norm(x, w.shape, w, 1e-5), moved, launch=small)
+        yield _case("native_layer_norm", label, rows, lambda x, w, b: F.layer_norm(x, w.shape, w, b), moved, launch=small)
     images = lambda: (normal(32, 64, 128, 128), normal(64))  # noqa: E731
     yield _case("native_group_norm", "32x64x128x128", images, lambda x, w: F.group_norm(x, 8, w, w), (1 << 25) * 4)
     losses = lambda: (normal(2048, 128256), torch.randint(0, 128256, (2048,), device=_device()))  # noqa: E731
@@ -164,14 +164,12 @@ def row_cases() -> Iterator[Case]:
 _LINEAR = [(4096, 4096), (4096, 6144), (4096, 28672), (14336, 4096), (896, 9728), (4864, 896), (4096, 128256)]
 
 
-_ONE = [(1, k, n) for k, n in _LINEAR] + [(rows, 4096, 4096) for rows in (2, 4, 8)]
-
-
 def product_shapes() -> list[tuple[int, int, int]]:
-    """rows, inner, columns of the linears that tuning ships for."""
-    few = [(rows, k, n) for rows in (16, 32) for k, n in _LINEAR]
-    large = [(4096, 4096, 4096), (8192, 8192, 8192), (16384, 4096, 14336), (1024, 4096, 4096), (256, 4096, 14336)]
-    return [*large, (256, 4096, 4096), (128, 4096, 4096), (64, 4096, 4096), (64, 4096, 14336), *few, *_ONE]
+    """rows, inner, columns of the linears that tuning ships for, those first that gain most."""
+    first = [(256, 4096, 4096), (32, 4096, 4096), (16384, 4096, 14336)]
+    few = [(rows, k, n) for k, n in ((4096, 28672), (4096, 6144), (896, 9728)) for rows in (32, 16)]
+    more = [(16, 4096, 4096), (64, 4096, 4096), (128, 4096, 4096), (256, 4096, 14336), (4096, 4096, 4096), (64, 4096, 14336)]
+    return [*first, *few, *more, (8192, 8192, 8192), (1024, 4096, 4096)]
 
 
 def product_cases() -> Iterator[Case]:

@@ -26,6 +26,7 @@ from trireme.kernels.launch import Unsupported
 
 _TARGET_SECONDS = 0.012  # device time of one measurement
 _CALLS = 10  # calls in one recorded graph
+_SHARES = 4  # side processes that share the candidates of one product
 _SHORT_US, _SHORT_CALLS = 30.0, 60  # of short ones more, so that starting the graph does not count
 _ALWAYS = (
     "mm",
@@ -128,32 +129,25 @@ def measured_ceilings() -> dict[str, float]:
 
 
 def _products(shape: tuple[int, int, int]) -> None:
-    """Runs the linear of this shape, and for large ones also the plain product, so that `tune` meets both."""
+    """Runs the products of this shape that are timed, so that `tune` meets them: the linear, with a bias, and the plain one."""
     rows, k, n = shape
     device = chips.current().device_type
     a, w = (torch.randn(*sizes, device=device, dtype=torch.bfloat16) for sizes in ((rows, k), (n, k)))
-    with contextlib.suppress(Unsupported):  # where torch's own kernel was faster
-        matmul.mm(a, w.t())
-    if rows >= 4096 or (rows, k, n) == (32, 4096, 4096):
-        with contextlib.suppress(Unsupported):
-            matmul.addmm(w[:, 0].contiguous(), a, w.t())
+    calls: list[Callable[[], Any]] = [lambda: matmul.mm(a, w.t())] if rows <= 8192 else []
+    if rows in (4096, 8192) or (rows, k, n) == (32, 4096, 4096):
+        calls.append(lambda: matmul.addmm(w[:, 0].contiguous(), a, w.t()))
     if rows >= 4096:
-        with contextlib.suppress(Unsupported):
-            matmul.mm(a, w.t().contiguous())
+        turned = w.t().contiguous()
+        calls.append(lambda: matmul.mm(a, turned))
+    for call in calls:
+        with contextlib.suppress(Unsupported):  # where torch's own kernel was faster
+            call()
 
 
-def _batched_products() -> None:
-    """The batch of large products, so that `tune` meets it."""
-    a, b = torch.randn(2, 4, 4096, 4096, device=chips.current().device_type, dtype=torch.bfloat16)
-    with contextlib.suppress(Unsupported):
-        matmul.bmm(a, b)
-
-
-def _rehearse_product(shape: tuple[int, int, int]) -> None:
-    tune.rehearse()
+def _rehearse_product(job: tuple[tuple[int, int, int], int]) -> None:
+    shape, share = job
+    tune.rehearse(share, _SHARES)
     _products(shape)
-    if shape == product_shapes()[0]:
-        _batched_products()
 
 
 def _rehearse_case(index: int) -> None:
@@ -162,23 +156,26 @@ def _rehearse_case(index: int) -> None:
         case.ours(*case.make())
 
 
-def compile_ahead(function: Callable[[Any], None], jobs: Sequence[Any]) -> None:
-    """Lets side processes run each job once, which leaves the compiled kernels in Triton's cache on disk."""
+def compile_ahead(function: Callable[[Any], None], jobs: Sequence[Any], seconds: float = 120.0) -> None:
+    """Lets side processes run each job once, which leaves the compiled kernels in Triton's cache on disk; bounded in time."""
+    deadline = time.monotonic() + seconds
     workers = max(1, min(12, (os.cpu_count() or 2) - 2))
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
         for future in [pool.submit(function, job) for job in jobs]:
             with contextlib.suppress(Exception):
-                future.result(timeout=120)
+                future.result(timeout=max(0.0, deadline - time.monotonic()))
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
-def tune_products(path: Path) -> int:
-    """Tunes the matrix products of common models and writes the table that ships with the package."""
-    compile_ahead(_rehearse_product, product_shapes())
+def tune_products(path: Path, seconds: float) -> int:
+    """Tunes the matrix products of common models, as many as the time allows, and writes the table that ships with the package."""
+    deadline = time.monotonic() + seconds
+    compile_ahead(_rehearse_product, [(shape, share) for shape in product_shapes() for share in range(_SHARES)], 0.6 * seconds)
     tune.enable()
     for shape in product_shapes():
-        _products(shape)
-    _batched_products()
+        if time.monotonic() < deadline:
+            _products(shape)
     tune.enable(False)
     return tune.export(path)
 
@@ -249,7 +246,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for kernels.json, measured.json and kernels.png")
     parser.add_argument("--only", default="", help="comma-separated operators; default all")
     parser.add_argument("--all", action="store_true", help="print every row, not only products, fused steps and losses")
-    parser.add_argument("--tune", action="store_true", help="first tune matrix products and write tuned.json")
+    parser.add_argument("--tune", type=float, default=0.0, help="first tune matrix products for so many seconds; writes tuned.json")
     parser.add_argument("--budget", type=float, default=170.0, help="stop starting new cases after this many seconds")
 
 
@@ -261,7 +258,8 @@ def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     if args.tune:
-        print(f"{tune_products(args.out / 'tuned.json')} tuned entries after {time.monotonic() - began:.0f} s", flush=True)
+        count = tune_products(args.out / "tuned.json", args.tune)
+        print(f"{count} tuned entries after {time.monotonic() - began:.0f} s", flush=True)
     wanted = {name for name in args.only.split(",") if name}
     cases = list(all_cases())
     chosen = [i for i, case in enumerate(cases) if not wanted or case.op in wanted or case.op.partition(".")[0] in wanted]

@@ -141,11 +141,10 @@ def _single(notes: Notes, launch: Any, returned: list[Any], finish: Function) ->
 
 def _general(notes: Notes, launches: list[Any], returned: list[Any], finish: Function, shared: list[Any]) -> Function:
     """Repeats a call of any number of launches and results."""
-    places, layouts, settings = list(notes.tensors), notes.layouts, notes.recording.settings
-    kept = notes.recording.lasting
-    lasting = [x.data_ptr() for x in reversed(kept)]
-    empty, (current_device, stream), device = chips.allocator(), chips.getters(), chips.current_device()
-    bound, several = chips.current_stream(device) if kept else None, chips.several_devices()
+    places, layouts = list(notes.tensors), notes.layouts
+    lasting = [x.data_ptr() for x in reversed(notes.recording.lasting)]
+    empty, stream, device = chips.allocator(), chips.getters()[1], chips.current_device()
+    unlike = _conditions(notes.recording, shared, device)
 
     def again(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         memory = [args[i] for i in places]
@@ -154,13 +153,12 @@ def _general(notes: Notes, launches: list[Any], returned: list[Any], finish: Fun
         together = 0
         for pointer in pointers:
             together |= pointer
-        if together & 15 or (several and current_device() != device) or (kept and (now != bound or chips.capturing())):
+        if together & 15 or (unlike is not None and unlike(pointers, now)):
             return None
-        if any(pointers[i] != pointers[j] for i, j in shared) or any(ask() != answer for ask, answer in settings):
-            return None
-        for layout in layouts:
-            memory.append(empty(*layout))
-            pointers.append(memory[-1].data_ptr())
+        for shape, stride, dtype in layouts:
+            made = empty(shape, stride, dtype)
+            memory.append(made)
+            pointers.append(made.data_ptr())
         pointers += lasting  # so that -1, -2, … are these
         for start, template, slots, floats in launches:
             values = template[:]
@@ -171,11 +169,30 @@ def _general(notes: Notes, launches: list[Any], returned: list[Any], finish: Fun
             for place, i in floats:
                 values[place] = kwargs[i] if type(i) is str else args[i]
             start(*values)
-        return finish(
-            [x if x is None else memory[x] if type(x) is int else memory[x[0]].as_strided(*x[1:]) for x in returned]
-        )  # fmt: skip
+        return finish([memory[x] if type(x) is int else _view(memory, x) for x in returned])
 
     return again
+
+
+def _conditions(recording: Recording, shared: list[Any], device: int) -> Function | None:
+    """What must be as it was: the device, memory shared by arguments, settings, and the stream of memory that lasts."""
+    several, settings, kept = chips.several_devices(), recording.settings, recording.lasting
+    if not (several or shared or settings or kept):
+        return None
+    current_device, bound = chips.getters()[0], chips.current_stream(device)
+
+    def unlike(pointers: list[int], now: int) -> bool:
+        if (several and current_device() != device) or (kept and (now != bound or chips.capturing())):
+            return True
+        if shared and any(pointers[i] != pointers[j] for i, j in shared):
+            return True
+        return bool(settings) and any(ask() != answer for ask, answer in settings)
+
+    return unlike
+
+
+def _view(memory: list[torch.Tensor], part: Any) -> torch.Tensor | None:
+    return None if part is None else memory[part[0]].as_strided(*part[1:])
 
 
 class _Described:

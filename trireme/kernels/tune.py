@@ -21,7 +21,8 @@ Config = dict[str, Any]
 SHIPPED = Path(__file__).with_name("tuned.json")
 BUDGET_SECONDS = 5.0  # the most that tuning one shape class may take
 _REPEATS, _CALLS = 5, 10
-_rehearsing = False
+_LONG = 1000.0  # microseconds beyond which a launch does not show
+_rehearsing: tuple[int, int] | None = None
 _enabled = os.environ.get("TRIREME_TUNE", "") not in ("", "0")
 _known: dict[tuple[str, str], Config] = {}
 
@@ -33,11 +34,11 @@ def enable(on: bool = True) -> None:
     _forget()
 
 
-def rehearse() -> None:
-    """From now on every candidate of an unknown class runs once, untimed, and the default is chosen: this fills Triton's
-    cache of compiled kernels from a side process, so that measuring later waits for no compiler."""
+def rehearse(share: int = 0, shares: int = 1) -> None:
+    """From now on every candidate of an unknown class (or this share of them) runs once, untimed, and the default is chosen:
+    this fills Triton's cache of compiled kernels from side processes, so that measuring later waits for no compiler."""
     global _rehearsing
-    _rehearsing = True
+    _rehearsing = (share, shares)
     enable()
 
 
@@ -110,8 +111,8 @@ def _database() -> Any:
 
 def _measure(key: tuple[str, str], default: Config, candidates: Sequence[Config], run: Callable[[Config], None]) -> Config:
     """The fastest of the candidates that run at all; stops at the time budget and remembers the winner on disk."""
-    if _rehearsing:
-        for config in candidates:
+    if _rehearsing is not None:
+        for config in candidates[_rehearsing[0] :: _rehearsing[1]]:
             with contextlib.suppress(Exception):
                 run(config)
         return default
@@ -137,19 +138,22 @@ def _microseconds(call: Callable[[], None]) -> float:
         start = time.perf_counter()
         call()
         return (time.perf_counter() - start) * 1e6
-    module = chips.device_module()
+    long = _between_events(call) > _LONG
     # Recorded, since a kernel of a few microseconds would drown in its own launch.
-    replay = chips.record(call, _CALLS)
+    calls, repeats = (1, 3) if long else (_CALLS, _REPEATS)
+    replay = call if long else chips.record(call, calls)
     replay()
-    times = []
-    for _ in range(_REPEATS):
-        begin, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
-        begin.record()
-        replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / _CALLS)
-    return statistics.median(times)
+    return statistics.median(_between_events(replay) for _ in range(repeats)) / calls
+
+
+def _between_events(step: Callable[[], None]) -> float:
+    module = chips.device_module()
+    begin, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+    begin.record()
+    step()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3
 
 
 def export(path: Path) -> int:
