@@ -21,7 +21,7 @@ import torch
 
 from trireme import kernels
 from trireme.bench.kernel_cases import Case, all_cases, product_shapes
-from trireme.kernels import chips, matmul, tune
+from trireme.kernels import chips, matmul, streamed, tune
 from trireme.kernels.launch import Unsupported
 
 _TARGET_SECONDS = 0.012  # device time of one measurement
@@ -176,6 +176,7 @@ def tune_products(path: Path, seconds: float) -> int:
     for shape in product_shapes():
         if time.monotonic() < deadline:
             _products(shape)
+            streamed.release_counters()
     tune.enable(False)
     return tune.export(path)
 
@@ -273,6 +274,7 @@ def run(args: argparse.Namespace) -> int:
             skipped += 1
             continue
         rows.append(measure(case, ceilings))
+        streamed.release_counters()
         torch.get_device_module(chips.current().device_type).empty_cache()
     result = {"chip": chips.current().name, "torch": torch.__version__, "ceilings": ceilings, "rows": [asdict(row) for row in rows]}
     (args.out / "kernels.json").write_text(json.dumps(result, indent=1) + "\n")

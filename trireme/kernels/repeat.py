@@ -4,6 +4,7 @@ Knows arguments by type and layout and launches by their handles, never which op
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +16,12 @@ from trireme.kernels.notes import Notes
 
 _MOST = 4096  # kinds of calls that one operator remembers
 _RECORDINGS = 8  # how often one kind may be noted anew, because settings, streams or shared memory changed
-_RECENT = 4  # kinds of calls of tensors alone that are tried before a key is made, which costs as much as four failed tries
+_RECENT = 4  # kinds of calls that are tried before a key is made, which costs as much as four failed tries
 _CHANGES = 64  # after so many changes among these an operator has too many kinds
 _tables: list[Any] = []
 Function = Callable[..., Any]
+# How many arguments, whether tensors are laid out like those, which arguments these are (None: all), the others, what repeats.
+_Kind = tuple[int, Function, Function | None, list[tuple[int, Any]], Function]
 
 
 def forget() -> None:
@@ -34,8 +37,8 @@ def repeating(function: Function) -> Function:
     known: dict[Any, Function] = {}
     seen: dict[Any, int] = {}
     exact: list[bool] = []  # not empty: floats count by value
-    recent: list[tuple[int, Function, Function]] = []
-    changes: list[tuple[int, Function, Function]] = []
+    recent: list[_Kind] = []
+    changes: list[_Kind] = []
     _tables.extend((known, seen, exact, recent, changes))
 
     @functools.wraps(function)
@@ -45,13 +48,17 @@ def repeating(function: Function) -> Function:
         tried = False
         if not kwargs:
             count = len(args)
-            for number, alike, again in recent:
-                if number == count and alike(*args):
-                    result = again(args, kwargs)
-                    if result is not None:
-                        return result
-                    tried = True
-                    break
+            for number, alike, tensors, others, again in recent:
+                if number == count and alike(*(args if tensors is None else tensors(args))):
+                    for i, token in others:
+                        if _token(args[i], exact) != token:
+                            break
+                    else:
+                        result = again(args, kwargs)
+                        if result is not None:
+                            return result
+                        tried = True
+                        break
         key: Any = []
         try:
             for x in args:
@@ -97,14 +104,25 @@ def repeating(function: Function) -> Function:
             exact.append(True)  # from now on the operator's floats count by value
         else:
             known[key] = again
-            alike = chips.layout_check(args) if not kwargs and len(notes.tensors) == len(args) else None
-            if alike is not None:
-                changes.append((len(args), alike, again))
+            kind = None if kwargs else _kind(args, again, exact)
+            if kind is not None:
+                changes.append(kind)
                 recent[:] = changes[: -_RECENT - 1 : -1] if len(changes) <= _CHANGES else []
         return result
 
     call.__dict__["known"] = known
     return call
+
+
+def _kind(args: tuple[Any, ...], again: Function, exact: list[bool]) -> _Kind | None:
+    """The kind of these arguments, recognised without a key."""
+    places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
+    alike = chips.layout_check([args[i] for i in places])
+    if alike is None or not places:
+        return None
+    one = operator.itemgetter(slice(places[0], places[0] + 1))
+    tensors = None if len(places) == len(args) else one if len(places) == 1 else operator.itemgetter(*places)
+    return len(args), alike, tensors, [(i, _token(x, exact)) for i, x in enumerate(args) if i not in places], again
 
 
 def _token(x: Any, exact: list[bool]) -> Any:

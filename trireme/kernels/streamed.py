@@ -118,6 +118,12 @@ def _recorded_counters(device: torch.device, count: int) -> torch.Tensor:
     return arena[0][start : start + count]
 
 
+def release_counters() -> None:
+    """Gives away anew the counters of recorded graphs, none of which may exist any more."""
+    for arena in _arenas.values():
+        arena[1] = 0
+
+
 def _config(n: int, k: int, splits: int, warps: int, stages: int) -> dict[str, Any]:
     return {"N": n, "K": k, "splits": splits, "warps": warps, "stages": stages}
 
