@@ -135,38 +135,37 @@ INLINE void multiply(const int two_rows, const int two_tiles, const uint8_t *x, 
 }
 
 INLINE void multiply_rows(const Linear *linear, const Activations *x, int tile, int two_tiles,
-                          const uint8_t *w0, const uint8_t *w1, int row, int end, int rows, float *sums) {
-    int steps = x->padded / 32;
-    for (; row < end; row += 32) {
-        const uint8_t *records = x->data + row * x->stride;
-        int two_rows = row + 16 < end;
-        if (two_rows && two_tiles) multiply(1, 1, records, x->stride, w0, w1, steps, sums);
-        else if (two_rows) multiply(1, 0, records, x->stride, w0, w1, steps, sums);
-        else if (two_tiles) multiply(0, 1, records, x->stride, w0, w1, steps, sums);
-        else multiply(0, 0, records, x->stride, w0, w1, steps, sums);
-        write_block(linear, sums, tile, row, rows);
-        if (two_tiles) write_block(linear, sums + 256, tile + 1, row, rows);
-        if (two_rows) write_block(linear, sums + 512, tile, row + 16, rows);
-        if (two_rows && two_tiles) write_block(linear, sums + 768, tile + 1, row + 16, rows);
-    }
+                          const uint8_t *w0, const uint8_t *w1, int row, int rows, float *sums) {
+    const uint8_t *records = x->data + row * x->stride;
+    int steps = x->padded / 32, two_rows = row + 16 < rows;
+    if (two_rows && two_tiles) multiply(1, 1, records, x->stride, w0, w1, steps, sums);
+    else if (two_rows) multiply(1, 0, records, x->stride, w0, w1, steps, sums);
+    else if (two_tiles) multiply(0, 1, records, x->stride, w0, w1, steps, sums);
+    else multiply(0, 0, records, x->stride, w0, w1, steps, sums);
+    write_block(linear, sums, tile, row, rows);
+    if (two_tiles) write_block(linear, sums + 256, tile + 1, row, rows);
+    if (two_rows) write_block(linear, sums + 512, tile, row + 16, rows);
+    if (two_rows && two_tiles) write_block(linear, sums + 768, tile + 1, row + 16, rows);
 }
 
-/* scratch: 32 weight rows as bf16, then 4 KB of sums */
+/* scratch: as many weight rows as fit in WIDE_BYTES (32 at least) as bf16, then 4 KB of sums. Each 32 rows of activations meet all
+ * of these weights, so that they come from far memory once for all, not once for each 32 weight rows. */
 void matmul_amx(const Linear *linear, const Activations *x, int tile0, int tile1, int rows, float *scratch) {
     const Weight *weight = linear->weight;
+    const int ready = weight->kind == KIND_BF16, most = wide_tiles(weight->padded, rows);
+    const size_t tile_size = ready ? (size_t)weight->tile_bytes : (size_t)weight->padded * 32;
     uint8_t *decoded = (uint8_t *)scratch;
-    size_t tile_size = (size_t)weight->padded * 32;
-    float *sums = (float *)(decoded + 2 * tile_size);
+    float *sums = (float *)(decoded + most * (size_t)weight->padded * 32);
     configure_tiles();
-    for (int tile = tile0; tile < tile1; tile += 2) {
-        int two = tile + 1 < tile1;
-        const uint8_t *w0 = weight->data + tile * weight->tile_bytes, *w1 = w0 + weight->tile_bytes;
-        if (weight->kind != KIND_BF16) {
-            w0 = decoded, w1 = decoded + tile_size;
-            decode_any(weight, tile, decoded);
-            if (two) decode_any(weight, tile + 1, decoded + tile_size);
-        }
-        multiply_rows(linear, x, tile, two, w0, w1, 0, rows, rows, sums);
+    for (int first = tile0; first < tile1; first += most) {
+        int last = first + most < tile1 ? first + most : tile1;
+        const uint8_t *weights = ready ? weight->data + first * weight->tile_bytes : decoded;
+        for (int tile = first; !ready && tile < last; tile++) decode_any(weight, tile, decoded + (tile - first) * tile_size);
+        for (int row = 0; row < rows; row += 32)
+            for (int tile = first; tile < last; tile += 2) {
+                const uint8_t *w0 = weights + (tile - first) * tile_size;
+                multiply_rows(linear, x, tile, tile + 1 < last, w0, w0 + tile_size, row, rows, sums);
+            }
     }
     _tile_release();
 }

@@ -38,3 +38,10 @@ enum { AHEAD = 4096 };
 static inline __attribute__((always_inline)) void fetch_ahead(const uint8_t *at, int bytes) {
     for (int line = 0; line < bytes; line += 64) __builtin_prefetch(at + AHEAD + line);
 }
+
+/* How many tiles a wide product of so many rows decodes to bf16 at a time. Few rows want them in the first cache, many in the second. */
+enum { WIDE_BYTES = 3 << 18, MANY_ROWS = 64 };
+static inline int wide_tiles(int padded, int rows) {
+    int tiles = WIDE_BYTES / (padded * 32) / 2 * 2;
+    return rows <= MANY_ROWS || tiles < 2 ? 2 : tiles;
+}
