@@ -16,27 +16,32 @@ _NONE, _MEAN, _SUM = 0, 1, 2
 
 
 @kernel
-def _forward(x, targets, weight, losses, shares, logs, classes, ignored, smoothing, N: tl.constexpr):
+def _forward(
+    x, targets, weight, losses, shares, logs, classes, ignored, smoothing,
+    SMOOTHED: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
     """loss = (1 − s) w_t (lse − x_t) + s / C Σ w_c (lse − x_c); shares = w_t; logs = lse = log Σ exp x"""
     row = tl.program_id(0).to(tl.int64)
-    top = tl.full((N,), float("-inf"), tl.float32)
-    total = tl.zeros((N,), tl.float32)
-    weighted = tl.zeros((N,), tl.float32)
-    weights = tl.zeros((N,), tl.float32)
+    # A thread keeps one maximum and one sum for LANES neighbours, so that a sum is rescaled once for all of them.
+    place = tl.arange(0, N // LANES)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    top = tl.full((N // LANES,), float("-inf"), tl.float32)
+    total = tl.zeros((N // LANES,), tl.float32)
+    weighted = tl.zeros((N // LANES,), tl.float32)
+    weights = tl.zeros((N // LANES,), tl.float32)
     for at in range(0, classes, N):
-        column = at + tl.arange(0, N)
+        column = at + place
         mask = column < classes
         value = tl.load(x + row * classes + column, mask=mask, other=float("-inf")).to(tl.float32)
-        higher = tl.where((value > top) | (value != value), value, top)
-        kept = tl.where(top == float("-inf"), 0.0, total * tl.exp(top - higher))
-        total = kept + tl.where(value == float("-inf"), 0.0, tl.exp(value - higher))
+        higher = tl.maximum(top, tl.max(value, 1))
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(top - finite) + tl.sum(tl.exp(value - finite[:, None]), 1)
         top = higher
-        if smoothing > 0:
+        if SMOOTHED:
             w = tl.where(mask, 1.0, 0.0)
             if weight is not None:
                 w = tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
-            weights += w
-            weighted += tl.where(mask, w * value, 0.0)
+            weights += tl.sum(w, 1)
+            weighted += tl.sum(tl.where(mask, w * value, 0.0), 1)
     peak = tl.max(top, 0)
     lse = peak + tl.log(tl.sum(tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak)), 0))
     target = tl.load(targets + row)
@@ -46,7 +51,7 @@ def _forward(x, targets, weight, losses, shares, logs, classes, ignored, smoothi
         share = tl.load(weight + target, mask=valid, other=0.0).to(tl.float32)
     chosen = tl.load(x + row * classes + target, mask=valid, other=0.0).to(tl.float32)
     loss = share * (lse - chosen) * (1.0 - smoothing)
-    if smoothing > 0:
+    if SMOOTHED:
         loss += smoothing / classes * (lse * tl.sum(weights, 0) - tl.sum(weighted, 0))
     tl.store(losses + row, tl.where(valid, loss, 0.0).to(losses.dtype.element_ty))
     tl.store(shares + row, share)
@@ -110,7 +115,8 @@ def _evaluate(
     losses = empty((rows,), x.dtype if reduction == _NONE else torch.float32, x.device)
     shares, logs = empty((2, rows), torch.float32, x.device)
     n = _block(classes)
-    _forward((rows,), x, targets, weight, losses, shares, logs, classes, ignored, float(smoothing), N=n, warps=row_warps(n))
+    _forward((rows,), x, targets, weight, losses, shares, logs, classes, ignored, float(smoothing),
+             SMOOTHED=smoothing > 0, N=n, LANES=min(8, n), warps=row_warps(n))  # fmt: skip
     return losses, shares, logs
 
 

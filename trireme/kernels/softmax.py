@@ -66,21 +66,22 @@ def _softmax_long(
 
 
 @kernel
-def _partial(x, tops, totals, rows, length, part, x_outer, DOUBLE: tl.constexpr, N: tl.constexpr):
-    """maximum and Σ exp(x − maximum) of one part of one contiguous row"""
+def _partial(x, tops, totals, rows, length, part, x_outer, DOUBLE: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr):
+    """maximum and Σ exp(x − maximum) of one part of one contiguous row; a thread keeps one of each for LANES neighbours"""
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * part
-    top = tl.full((N,), float("-inf"), work)
-    total = tl.zeros((N,), work)
+    place = tl.arange(0, N // LANES)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    top = tl.full((N // LANES,), float("-inf"), work)
+    total = tl.zeros((N // LANES,), work)
     for at in range(start, tl.minimum(start + part, length), N):
-        column = at + tl.arange(0, N)
+        column = at + place
         value = tl.load(x + row * x_outer + column, mask=column < length, other=float("-inf")).to(work)
-        higher = tl.where((value > top) | (value != value), value, top)
-        kept = tl.where(top == float("-inf"), 0.0, total * tl.exp(top - higher))
-        total = kept + tl.where(value == float("-inf"), 0.0, tl.exp(value - higher))
+        higher = tl.maximum(top, tl.max(value, 1))
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(top - finite) + tl.sum(tl.exp(value - finite[:, None]), 1)
         top = higher
-    peak = tl.max(tl.where(top != top, float("inf"), top), 0)
+    peak = tl.max(top, 0)
     lanes = tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak))
     at = row * tl.num_programs(1) + tl.program_id(1)
     tl.store(tops + at, peak)
@@ -182,7 +183,7 @@ def _split_rows(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool, d
     parts = blocks(f.length, part)
     tops, totals = empty((2, f.rows, parts), torch.float64 if double else torch.float32, x.device)
     grid, sizes = (f.rows, parts), (f.rows, f.length, part, f.walk[0])
-    _partial(grid, x, tops, totals, *sizes, DOUBLE=double, N=n, warps=8)
+    _partial(grid, x, tops, totals, *sizes, DOUBLE=double, N=n, LANES=8, warps=8)
     _whole(grid, x, y, tops, totals, *sizes, g.walk[0], LOG=log, DOUBLE=double, N=n, S=next_power(parts), warps=8)
 
 
