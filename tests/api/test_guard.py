@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import importlib.util
 import json
 import re
@@ -73,6 +75,36 @@ def test_every_route_needs_a_key(served: Served, http: httpx.Client) -> None:
 def test_wrong_keys(served: Served, headers: dict[str, str]) -> None:
     response = httpx.get(f"{served.url}/v1/models", headers=headers)
     assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("given", [*KEYS, "", "k", KEYS[0][:-1], KEYS[0] + "x", "X" + KEYS[0][1:], "z" * 10_000])
+def test_keys_are_compared_in_constant_time(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every key is compared, whichever fits, by a function that never stops early, on digests: no length, no beginning shows."""
+    compared: list[tuple[bytes, bytes]] = []
+    compare = hmac.compare_digest
+
+    def noted(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return compare(a, b)
+
+    monkeypatch.setattr("trireme.api.guard.hmac.compare_digest", noted)
+    reached: list[str] = []
+    sent: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope["path"])
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("status", 0))
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    guard = Guard(app, ServeOptions(api_key=KEYS), frozenset(), Tracer(""))
+    headers = [(b"authorization", f"Bearer {given}".encode()), (b"host", b"localhost")]
+    asyncio.run(guard({"type": "http", "method": "GET", "path": "/v1/models", "headers": headers}, receive, send))
+    assert (reached, sent[:1]) == ((["/v1/models"], []) if given in KEYS else ([], [401]))
+    assert len(compared) == len(KEYS) and {len(part) for pair in compared for part in pair} == {hashlib.sha256().digest_size}
 
 
 def test_right_keys(served: Served) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import pathlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.xdist_group("serve-poison")
 
 REQUESTS, POISONED = 64, 37
 NAN_TOKEN, INFINITE_TOKEN = 200, 201
+GAP_SECONDS = 1.0
 SAMPLING = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
 LETTERS = LLMatcher.grammar_from_lark("start: /[a-e]{40}/")
 
@@ -81,6 +84,44 @@ def test_logits_that_are_no_numbers(server: RunningServer, alone: list[dict[str,
             answer = await _with_poison(server, alone, [9] * 40 + [token], None)
             assert answer["finish"] == "error" and answer["error"] and not answer["token_ids"], answer
         await server.until_idle()
+
+    asyncio.run(work())
+
+
+def test_a_failed_row_is_counted(server: RunningServer) -> None:
+    async def errors() -> float:
+        async with server.client() as client:
+            lines = (await client.get("/metrics")).text.splitlines()
+        return next((float(line.split()[-1]) for line in lines if "request_aborted_total" in line and 'cause="error"' in line), 0.0)
+
+    async def work() -> None:
+        before = await errors()
+        async with server.client() as client:
+            answer = await client.post("/v1/completions", json={"prompt": [9, NAN_TOKEN], "max_tokens": 4})
+        assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error", answer.text
+        assert await errors() == before + 1
+
+    asyncio.run(work())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("poison", ["logits", "grammar"])
+def test_the_neighbours_of_a_poisoned_one_wait_no_second(server: RunningServer, poison: str) -> None:
+    gaps: list[float] = []
+
+    async def follow(number: int) -> None:
+        times = [time.monotonic() async for _ in server.lines(_prompt(number), **SAMPLING)]
+        gaps.extend(after - before for before, after in itertools.pairwise(times))
+
+    async def work() -> None:
+        how = {"grammar": "start: nothing like this"} if poison == "grammar" else {}
+        tokens = [9] * 40 + ([NAN_TOKEN] if poison == "logits" else [])
+        neighbours = (follow(number) for number in range(REQUESTS - 1))
+        answer, *_ = await asyncio.wait_for(asyncio.gather(server.answer(tokens, **SAMPLING, **how), *neighbours), 120)
+        assert answer["finish"] == "error" and len(gaps) == (REQUESTS - 1) * (SAMPLING["max_tokens"] - 1), answer
+        await server.until_idle()
+        print(f"longest gap of {REQUESTS - 1} streams beside poisoned {poison}: {1e3 * max(gaps):.0f} ms")
+        assert max(gaps) < GAP_SECONDS
 
     asyncio.run(work())
 
