@@ -208,14 +208,14 @@ class Meter:
         self._metrics.generated(now, made, None if last is None else (now - last) / made)
 
     def end(self, answer: Answer, cause: str) -> None:
-        """Closes the books; `cause` says why if the answer is not whole."""
+        """Closes the books; `cause` says why if the answer is not whole. A row that failed has ended, and is no success."""
         if self._ended:
             return
         self._ended = True
         metrics, now = self._metrics, time.monotonic()
         metrics.settle()
         metrics.count("prompt_tokens_cached", answer.cached_tokens)
-        if not answer.done:
+        if not answer.done or cause != "disconnect":
             metrics.count("request_aborted", 1, cause)
             return
         metrics.count("request_success", 1, str(answer.completions[0].finish_reason))
