@@ -189,6 +189,13 @@ def test_products(kind: str, shape: tuple[int, int, int]) -> None:
         assert relative(actual, expected) < tolerance(kind)
 
 
+@pytest.mark.parametrize("kind", ["bf16", "q4"])
+def test_products_of_more_weights_than_are_decoded_at_a_time(kind: str) -> None:
+    library.set_threads(1)
+    weight, x = PackedWeight.from_floats(kind, torch.randn(9 * 16 + 5, 6144)), torch.randn(67, 6144)
+    assert relative(multiply(weight, x), x.double() @ weight.floats().double().T) < tolerance(kind)
+
+
 @pytest.mark.parametrize("kind", FLOAT_KINDS)
 @pytest.mark.parametrize("rows", [1, 20])
 def test_bias_and_accumulation(kind: str, rows: int) -> None:
