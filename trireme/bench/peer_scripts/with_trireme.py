@@ -1,4 +1,4 @@
-"""This engine's offline API: `with_trireme.py MODEL THREADS QUANTIZE`."""
+"""This engine's offline API, started as the command line does it: `with_trireme.py MODEL THREADS QUANTIZE`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Any
 
 from answering import serve
 
-from trireme.llm import LLM
+from trireme.cli.early import open_llm
+from trireme.cli.startup import uncollected
+from trireme.config import resolve
 from trireme.types import SamplingParams
 
 
 class Trireme:
     def __init__(self, model: str, threads: int, quantize: str):
         # peers keep nothing of earlier prompts either
-        self.llm = LLM(model, quantize=quantize, backend="cpu", threads=threads, prefix_cache=False)
+        settings = {"model": model, "quantize": quantize, "backend": "cpu", "threads": threads, "prefix_cache": False}
+        with uncollected():
+            self.llm = open_llm(resolve(settings), lambda name, share: None)
 
     def prefill(self, prompt: list[int]) -> float:
         begun = time.perf_counter()
