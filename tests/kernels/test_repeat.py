@@ -203,6 +203,16 @@ def test_numbers_keep_their_type(device: str) -> None:
         assert (x * 2).dtype is torch.int64 and (x * 2.0).dtype is torch.float32 and (x * True).dtype is torch.int64
 
 
+def test_a_number_and_a_tensor_take_turns(device: str, repeats: list[bool]) -> None:
+    kernels.only_enable(["mul"])
+    x, y = torch.randn(4, 8, device=device), torch.randn(4, 8, device=device)
+    for _ in range(5):
+        doubled, product, turned = x * 2.5, x * y, 2.5 * x
+        assert torch.equal(doubled, turned) and torch.allclose(doubled, x / 0.4)
+        assert torch.allclose(product / y, x, atol=1e-5)
+    assert repeats.count(True) >= 9
+
+
 def test_settings_are_asked_again(device: str, repeats: list[bool]) -> None:
     kernels.only_enable(["div"])
     x = torch.arange(1, 9, device=device)

@@ -116,7 +116,7 @@ def _evaluate(
     shares, logs = empty((2, rows), torch.float32, x.device)
     n = _block(classes)
     _forward((rows,), x, targets, weight, losses, shares, logs, classes, ignored, float(smoothing),
-             SMOOTHED=smoothing > 0, N=n, LANES=min(8, n), warps=row_warps(n))  # fmt: skip
+             SMOOTHED=smoothing > 0, N=n, LANES=8 if classes % 16 == 0 else 1, warps=row_warps(n))  # fmt: skip
     return losses, shares, logs
 
 

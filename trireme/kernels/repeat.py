@@ -51,7 +51,7 @@ def repeating(function: Function) -> Function:
             for number, alike, tensors, others, again in recent:
                 if number == count and alike(*(args if tensors is None else tensors(args))):
                     for i, token in others:
-                        if _token(args[i], exact) != token:
+                        if isinstance(args[i], tensor) or _token(args[i], exact) != token:
                             break
                     else:
                         result = again(args, kwargs)

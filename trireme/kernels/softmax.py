@@ -183,7 +183,7 @@ def _split_rows(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool, d
     parts = blocks(f.length, part)
     tops, totals = empty((2, f.rows, parts), torch.float64 if double else torch.float32, x.device)
     grid, sizes = (f.rows, parts), (f.rows, f.length, part, f.walk[0])
-    _partial(grid, x, tops, totals, *sizes, DOUBLE=double, N=n, LANES=8, warps=8)
+    _partial(grid, x, tops, totals, *sizes, DOUBLE=double, N=n, LANES=8 if f.walk[0] % 16 == 0 else 1, warps=8)
     _whole(grid, x, y, tops, totals, *sizes, g.walk[0], LOG=log, DOUBLE=double, N=n, S=next_power(parts), warps=8)
 
 
