@@ -206,8 +206,22 @@ def test_it_works_on_a_small_screen(browser: Any, fake: FakeServer) -> None:
     seen = Seen(page)
     page.goto(fake.url)
     page.wait_for_selector('#state[data-state="ready"]')
+    fake.answer = "| Server | tokens/s | note |\n|---|---:|---|\n| Trireme | 103 | a rather long remark that needs more than a line |"
     ask(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    heights = page.evaluate("[...document.querySelectorAll('th')].map(cell => cell.getBoundingClientRect().height)")
+    assert max(heights) < 45, "a word of a table was broken over two lines"
+    page.click("#tab-dashboard")
+    until(page, "/^\\d/.test(document.querySelectorAll('.card b')[0].textContent)")
+    ends = page.evaluate("[...document.querySelectorAll('.card, .card b, .chart')].map(part => part.getBoundingClientRect().right)")
+    assert max(ends) <= 360, "a part of the dashboard lies outside"
+    page.click("#tab-chat")
+    page.click("#open-settings")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#settings", state="hidden")
+    page.click("#open-sidebar")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#new-chat", state="hidden")
     page.click("#open-sidebar")
     page.wait_for_selector("#new-chat", state="visible")
     page.click("#new-chat")

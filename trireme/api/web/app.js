@@ -14,6 +14,7 @@ const SUGGESTIONS = [
   ["Plan", "Plan a three-day walking trip for beginners, with what to pack."],
 ];
 const THEMES = ["auto", "light", "dark"];
+const SMALL = matchMedia("(max-width: 800px)"); // as in style.css
 const WAIT = 2000; // milliseconds between looks at the server's state
 
 const chat = new Chat(showConversations, askForKey);
@@ -177,6 +178,7 @@ function showTab(name) {
 
 // On a small window the sidebar lies over the page and is closed until asked for; on a large one it is the other way round.
 function showSidebar(shown) {
+  if (shown && SMALL.matches) byId("settings").hidden = true;
   document.body.classList.toggle("sidebar-open", shown);
   document.body.classList.toggle("sidebar-closed", !shown);
 }
@@ -184,6 +186,13 @@ function showSidebar(shown) {
 function toggleSettings() {
   const drawer = byId("settings");
   drawer.hidden = !drawer.hidden;
+}
+
+// Stops an answer that is being written; else puts away what lies over the page.
+function escape() {
+  if (!byId("stop").hidden) return chat.stop();
+  byId("settings").hidden = true;
+  if (SMALL.matches) showSidebar(false);
 }
 
 // --- beginning -------------------------------------------------------------------------------------------------------------
@@ -213,7 +222,7 @@ function wire() {
     }
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") chat.stop();
+    if (event.key === "Escape") escape();
     if (event.key.toLowerCase() === "o" && event.shiftKey && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
       newChat();

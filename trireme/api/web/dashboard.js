@@ -9,7 +9,7 @@ const points = [];
 let before = null;
 let timer = null;
 
-const whole = (value) => (value >= 10000 ? `${(value / 1000).toFixed(value >= 100000 ? 0 : 1)}k` : value >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toFixed(1));
+const whole = (value) => (value >= 10000 ? `${(value / 1000).toFixed(value >= 100000 ? 0 : 1)}k` : value >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString() : value.toFixed(1));
 const percent = (value) => `${value.toFixed(value > 0 && value < 9.95 ? 1 : 0)}%`;
 const time = (seconds) => (seconds === 0 ? "0" : seconds >= 10 ? `${seconds.toFixed(0)} s` : seconds >= 1 ? `${seconds.toFixed(1)} s` : `${(seconds * 1000).toFixed(seconds < 0.0995 ? 1 : 0)} ms`);
 const span = (seconds) => {
@@ -20,8 +20,8 @@ const span = (seconds) => {
 const CARDS = [
   ["throughput", "Tokens per second", "generated, all requests together"],
   ["running", "Running", "requests in the batch"],
-  ["first", "Time to first token", "median · worst of 100, last minute"],
-  ["between", "Between tokens", "median · worst of 100, last minute"],
+  ["first", "Time to first token", "p50 · p99, last minute"],
+  ["between", "Between tokens", "p50 · p99, last minute"],
   ["memory", "KV memory", "in use by running requests"],
   ["prefix", "Prefix cache", "prompt tokens that were found"],
 ];
