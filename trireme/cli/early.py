@@ -12,6 +12,7 @@ import importlib.machinery
 import importlib.util
 import os
 import pathlib
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,9 @@ from trireme.hub.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from trireme.llm import LLM
 
-# The shapes of every operator's result, for tensors without data, and operators replaced on devices: 0.25 s and 19 MB.
+# The shapes of every operator's result, for tensors without data, and operators replaced on devices: 0.25 s and 19 MB. What torch
+# imports in another order may fail, so this is done only with releases it was tried with.
+TRIED = ("2.13.",)
 DEFERRED = ("torch._meta_registrations", "torch.distributed._meta_registrations", "torch._native")
 _OTHER_DEVICES = ("libtorch_cuda*", "libtorch_hip*", "libtorch_xpu*")
 
@@ -75,8 +78,8 @@ def torch_libraries_loading() -> Iterator[None]:
 
 def import_torch() -> None:
     """Imports torch without the modules of DEFERRED, which are loaded when something of theirs is used."""
-    finder = _Deferring()
-    if _libraries() is not None:
+    finder, libraries = _Deferring(), _libraries()
+    if libraries is not None and _release(libraries.parent).startswith(TRIED):
         sys.meta_path.insert(0, finder)
     try:
         import torch  # noqa: F401
@@ -106,6 +109,12 @@ def _libraries() -> pathlib.Path | None:
     folder = pathlib.Path(spec.origin).parent / "lib"
     others = any(next(folder.glob(name), None) for name in _OTHER_DEVICES)
     return None if others or not (folder / "libtorch_python.so").exists() else folder
+
+
+def _release(package: pathlib.Path) -> str:
+    """Which release of torch lies there, without importing it."""
+    found = re.search(r"__version__ = '([^']*)'", (package / "version.py").read_text())
+    return found[1] if found else ""
 
 
 def _load(path: str) -> None:
