@@ -337,15 +337,15 @@ def _by_descriptors(p: _Problem) -> bool:
     size = p.a.element_size()
     default = _default(m, n, batch, size) if p.bias_kind < 2 else _config(128, 128, 64 if size == 2 else 32, 8, 3)
     name = described.name
-    candidates = [*_TILES, _TORCH] if size == 2 and p.bias_kind < 2 else [default]
+    candidates = [_TORCH, *_TILES] if size == 2 and p.bias_kind < 2 else [default]
     if batch > 1:
         # Items lie one after the other, so a tile must not reach into the next.
         fitting = [c for c in (default, *_TILES[:10]) if m % c["M"] == 0 and k % c["K"] == 0]
         if not fitting:
             return False
-        name, default, candidates = f"{name}.batched.{m & -m}.{k & -k}", fitting[0], [*fitting, _TORCH]
+        name, default, candidates = f"{name}.batched.{m & -m}.{k & -k}", fitting[0], [_TORCH, *fitting]
     elif m <= 512 and len(candidates) > 1:
-        candidates = [*candidates, *_split_configs(m, n, k)]
+        candidates = [_TORCH, *_split_configs(m, n, k), *_TILES]
     _chosen(described, name, tune.shape_class(m * batch, n, k), default, candidates)
     return True
 

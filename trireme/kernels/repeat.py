@@ -30,16 +30,46 @@ def forget() -> None:
         table.clear()
 
 
+class _Memory:
+    """What one operator remembers of its calls."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, Function] = {}
+        self.seen: dict[Any, int] = {}
+        self.exact: list[bool] = []  # not empty: floats count by value
+        self.recent: list[_Kind] = []
+        self.changes: list[_Kind] = []
+        _tables.extend((self.known, self.seen, self.exact, self.recent, self.changes))
+
+    def record(self, function: Function, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the call, notes what it does and keeps that if it can be repeated."""
+        recording = current.recording = Recording()
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            current.recording = None
+        notes = Notes(recording, args, kwargs)
+        again = notes.repetition(result)
+        left = {i for i, x in notes.floats.items() if type(_token(x, self.exact)) is str} - notes.passed
+        if again is None:
+            self.seen[key] = _RECORDINGS + 1
+        elif left:
+            self.exact.append(True)  # from now on the operator's floats count by value
+        else:
+            self.known[key] = again
+            kind = None if kwargs else _kind(args, again, self.exact)
+            if kind is not None:
+                self.changes.append(kind)
+                self.recent[:] = self.changes[: -_RECENT - 1 : -1] if len(self.changes) <= _CHANGES else []
+        return result
+
+
 def repeating(function: Function) -> Function:
     """`function` with a memory. Its launches and results may depend on the types, shapes, strides and alignment of its tensors
     and on the value of its other arguments, except that floats with a fraction may reach a kernel only as they are."""
     tensor, parameter = torch.Tensor, torch.nn.Parameter
-    known: dict[Any, Function] = {}
-    seen: dict[Any, int] = {}
-    exact: list[bool] = []  # not empty: floats count by value
-    recent: list[_Kind] = []
-    changes: list[_Kind] = []
-    _tables.extend((known, seen, exact, recent, changes))
+    memory = _Memory()
+    known, seen, exact, recent = memory.known, memory.seen, memory.exact, memory.recent
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -85,30 +115,8 @@ def repeating(function: Function) -> Function:
             seen[key] = times + 1
             # What comes only once is never noted, so that changing numbers or shapes cost no more than looking them up.
             if times and _recordable(args):
-                return record(key, args, kwargs)
+                return memory.record(function, key, args, kwargs)
         return function(*args, **kwargs)
-
-    def record(key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the call, notes what it does and keeps that if it can be repeated."""
-        recording = current.recording = Recording()
-        try:
-            result = function(*args, **kwargs)
-        finally:
-            current.recording = None
-        notes = Notes(recording, args, kwargs)
-        again = notes.repetition(result)
-        left = {i for i, x in notes.floats.items() if type(_token(x, exact)) is str} - notes.passed
-        if again is None:
-            seen[key] = _RECORDINGS + 1
-        elif left:
-            exact.append(True)  # from now on the operator's floats count by value
-        else:
-            known[key] = again
-            kind = None if kwargs else _kind(args, again, exact)
-            if kind is not None:
-                changes.append(kind)
-                recent[:] = changes[: -_RECENT - 1 : -1] if len(changes) <= _CHANGES else []
-        return result
 
     call.__dict__["known"] = known
     return call
