@@ -63,11 +63,11 @@ class AsyncChannel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._frames.feed(data)
+            messages = self._frames.feed(data)
         except ChannelClosed:
             self.close()
             return
-        while (message := self._frames.take()) is not None:
+        for message in messages:
             self.heard(message)
 
     def connection_lost(self, exc: Exception | None) -> None:

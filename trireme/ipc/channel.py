@@ -32,15 +32,13 @@ class Frames(Generic[Message]):
     def __init__(self, receives: Any):
         self._decode = msgspec.msgpack.Decoder(receives).decode
         self._buffer = bytearray()
-        self._whole: deque[Message] = deque()
 
-    def feed(self, piece: bytes) -> None:
-        """Takes the next bytes of the stream."""
+    def feed(self, piece: bytes) -> list[Message]:
+        """Takes the next bytes of the stream; returns the messages that are now whole."""
         size = _LENGTH.size
         if not self._buffer and len(piece) > size and len(piece) - size == _LENGTH.unpack_from(piece)[0]:
-            self._whole.append(self._message(piece[size:]))  # one message and nothing else, as it nearly always is
-            return
-        buffer, start = self._buffer, 0
+            return [self._message(piece[size:])]  # one message and nothing else, as it nearly always is
+        buffer, start, whole = self._buffer, 0, []
         buffer += piece
         with memoryview(buffer) as view:
             while len(view) - start >= size:
@@ -51,19 +49,16 @@ class Frames(Generic[Message]):
                 if len(view) < end:
                     break
                 with view[start + size : end] as body:
-                    self._whole.append(self._message(body))
+                    whole.append(self._message(body))
                 start = end
         del buffer[:start]
+        return whole
 
     def _message(self, body: bytes | memoryview) -> Message:
         try:
             return self._decode(body)
         except msgspec.DecodeError as error:
             raise ChannelClosed(f"a message that is none: {error}") from None
-
-    def take(self) -> Message | None:
-        """The next whole message, if there is one."""
-        return self._whole.popleft() if self._whole else None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -82,7 +77,7 @@ class Channel(Generic[Message]):
         sock.setblocking(False)
         self._frames: Frames[Message] = Frames(receives)
         self._unsent = bytearray()
-        self._dry = False  # whether the last piece read was all that had come
+        self._unread: deque[Message] = deque()
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -126,28 +121,30 @@ class Channel(Generic[Message]):
             _wait(self.socket, select.POLLOUT, None)
             self.flush()
 
+    def read(self) -> list[Message]:
+        """The messages in what has come, of which one piece is read. Does not wait."""
+        try:
+            piece = self.socket.recv(_PIECE)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise ChannelClosed(str(error)) from None
+        if not piece:
+            raise ChannelClosed("end of stream")
+        return self._frames.feed(piece)
+
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None when the time is up first."""
-        deadline = None if not timeout else time.monotonic() + timeout
-        while (message := self._frames.take()) is None:
-            if self._dry and timeout == 0:
-                self._dry = False  # whoever does not wait asks the kernel again the next time
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._unread:
+            if messages := self.read():
+                self._unread.extend(messages)
+                break
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
                 return None
-            try:
-                piece = self.socket.recv(_PIECE)
-            except BlockingIOError:
-                left = timeout if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return None
-                _wait(self.socket, select.POLLIN, left)
-                continue
-            except OSError as error:
-                raise ChannelClosed(str(error)) from None
-            if not piece:
-                raise ChannelClosed("end of stream")
-            self._dry = len(piece) < _PIECE
-            self._frames.feed(piece)
-        return message
+            _wait(self.socket, select.POLLIN, left)
+        return self._unread.popleft()
 
     def close(self) -> None:
         self.socket.close()

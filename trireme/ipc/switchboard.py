@@ -11,7 +11,6 @@ from typing import Any
 from trireme.ipc.channel import Channel, ChannelClosed
 
 Readable = Callable[[], None]
-MESSAGES_A_TURN = 512  # of one channel, so that whoever talks without end keeps nobody from being heard
 _READ, _WRITE = select.POLLIN, select.POLLOUT
 
 
@@ -25,7 +24,6 @@ class Switchboard:
         self._at: dict[int, Channel] = {}  # the same by descriptor
         self._woken_by: list[Channel] = []
         self._woken_at: list[int] = []
-        self._unheard: set[Channel] = set()  # with messages that arrived and had to wait for the next turn
         self._late: set[Channel] = set()  # with a backlog: they are also watched for room to write
         self._max_backlog = max_backlog
 
@@ -52,17 +50,18 @@ class Switchboard:
                 self._watch(descriptor, readable)
 
     def join(self, channel: Channel, heard: Callable[[Any], None], gone: Callable[[str], None]) -> None:
-        """Takes a channel in: `heard` gets every message, `gone` is called once, with the reason, when the other side is lost."""
+        """Takes a channel in: `heard` gets every message, `gone` is called once, with the reason, when the other side is lost.
+
+        A turn reads one piece of each channel, so whoever talks without end keeps nobody from being heard.
+        """
+        descriptor = channel.fileno()
 
         def readable() -> None:
-            self._unheard.discard(channel)
-            for _ in range(MESSAGES_A_TURN):
-                if channel not in self._channels or (message := channel.receive(timeout=0)) is None:
+            for message in channel.read():
+                if channel not in self._channels:
                     return
                 heard(message)
-            self._unheard.add(channel)
 
-        descriptor = channel.fileno()
         self._channels[channel], self._at[descriptor] = (descriptor, gone), channel
         self._watch(descriptor, readable)
 
@@ -72,7 +71,6 @@ class Switchboard:
             descriptor, _ = self._channels.pop(channel)
             del self._at[descriptor]
             self._unwatch(descriptor)
-        self._unheard.discard(channel)
         self._late.discard(channel)
         channel.close()
 
@@ -92,12 +90,8 @@ class Switchboard:
                 self._await_room(channel, descriptor)
         if self._late:
             self._see_to_backlogs()
-        waiting = list(self._unheard)
-        for descriptor, events in self._poll.poll(0 if waiting else 1000 * timeout):
+        for descriptor, events in self._poll.poll(1000 * timeout):
             self._serve(descriptor, events)
-        for channel in waiting:
-            if channel in self._unheard:
-                self._serve(self._channels[channel][0], _READ)
 
     def _serve(self, descriptor: int, events: int) -> None:
         readable, channel = self._readable.get(descriptor), self._at.get(descriptor)

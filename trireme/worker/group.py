@@ -143,7 +143,7 @@ class RankGroup:
     def _hear(self, rank: _Rank) -> None:
         try:
             rank.channel.flush()
-            while (message := rank.channel.receive(timeout=0)) is not None:
+            for message in rank.channel.read():
                 rank.beaten = time.monotonic()
                 if isinstance(message, Sampled):
                     self._sampled.append(message)
