@@ -178,8 +178,9 @@ def _cpu_seconds(pid: int) -> dict[str, float]:
     words = pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     module = next((word for word in words if word.startswith("trireme.")), "")
     own = {"trireme.worker.rank": "rank", "trireme.api.process": "http", "trireme.cli.main": "supervisor"}.get(module, words[-2])
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    found[own] = found.get(own, 0.0) + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    # In nanoseconds: a clock tick, in which /proc/PID/stat counts, is more than most processes spend in a round.
+    spent = sum(int((task / "schedstat").read_text().split()[0]) for task in pathlib.Path(f"/proc/{pid}/task").iterdir())
+    found[own] = found.get(own, 0.0) + spent / 1e9
     return found
 
 
