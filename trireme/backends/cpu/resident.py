@@ -12,7 +12,7 @@ import pathlib
 import re
 
 _LARGE = 8 << 20  # bytes of code
-_HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-xp \S+ \S+ [1-9]\d* ")
+_HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+)")  # begin, end, rights, offset, device, the file's number
 
 
 @functools.cache
@@ -22,17 +22,16 @@ def forget_code() -> int:
     Returns how many libraries that were. Code that somebody has changed in memory, as debuggers do, stays.
     """
     try:
-        entries = pathlib.Path("/proc/self/smaps").read_text().split("VmFlags")
+        lines = pathlib.Path("/proc/self/smaps").read_text().splitlines()
     except OSError:
         return 0
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    found = 0
-    for entry in entries:
-        head = _HEAD.search(entry)
-        if head is None or "Private_Dirty:         0 kB" not in entry:
-            continue
-        begin, end = int(head[1], 16), int(head[2], 16)
-        if end - begin >= _LARGE:
+    begin = end = found = 0
+    for line in lines:
+        if head := _HEAD.match(line):
+            code = head[3] == "r-xp" and head[4] != "0"
+            begin, end = (int(head[1], 16), int(head[2], 16)) if code else (0, 0)
+        elif line.startswith("Private_Dirty:") and line.split()[1] == "0" and end - begin >= _LARGE:
             found += advise(begin, end - begin, mmap.MADV_DONTNEED) == 0
     return found
