@@ -77,3 +77,12 @@ def test_a_broken_database_gives_the_default(tmp_path: Path) -> None:
 
 def test_shape_classes_are_powers_of_two() -> None:
     assert tune.shape_class(1, 5, 4096, 4097) == "1x8x4096x8192"
+
+
+def test_the_shipped_table_is_whole() -> None:
+    """Every entry names torch's kernel, the streamed one, or all sizes of a tile."""
+    tile, stream = {"M", "N", "K", "GROUP", "HALVES", "warps", "stages"}, {"N", "K", "splits", "warps", "stages"}
+    for name, shapes in tune._shipped()["hopper"].items():
+        for config in shapes.values():
+            choice = set(config) in ({"torch"}, {"streamed"}) and "mm" in name
+            assert choice or set(config) - {"splits"} == (tile if "mm" in name else stream - {"splits"}), (name, config)
