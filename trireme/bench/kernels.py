@@ -64,24 +64,14 @@ def device_time(call: Callable[[], Any], recorded: bool) -> float:
     calls = _CALLS
     step: Callable[[], Any] = chips.record(call, calls) if recorded else lambda: [call() for _ in range(calls)]
     step()
-    once = _between_events(step)
+    once = chips.elapsed(step)
     if recorded and once < _SHORT_US * calls:
         calls = _SHORT_CALLS
         step = chips.record(call, calls)
         step()
-        once = _between_events(step)
+        once = chips.elapsed(step)
     repeats = max(3, min(30, int(_TARGET_SECONDS / max(once * 1e-6, 1e-7))))
-    return statistics.median(_between_events(step) for _ in range(repeats)) / calls
-
-
-def _between_events(step: Callable[[], Any]) -> float:
-    module = chips.device_module()
-    begin, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
-    begin.record()
-    step()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) * 1e3
+    return statistics.median(chips.elapsed(step) for _ in range(repeats)) / calls
 
 
 def launch_cost(call: Callable[[], Any], calls: int = 200) -> float:

@@ -128,6 +128,17 @@ def record(call: Callable[[], object], count: int) -> Callable[[], None]:
     return graph.replay
 
 
+def elapsed(step: Callable[[], object]) -> float:
+    """Microseconds that the device spends from the beginning of a step to its end."""
+    module = device_module()
+    begin, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+    begin.record()
+    step()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3
+
+
 def allows_tf32() -> bool:
     """Whether the user lets float32 products round their inputs to 10 mantissa bits."""
     return not current().interpreted and torch.backends.cuda.matmul.allow_tf32

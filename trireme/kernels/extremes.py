@@ -10,6 +10,7 @@ import triton.language as tl
 from trireme.kernels.fold import Fold, fold
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.reduce import require_elements
+from trireme.kernels.scalar import larger, smaller
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool)
 _WIDE = (torch.float64, torch.int64)
@@ -42,16 +43,6 @@ def _value(rank, FLOAT: tl.constexpr, LEAST: tl.constexpr):
     return plain
 
 
-@triton.jit
-def _larger(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _smaller(a, b):
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
 @kernel
 def _row_extreme(
     x, values, indices, rows, inner, length, x_outer, x_inner, x_step,
@@ -71,7 +62,7 @@ def _row_extreme(
     else:
         value = tl.load(x + at, mask=mask, other=0).to(tl.float32 if FLOAT else tl.int32)
         value = tl.where(mask, value, last)
-    extreme = tl.reduce(value, 1, _smaller if LEAST else _larger)
+    extreme = tl.reduce(value, 1, smaller if LEAST else larger)
     # Where the extreme is NaN nothing equals it, and what is not equal to itself are the NaNs.
     found = (value == extreme[:, None]) | (value != value) if FLOAT else value == extreme[:, None]
     if not EVEN:

@@ -14,6 +14,7 @@ import triton.language as tl
 from trireme.kernels.fold import Fold, fold, normalise
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.pointwise import Number
+from trireme.kernels.scalar import larger, smaller
 
 SUM, PROD, MAX, MIN, ANY, ALL, NORM0, NORM1, NORM2, NORM_P, LARGEST, SMALLEST = range(12)
 _SUPPORTED = {torch.float32, torch.float16, torch.bfloat16, torch.float64} | {
@@ -29,16 +30,6 @@ _SUPPORTED = {torch.float32, torch.float16, torch.bfloat16, torch.float64} | {
 @triton.jit
 def _multiply(a, b):
     return a * b
-
-
-@triton.jit
-def _larger(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _smaller(a, b):
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @kernel
@@ -88,9 +79,9 @@ def _fold(
         if KIND == 1:
             total = total * value
         elif KIND == 2 or KIND == 10:
-            total = _larger(value, total)
+            total = larger(value, total)
         elif KIND == 3 or KIND == 11:
-            total = _smaller(value, total)
+            total = smaller(value, total)
         elif KIND == 4:
             total = total | value
         elif KIND == 5:
@@ -100,9 +91,9 @@ def _fold(
     if KIND == 1:
         result = tl.reduce(total, 1, _multiply)
     elif KIND == 2 or KIND == 10:
-        result = tl.reduce(total, 1, _larger)
+        result = tl.reduce(total, 1, larger)
     elif KIND == 3 or KIND == 11:
-        result = tl.reduce(total, 1, _smaller)
+        result = tl.reduce(total, 1, smaller)
     elif KIND == 4:
         result = tl.max(total, 1)
     elif KIND == 5:

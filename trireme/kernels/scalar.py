@@ -112,3 +112,15 @@ def integer_power(x, y):
         rest = rest >> 1
     inverse = tl.where(x == 1, 1, tl.where(x == -1, tl.where(y & 1 != 0, -1, 1), 0))
     return tl.where(y < 0, inverse, result)
+
+
+@triton.jit
+def larger(a, b):
+    """max, NaN before all"""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def smaller(a, b):
+    """min, NaN before all"""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)

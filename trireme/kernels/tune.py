@@ -138,22 +138,12 @@ def _microseconds(call: Callable[[], None]) -> float:
         start = time.perf_counter()
         call()
         return (time.perf_counter() - start) * 1e6
-    long = _between_events(call) > _LONG
+    long = chips.elapsed(call) > _LONG
     # Recorded, since a kernel of a few microseconds would drown in its own launch.
     calls, repeats = (1, 3) if long else (_CALLS, _REPEATS)
     replay = call if long else chips.record(call, calls)
     replay()
-    return statistics.median(_between_events(replay) for _ in range(repeats)) / calls
-
-
-def _between_events(step: Callable[[], None]) -> float:
-    module = chips.device_module()
-    begin, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
-    begin.record()
-    step()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) * 1e3
+    return statistics.median(chips.elapsed(replay) for _ in range(repeats)) / calls
 
 
 def export(path: Path) -> int:
