@@ -208,6 +208,11 @@ int main(int count, char **names) {
         check_kind(kind, 37, kind >= KIND_Q4_K ? 512 : 200);
         check_kind(kind, 16, kind >= KIND_Q4_K ? 256 : 64);
     }
+    Weight long_rows = empty_weight(KIND_Q4, 16, 25000); /* more than the x86 kernels decode at a time */
+    float *values = noises(16 * 25000);
+    if (trireme_pack(&long_rows, 0, 16, 0, values, 25000 * 4)) fail("packing", KIND_Q4, 0, 1);
+    check_product(&long_rows, 65);
+    free(values), free((void *)long_rows.data);
     check_transforms();
     for (int i = 0; i < isa_count; i++) {
         trireme_set_isa(isas[i]);

@@ -189,11 +189,18 @@ def test_products(kind: str, shape: tuple[int, int, int]) -> None:
         assert relative(actual, expected) < tolerance(kind)
 
 
-@pytest.mark.parametrize("kind", ["bf16", "q4"])
-def test_products_of_more_weights_than_are_decoded_at_a_time(kind: str) -> None:
+@pytest.mark.parametrize("kind", [*FLOAT_KINDS, "q4_k", "q6_k"])
+def test_products_of_more_weights_and_columns_than_are_decoded_at_a_time(kind: str) -> None:
     library.set_threads(1)
-    weight, x = PackedWeight.from_floats(kind, torch.randn(9 * 16 + 5, 6144)), torch.randn(67, 6144)
-    assert relative(multiply(weight, x), x.double() @ weight.floats().double().T) < tolerance(kind)
+    rows, columns = 13 * 16 + 5, 2048 + 512  # 2048 columns of 12 tiles are decoded together
+    if kind in FLOAT_KINDS:
+        weight = PackedWeight.from_floats(kind, torch.randn(rows, columns - 30))
+    else:
+        values, size = GGUF[kind]
+        blocks = torch.randint(0, 60, (rows, columns // values * size), dtype=torch.uint8)  # as halves, small and finite
+        weight = PackedWeight.from_gguf(kind, blocks, columns)
+    x = torch.randn(67, weight.columns)
+    assert relative(multiply(weight, x), x.double() @ weight.floats().double().T) < 0.012
 
 
 @pytest.mark.parametrize("kind", FLOAT_KINDS)

@@ -63,7 +63,7 @@ INLINE __m512i stored_quad(const int kind, const uint8_t *numbers, int q) {
     return _mm512_ternarylogic_epi32(pairs, _mm512_set1_epi8(0x30), quad, 0xea); /* (pairs & mask) | quad */
 }
 
-/* One tile of 16 weight rows, all columns, as bf16 pairs: 1 KB per 32 columns. */
+/* 16 weight rows as bf16 pairs: 1 KB per 32 columns. */
 INLINE void decode_tile(const int kind, const uint8_t *data, int padded, uint8_t *out) {
     const int nibbles = is_nibbles(kind);
     const uint8_t *super = data;
@@ -86,28 +86,30 @@ INLINE void decode_tile(const int kind, const uint8_t *data, int padded, uint8_t
     }
 }
 
-static void decode_any(const Weight *weight, int tile, uint8_t *out) {
+/* `columns` columns of a tile from `first` on. */
+static void decode_any(const Weight *weight, int tile, int first, int columns, uint8_t *out) {
     const uint8_t *data = weight->data + tile * weight->tile_bytes;
+    data += is_super(weight->kind) ? super_offset(weight->kind, first / SUPER) : block_offset(weight->kind, first / BLOCK);
     switch (weight->kind) {
-    case KIND_Q4: decode_tile(KIND_Q4, data, weight->padded, out); break;
-    case KIND_Q4_MIN: decode_tile(KIND_Q4_MIN, data, weight->padded, out); break;
-    case KIND_Q8: decode_tile(KIND_Q8, data, weight->padded, out); break;
-    case KIND_Q4_K: decode_tile(KIND_Q4_K, data, weight->padded, out); break;
-    default: decode_tile(KIND_Q6_K, data, weight->padded, out);
+    case KIND_Q4: decode_tile(KIND_Q4, data, columns, out); break;
+    case KIND_Q4_MIN: decode_tile(KIND_Q4_MIN, data, columns, out); break;
+    case KIND_Q8: decode_tile(KIND_Q8, data, columns, out); break;
+    case KIND_Q4_K: decode_tile(KIND_Q4_K, data, columns, out); break;
+    default: decode_tile(KIND_Q6_K, data, columns, out);
     }
 }
 
-/* Adds one 16 × 16 block of sums to the output, those past the last row or weight left out. */
-static void write_block(const Linear *linear, const float *sums, int tile, int row, int rows) {
+/* Adds one 16 × 16 block of sums to the output, those past the last row or weight left out. `more`: the output has sums already. */
+static void write_block(const Linear *linear, const float *sums, int tile, int row, int rows, int more) {
     const Weight *weight = linear->weight;
     int columns = weight->rows - tile * TILE, count = rows - row < 16 ? rows - row : 16;
     __mmask16 mask = columns >= TILE ? 0xffff : (__mmask16)((1 << columns) - 1);
-    __m512 bias = linear->bias ? _mm512_maskz_loadu_ps(mask, linear->bias + tile * TILE) : _mm512_setzero_ps();
+    __m512 bias = linear->bias && !more ? _mm512_maskz_loadu_ps(mask, linear->bias + tile * TILE) : _mm512_setzero_ps();
     for (int r = 0; r < count; r++) {
         float *at = linear->output + (row + r) * linear->output_stride + tile * TILE;
         __m512 value = _mm512_load_ps(sums + r * 16);
         value = _mm512_add_ps(value, bias);
-        if (linear->accumulate) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, at));
+        if (linear->accumulate || more) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, at));
         _mm512_mask_storeu_ps(at, mask, value);
     }
 }
@@ -134,38 +136,50 @@ INLINE void multiply(const int two_rows, const int two_tiles, const uint8_t *x, 
     _tile_stored(2, sums + 512, 64); _tile_stored(3, sums + 768, 64);
 }
 
-INLINE void multiply_rows(const Linear *linear, const Activations *x, int tile, int two_tiles,
+typedef struct { int first, columns; } Slice; /* of all columns */
+
+INLINE void multiply_rows(const Linear *linear, const Activations *x, Slice slice, int tile, int two_tiles,
                           const uint8_t *w0, const uint8_t *w1, int row, int rows, float *sums) {
-    const uint8_t *records = x->data + row * x->stride;
-    int steps = x->padded / 32, two_rows = row + 16 < rows;
+    const uint8_t *records = x->data + row * x->stride + slice.first * 2;
+    int steps = slice.columns / 32, two_rows = row + 16 < rows, more = slice.first > 0;
     if (two_rows && two_tiles) multiply(1, 1, records, x->stride, w0, w1, steps, sums);
     else if (two_rows) multiply(1, 0, records, x->stride, w0, w1, steps, sums);
     else if (two_tiles) multiply(0, 1, records, x->stride, w0, w1, steps, sums);
     else multiply(0, 0, records, x->stride, w0, w1, steps, sums);
-    write_block(linear, sums, tile, row, rows);
-    if (two_tiles) write_block(linear, sums + 256, tile + 1, row, rows);
-    if (two_rows) write_block(linear, sums + 512, tile, row + 16, rows);
-    if (two_rows && two_tiles) write_block(linear, sums + 768, tile + 1, row + 16, rows);
+    write_block(linear, sums, tile, row, rows, more);
+    if (two_tiles) write_block(linear, sums + 256, tile + 1, row, rows, more);
+    if (two_rows) write_block(linear, sums + 512, tile, row + 16, rows, more);
+    if (two_rows && two_tiles) write_block(linear, sums + 768, tile + 1, row + 16, rows, more);
+}
+
+/* All rows by tiles [first, last), some of the columns. */
+static void multiply_slice(const Linear *linear, const Activations *x, Slice slice, int first, int last, int rows, uint8_t *decoded, float *sums) {
+    const Weight *weight = linear->weight;
+    const int ready = weight->kind == KIND_BF16;
+    const size_t tile_size = ready ? (size_t)weight->tile_bytes : (size_t)slice.columns * 32;
+    const uint8_t *weights = ready ? weight->data + first * tile_size + (size_t)slice.first * 32 : decoded;
+    for (int tile = first; !ready && tile < last; tile++)
+        decode_any(weight, tile, slice.first, slice.columns, decoded + (tile - first) * tile_size);
+    for (int row = 0; row < rows; row += 32)
+        for (int tile = first; tile < last; tile += 2) {
+            const uint8_t *w0 = weights + (tile - first) * tile_size;
+            multiply_rows(linear, x, slice, tile, tile + 1 < last, w0, w0 + tile_size, row, rows, sums);
+        }
 }
 
 /* scratch: as many weight rows as fit in WIDE_BYTES (32 at least) as bf16, then 4 KB of sums. Each 32 rows of activations meet all
  * of these weights, so that they come from far memory once for all, not once for each 32 weight rows. */
 void matmul_amx(const Linear *linear, const Activations *x, int tile0, int tile1, int rows, float *scratch) {
-    const Weight *weight = linear->weight;
-    const int ready = weight->kind == KIND_BF16, most = wide_tiles(weight->padded, rows);
-    const size_t tile_size = ready ? (size_t)weight->tile_bytes : (size_t)weight->padded * 32;
+    const int padded = linear->weight->padded, columns = wide_columns(padded, rows), most = wide_tiles(padded, rows);
     uint8_t *decoded = (uint8_t *)scratch;
-    float *sums = (float *)(decoded + most * (size_t)weight->padded * 32);
+    float *sums = (float *)(decoded + (size_t)most * columns * 32);
     configure_tiles();
     for (int first = tile0; first < tile1; first += most) {
         int last = first + most < tile1 ? first + most : tile1;
-        const uint8_t *weights = ready ? weight->data + first * weight->tile_bytes : decoded;
-        for (int tile = first; !ready && tile < last; tile++) decode_any(weight, tile, decoded + (tile - first) * tile_size);
-        for (int row = 0; row < rows; row += 32)
-            for (int tile = first; tile < last; tile += 2) {
-                const uint8_t *w0 = weights + (tile - first) * tile_size;
-                multiply_rows(linear, x, tile, tile + 1 < last, w0, w0 + tile_size, row, rows, sums);
-            }
+        for (Slice slice = {0, columns}; slice.first < padded; slice.first += columns) {
+            if (slice.first + columns > padded) slice.columns = padded - slice.first;
+            multiply_slice(linear, x, slice, first, last, rows, decoded, sums);
+        }
     }
     _tile_release();
 }

@@ -39,9 +39,15 @@ static inline __attribute__((always_inline)) void fetch_ahead(const uint8_t *at,
     for (int line = 0; line < bytes; line += 64) __builtin_prefetch(at + AHEAD + line);
 }
 
-/* How many tiles a wide product of so many rows decodes to bf16 at a time. Few rows want them in the first cache, many in the second. */
-enum { WIDE_BYTES = 3 << 18, MANY_ROWS = 64 };
+/* What a wide product of so many rows decodes to bf16 at a time: columns, and tiles of them. Few rows want them in the first cache and
+ * take all columns; many want them in the second, with enough weights to be worth 32 rows of activations from far memory. */
+enum { WIDE_BYTES = 3 << 18, WIDE_COLUMNS = 2048, MANY_ROWS = 64 };
+static inline int wide_columns(int padded, int rows) { return rows <= MANY_ROWS || padded < WIDE_COLUMNS ? padded : WIDE_COLUMNS; }
 static inline int wide_tiles(int padded, int rows) {
-    int tiles = WIDE_BYTES / (padded * 32) / 2 * 2;
-    return rows <= MANY_ROWS || tiles < 2 ? 2 : tiles;
+    return rows <= MANY_ROWS ? 2 : WIDE_BYTES / (wide_columns(padded, rows) * 32) / 2 * 2;
+}
+/* For these, or for one tile of all columns as the ARM kernels decode it, and the sums of 32 by 32. */
+static inline size_t wide_bytes(int padded, int rows) {
+    size_t part = (size_t)wide_tiles(padded, rows) * wide_columns(padded, rows) * 32, whole = (size_t)padded * 32;
+    return (part > whole ? part : whole) + 4096;
 }

@@ -57,8 +57,7 @@ static void run_linear(const Linear *linear, int rows, Worker *worker) {
     Activations x = activations_for(kernels, weight, rows);
     int alone = rows <= ALONE_ROWS && weight->padded * rows <= ALONE_COLUMNS;
     int wide = is_wide(kernels, rows) && weight->kind != KIND_F32;
-    size_t own = alone ? (size_t)x.stride * rows : 0, panel = 0;
-    if (wide) panel = (size_t)wide_tiles(weight->padded, rows) * weight->padded * 32 + 8192;
+    size_t own = alone ? (size_t)x.stride * rows : 0, panel = wide ? wide_bytes(weight->padded, rows) : 0;
     uint8_t *scratch = pool_scratch(worker, own + panel + (size_t)weight->padded * 4);
     float *temporary = (float *)(scratch + own + panel);
     x.data = alone ? scratch : shared_buffer;
