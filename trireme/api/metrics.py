@@ -99,22 +99,34 @@ class Metrics:
         }
         self.recent_first: deque[tuple[float, float]] = deque(maxlen=4096)  # (when, seconds)
         self.recent_between: deque[tuple[float, float]] = deque(maxlen=16384)
-        self.totals = {"prompt_tokens": 0, "generation_tokens": 0, "requests": 0}
+        self.counts = {"prompt_tokens": 0, "generation_tokens": 0, "requests": 0}
+        self.open_meters: set[Meter] = set()
         self._gaps: list[float] = []  # not yet in the histogram
         self._made = 0  # tokens not yet in the counter
 
     def generated(self, now: float, made: int, gap: float | None) -> None:
-        """Notes new tokens of one sequence, and the time each took if they are not its first; settled later, in one go."""
-        self.totals["generation_tokens"] += made
+        """Notes new tokens of one sequence, and the time each took if they are not its first; counted later, in one go."""
+        self.counts["generation_tokens"] += made
         self._made += made
         if gap is not None:
             self.recent_between.append((now, gap))
             self._gaps += [gap] * made
             if len(self._gaps) > MAX_UNSETTLED:
-                self.settle()
+                self.count_generated()
 
     def settle(self) -> None:
-        """Brings histogram and counter up to date."""
+        """Brings all numbers up to date: what is noted for a token is no more than when it came."""
+        for meter in self.open_meters:
+            meter.settle()
+        self.count_generated()
+
+    def totals(self) -> dict[str, int]:
+        """Tokens and requests since the beginning."""
+        self.settle()
+        return self.counts
+
+    def count_generated(self) -> None:
+        """Counts what was noted."""
         gaps, made = self._gaps, self._made
         self._gaps, self._made = [], 0
         if gaps:
@@ -141,6 +153,7 @@ class Metrics:
 
     def percentiles(self) -> dict[str, dict[str, float] | None]:
         """Of the last minute, in seconds."""
+        self.settle()
         since = time.monotonic() - WINDOW_SECONDS
         return {
             "time_to_first_token": _percentiles([value for when, value in self.recent_first if when >= since]),
@@ -184,10 +197,12 @@ class Meter:
         self._metrics, self._arrived, self._opened = metrics, arrived, time.monotonic()
         self._first: float | None = None
         self._last: dict[int, float] = {}
+        self._marks: list[tuple[float, int, int]] = []  # not yet settled: when, whose, how many tokens
         self._made = 0
         self._ended = False
-        metrics.totals["prompt_tokens"] += prompt_tokens
-        metrics.totals["requests"] += 1
+        metrics.open_meters.add(self)
+        metrics.counts["prompt_tokens"] += prompt_tokens
+        metrics.counts["requests"] += 1
         metrics.count("prompt_tokens", prompt_tokens)
         metrics.observe("request_prompt_tokens", prompt_tokens)
         metrics.observe("request_params_n", n)
@@ -195,17 +210,23 @@ class Meter:
             metrics.observe("request_params_max_tokens", max_tokens)
 
     def take(self, piece: Piece) -> None:
-        made = len(piece.token_ids)
-        if not made:
-            return
-        now, last = time.monotonic(), self._last.get(piece.index)
-        self._last[piece.index] = now
-        self._made += made
-        if self._first is None:
-            self._first = now
-            self._metrics.observe("time_to_first_token_seconds", now - self._arrived)
-            self._metrics.recent_first.append((now, now - self._arrived))
-        self._metrics.generated(now, made, None if last is None else (now - last) / made)
+        """Notes when tokens came; what that means is worked out for many at once."""
+        if piece.token_ids:
+            self._marks.append((time.monotonic(), piece.index, len(piece.token_ids)))
+            if len(self._marks) > MAX_UNSETTLED:
+                self.settle()
+
+    def settle(self) -> None:
+        marks, self._marks = self._marks, []
+        for now, index, made in marks:
+            last = self._last.get(index)
+            self._last[index] = now
+            self._made += made
+            if self._first is None:
+                self._first = now
+                self._metrics.observe("time_to_first_token_seconds", now - self._arrived)
+                self._metrics.recent_first.append((now, now - self._arrived))
+            self._metrics.generated(now, made, None if last is None else (now - last) / made)
 
     def end(self, answer: Answer, cause: str) -> None:
         """Closes the books; `cause` says why if the answer is not whole. A row that failed has ended, and is no success."""
@@ -213,7 +234,9 @@ class Meter:
             return
         self._ended = True
         metrics, now = self._metrics, time.monotonic()
-        metrics.settle()
+        self.settle()
+        metrics.count_generated()
+        metrics.open_meters.discard(self)
         metrics.count("prompt_tokens_cached", answer.cached_tokens)
         if not answer.done or cause != "disconnect":
             metrics.count("request_aborted", 1, cause)

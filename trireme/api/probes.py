@@ -63,7 +63,7 @@ class Probes:
                 "kv_usage": kv_usage(stats),
                 "stats": stats,
                 "counted_by": {"process": service.client.name, "of": service.options.http_workers},  # totals and percentiles
-                "totals": service.metrics.totals,
+                "totals": service.metrics.totals(),
                 "percentiles": service.metrics.percentiles(),
                 "heartbeat_ages": state.ages,
             }

@@ -69,6 +69,7 @@ class Answer:
     def __init__(self, id: str, prompt: str | None, tokens: list[int], sampling: SamplingParams, key: str | None = None):
         self.id, self.prompt, self.tokens, self.sampling, self.key = id, prompt, tokens, sampling, key or id
         self.completions = [Completion(index=i, token_ids=[]) for i in range(sampling.num_sequences)]
+        self._parts: list[list[str]] = [[] for _ in self.completions]  # of their texts, joined when somebody wants them whole
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.cached_tokens = 0
         self._num_open = len(self.completions)  # sequences that still run
@@ -124,9 +125,10 @@ class Answer:
         )
 
     def _extend(self, completion: Completion, gain: Gain) -> None:
-        completion.text += gain.text
+        self._parts[completion.index].append(gain.text)
         completion.token_ids += gain.tokens
         if gain.finish is not None:
+            completion.text = "".join(self._parts[completion.index])
             completion.finish_reason, completion.error = gain.finish, gain.error
             self._num_open -= 1
         if gain.logprobs:
@@ -145,6 +147,9 @@ class Answer:
     def output(self) -> Output:
         """The whole answer; of best_of sequences the n likeliest per token."""
         completions = self.completions
+        for completion in completions:
+            if completion.finish_reason is None:
+                completion.text = "".join(self._parts[completion.index])
         if self._ranks:
             likely = sorted(completions, key=lambda c: -(c.cumulative_logprob or 0.0) / max(len(c.token_ids), 1))
             completions = likely[: self.sampling.n]
