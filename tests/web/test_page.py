@@ -206,7 +206,7 @@ def test_it_works_on_a_small_screen(browser: Any, fake: FakeServer) -> None:
     seen = Seen(page)
     page.goto(fake.url)
     page.wait_for_selector('#state[data-state="ready"]')
-    fake.answer = "| Server | tokens/s | note |\n|---|---:|---|\n| Trireme | 103 | a rather long remark that needs more than a line |"
+    fake.answer = "| Server | tokens/s | note |\n|---|---:|---|\n| Trireme | 103 | a remark that needs more than one line |"
     ask(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     heights = page.evaluate("[...document.querySelectorAll('th')].map(cell => cell.getBoundingClientRect().height)")
