@@ -131,9 +131,9 @@ class RankGroup:
         for rank in self.ranks:
             limit = self._silence if rank.ready else START_SILENCE_SECONDS
             if now - rank.beaten > limit:
-                self._end(rank, f"has given no sign of life for {limit:.0f} s")
+                self._end(rank, f"has given no sign of life for {limit:.0f} s", hung=True)
             if rank.busy > self.config.device.collective_timeout:
-                self._end(rank, f"has been in one step for {rank.busy:.0f} s")
+                self._end(rank, f"has been in one step for {rank.busy:.0f} s", hung=True)
 
     def hear(self) -> None:
         """Takes what the ranks have said. Does not wait."""
@@ -173,15 +173,14 @@ class RankGroup:
         error.exit_code = failed.exit_code
         raise error
 
-    def _end(self, rank: _Rank, what: str) -> None:
+    def _end(self, rank: _Rank, what: str, hung: bool = False) -> None:
         if rank.process.poll() is None:
             show_stacks(rank.process.pid)
             time.sleep(0.1)
-        try:
-            rank.process.wait(timeout=0.5)
-            what = rank.ending()
-        except subprocess.TimeoutExpired:
-            pass
+        if not hung:  # one that hangs may die of being asked for its stacks, which is not why the group ends
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.process.wait(timeout=0.5)
+                what = rank.ending()
         self.kill()
         raise WorkerDied(
             f"Worker rank {rank.rank} of {self.size} {what}; the group was ended.", "start again; its last words stand above"
