@@ -57,6 +57,16 @@ class Served:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 
+    def logged(self, text: str) -> str:
+        """The last line of the log with `text` in it. A line is written after its answer is sent, so it may still be on its way."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            lines = [line for line in self.log.splitlines(keepends=True) if text in line and line.endswith("\n")]
+            if lines:
+                return lines[-1]
+            time.sleep(0.02)
+        raise AssertionError(f"never logged: {text}\n{self.log}")
+
     def client(self, key: str | None = KEYS[0], **more: Any) -> httpx.Client:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE, **more)

@@ -141,7 +141,7 @@ def test_request_ids_and_traces_are_carried(served: Served, http: httpx.Client) 
     headers = {"x-request-id": "my-own-id", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
     response = http.get("/v1/models", headers=headers)
     assert response.headers["x-request-id"] == "my-own-id"
-    line = next(json.loads(text) for text in reversed(served.log.splitlines()) if "my-own-id" in text)
+    line = json.loads(served.logged("my-own-id"))
     assert (line["trace_id"], line["status"], line["path"]) == (trace, 200, "/v1/models")
     made = http.get("/v1/models", headers={"x-request-id": "bad\tid"}).headers["x-request-id"]
     assert re.fullmatch(r"req-[0-9a-f]{24}", made)
@@ -159,6 +159,7 @@ def test_the_log_and_the_errors_tell_no_secrets(served: Served, http: httpx.Clie
     assert [answer.status_code for answer in answers] == [200, 400, 200, 400, 401]
     for answer in answers:
         assert not re.search(r"0x[0-9a-f]{6,}|/site-packages/|Traceback|\.py\b", answer.text)
+        served.logged(answer.headers["x-request-id"])
     assert SECRET not in served.log
     assert not any(key in served.log for key in KEYS)
 
