@@ -68,7 +68,8 @@ class Drive:
 
     def _recorded(self, step: Step) -> Tensor:
         logits, begin = self._forward(step), 0
-        for id, start, count, wanted in zip(self._plan_ids, step.starts, step.counts, step.logits, strict=True):
+        assert len(self._plan_ids) == len(step.rows) or step.padded
+        for id, start, count, wanted in zip(self._plan_ids, step.starts, step.counts, step.logits, strict=False):
             first = int(start + count - wanted)
             for i in range(int(wanted)):
                 self.runs[id].logits[first + i] = logits[begin + i].float().clone()
@@ -85,13 +86,16 @@ class Drive:
         for _ in range(max_steps):
             if not self.scheduler.has_work():
                 return self.runs
-            for progress in self.engine.step():
-                run = self.runs[progress.id]
-                run.tokens += progress.tokens
-                run.cached = max(run.cached, progress.cached_tokens)
-                run.progress.append(progress)
-            self.scheduler.check()
+            self.step()
         raise AssertionError(f"still busy after {max_steps} steps: {self.scheduler.stats()}")
+
+    def step(self) -> None:
+        for progress in self.engine.step():
+            run = self.runs[progress.id]
+            run.tokens += progress.tokens
+            run.cached = max(run.cached, progress.cached_tokens)
+            run.progress.append(progress)
+        self.scheduler.check()
 
     def run(self, id: str, tokens: list[int], **sampling: Any) -> Run:
         self.add(id, tokens, **sampling)

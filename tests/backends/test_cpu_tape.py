@@ -16,7 +16,7 @@ if reason_against("cpu"):
 from trireme.backends.cpu import Cpu
 from trireme.backends.cpu.fuse import fused
 from trireme.backends.cpu.library import StepStruct
-from trireme.backends.cpu.program import Program
+from trireme.backends.cpu.program import Live, Program
 from trireme.backends.cpu.tape import Arena, Tape
 from trireme.backends.cpu.weights import PackedWeight
 from trireme.config import DeviceOptions
@@ -87,6 +87,30 @@ def recorded_steps(backend: Cpu, step: Callable[[], torch.Tensor]) -> list[StepS
     programs = [entry for entry in tape.entries if isinstance(entry, Program)]
     assert held is not None and len(programs) == 1
     return fused(programs[0].steps, [], backend.arena.is_free)
+
+
+@pytest.mark.parametrize("kind", ["f32", "q4_min"])
+def test_a_recording_with_room_computes_only_what_is_wanted(backend: Cpu, kind: str) -> None:
+    """One recording serves any number of rows; those past the wanted ones are neither read nor written."""
+    ops, room, count, norm = backend.ops, 40, torch.zeros(1, dtype=torch.int32), torch.randn(64)
+    first, second = (PackedWeight.from_floats(kind, torch.randn(64, 64)) for _ in range(2))
+    x, residual, index = torch.randn(room, 64), torch.zeros(room, 64), torch.zeros(3, dtype=torch.int32)
+
+    def step(rows: int = room) -> torch.Tensor:
+        y, _ = ops.add_rms_norm(ops.packed_linear([first], x[:rows], None), residual[:rows], norm, 1e-5)
+        return ops.select(ops.packed_linear([second], y, None), index)
+
+    with torch.inference_mode():
+        count[0], ops.live = 1, Live(room, count)
+        replay = backend.graph(step)
+        ops.live = None
+        for wanted in (1, 7, 16, 33, room):
+            count[0], index[:] = wanted, torch.tensor([0, wanted - 1, wanted // 2])
+            residual.fill_(0)
+            got = replay().clone()
+            assert residual[:wanted].any(1).all() and not residual[wanted:].any()
+            residual.fill_(0)
+            torch.testing.assert_close(got, step(wanted))
 
 
 def test_a_step_that_asks_the_host_is_left_alone(backend: Cpu) -> None:

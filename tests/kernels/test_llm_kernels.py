@@ -129,7 +129,7 @@ def test_backend_takes_mixed_steps_apart(replayed: bool) -> None:
     kind = AttentionKind(0.2)
     step, q, cache, expected = attention_case([0, 40, 7, 0], [9, 1, 3, 0], 4, (4, 2, 32), kind, torch.float32)
     ops = CudaOps()
-    out = ops.attention(torch.cat([q, q[:2]]), cache, ops.plan_attention(replace(step, replayed=replayed)), kind)
+    out = ops.attention(torch.cat([q, q[:2]]), cache, ops.plan_attention(replace(step, room=len(q) + 2 if replayed else 0)), kind)
     close(out[:13], expected)
     assert replayed or not out[13:].any()
 

@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 import tiny_models
+from drive import Drive
 from tiny_models import LENGTH, VOCAB, prompt
 
 from trireme.config import resolve
@@ -64,8 +65,23 @@ def test_rehearsed_steps_give_the_same_answers_and_leave_the_cache_alone(
     recorded = {(padding.sequences, mode) for padding, mode in runner.graphs if padding.decode}
     wanted = [size for size in runner.graph_sizes if size <= MOST_REHEARSED]
     assert wanted and recorded >= {(size, mode) for size in wanted for mode in ("greedy", "random")}
+    with_prompts = {(padding.sequences, mode) for padding, mode in runner.graphs if not padding.decode}
+    assert with_prompts >= {(size, mode) for size in (1, 2, 4, 8) for mode in ("greedy", "random")}
     tokens, cached = rested.ask(8)
     assert (tokens, cached) == plain.ask(8) and min(cached.values()) >= 16
+
+
+def test_one_recording_serves_steps_with_any_number_of_prompt_tokens(folder: pathlib.Path) -> None:
+    """Prompts of many lengths come beside answers, whole and in pieces; every answer is as without recordings."""
+    answers = []
+    for graphs in (False, True):
+        drive = Drive(folder, full=False, backend="cpu", graphs=graphs, max_model_len=LENGTH, max_step_tokens=24)
+        for i, length in enumerate((3, 21, 9, 33, 1, 17, 30, 5)):
+            drive.add(str(i), prompt(length, i), max_tokens=6 + i % 3, temperature=float(i % 2), seed=i, ignore_eos=True)
+            drive.step()
+        answers.append({id: run.tokens for id, run in drive.finish().items()})
+    assert answers[0] == answers[1]
+    assert any(not padding.decode for padding, _ in drive.worker.runner.graphs), "no step with prompts was recorded"
 
 
 def test_rests_between_plans_until_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

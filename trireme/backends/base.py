@@ -78,6 +78,11 @@ class Backend:
         """The padded numbers of tokens at which steps with prompts are captured; none where graphs bring nothing."""
         return ()
 
+    @property
+    def graph_batches(self) -> tuple[int, ...]:
+        """The padded numbers of sequences of such steps. Few: it is tokens that cost time."""
+        return 8, 64, 256
+
     def mark(self) -> Callable[[], None]:
         """Marks this point of the device's work; calling the mark waits until it is reached."""
         return lambda: None

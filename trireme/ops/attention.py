@@ -81,7 +81,12 @@ class StepLayout:
     query_starts: Tensor  # [seqs + 1] int32: where each sequence's new tokens begin among the step's tokens
     context_lengths: Tensor  # [seqs] int32: starts + counts
     padded: bool = False  # whether trailing sequences are padding for a captured graph (counts of 0 or scratch slots)
-    replayed: bool = False  # whether a graph with prompts is being captured: the columns on the host are of this step alone
+    room: int = 0  # where a graph with prompts is being captured: the tokens it has room for; 0 else
+
+    @property
+    def replayed(self) -> bool:
+        """Whether other steps will go by this one's plan: its columns on the host are its own alone."""
+        return self.room > 0
 
     def slots(self, sequence: int) -> Tensor:
         """All slots of one sequence up to its newest token, by position."""

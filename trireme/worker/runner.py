@@ -64,18 +64,16 @@ class Runner:
         answer.copy_(pick.ids[:wanted], non_blocking=True)
         self.launched.append(Launched(plan, answer, self.backend.mark(), pick.logprobs, notes))
 
-    def rehearse(self, size: int, mode: str) -> None:
-        """Records the decode step of so many sequences before anybody wants it, on the scratch row, which nobody reads."""
-        if (Padding(size, size, True), mode) in self.graphs:
-            return
-        scratch, ones = self.tables.scratch_row, [1] * size
+    def rehearse(self, counts: list[int], mode: str) -> None:
+        """Records a step of sequences with so many tokens before anybody wants it, on the scratch row, which nobody reads."""
+        scratch, size = self.tables.scratch_row, len(counts)
+        plan = Plan(0, [], [], [], [], [scratch] * size, [0] * size, counts, [1] * size, [True] * size)
         if mode == "random":
             self.sampler.random.add(scratch)
         try:
-            self.launch(
-                Plan(0, [], [], [], [], rows=[scratch] * size, starts=[0] * size, counts=ones, logits=ones, samples=[True] * size)
-            )
-            self.collect()
+            if self._graph_key(plan) not in self.graphs:  # asked once more by the launch: a step with prompts is known then
+                self.launch(plan)
+                self.collect()
         finally:
             self.sampler.random.discard(scratch)
 
@@ -110,8 +108,8 @@ class Runner:
         return pick, notes
 
     def _forward(self, step: Step) -> Tensor:
-        tokens, slots = self.tables.inputs(step)
         plan = self.backend.ops.plan_attention(step.layout)
+        tokens, slots = self.tables.inputs(step)
         batch = Batch(tokens, step.positions, slots, step.logits_at, step.reach, step.layout, plan, self.caches)
         return self.model(batch)
 
@@ -132,11 +130,11 @@ class Runner:
         return self._mixed_key(sum(plan.counts), sequences, mode)
 
     def _mixed_key(self, tokens: int, sequences: int, mode: str) -> tuple[Padding | None, str]:
-        """The size of a step with prompts. Few sizes of batches: it is tokens that cost time."""
+        """The size of a step with prompts."""
         if not self.graph_tokens or tokens > self.graph_tokens[-1]:
             return None, ""
         most = self.graph_sizes[-1]
-        sequences = next(size for size in (*(min(few, most) for few in (8, 64, 256)), most) if size >= sequences)
+        sequences = next(size for size in (*(min(few, most) for few in self.backend.graph_batches), most) if size >= sequences)
         padding = Padding(next(size for size in self.graph_tokens if size >= tokens), sequences, False)
         if (padding, mode) in self.met:
             return padding, mode

@@ -40,7 +40,7 @@ class Step:
     buffer: Tensor
     make_layout: Callable[[Step], StepLayout]
     padded: bool  # whether some sequences only pad
-    replayed: bool  # whether it is captured as a step with prompts
+    room: int  # captured as a step with prompts: how many tokens it has room for; 0 else
 
     def begin(self, name: str) -> int:
         """Where a column begins in the buffer."""
@@ -173,10 +173,10 @@ class Tables:
         columns["logits_at"] = put(_wanted(ends[1:], logits), count if padding else 0)
         updates = self._updates(plan)
         self.packed.send()
-        padded, replayed = count > len(plan.rows), padding is not None and not padding.decode
+        padded, room = count > len(plan.rows), tokens if padding and not padding.decode else 0
         for table, index, values in updates:
             table.view(-1).index_copy_(0, self.packed.at(index).long(), self.packed.at(values))
-        return Step(rows, starts, counts, logits, samples, tokens, columns, self.packed.target, self._layout, padded, replayed)
+        return Step(rows, starts, counts, logits, samples, tokens, columns, self.packed.target, self._layout, padded, room)
 
     def _layout(self, step: Step) -> StepLayout:
         rows, query_starts, lengths = (step.column(name) for name in ("rows", "query_starts", "lengths"))
@@ -190,7 +190,7 @@ class Tables:
             query_starts,
             lengths,
             step.padded,
-            step.replayed,
+            step.room,
         )
 
     def _token_columns(

@@ -93,13 +93,18 @@ class LocalWorker:
         self.grammars.warm_up()
         yield True
         alone = self.size == 1 and self.depth == 1  # ranks would have to agree on the moment; a device records in other ways
-        sizes = [size for size in self.runner.graph_sizes if size <= MOST_REHEARSED] if alone else []
-        for size, mode in itertools.product(sizes, ("greedy", "random")):
+        for counts, mode in itertools.product(self._rehearsed() if alone else [], ("greedy", "random")):
             begun = time.monotonic()
-            self.runner.rehearse(size, mode)
+            self.runner.rehearse(counts, mode)
             if time.monotonic() - begun > LONGEST_REHEARSAL:
                 return
             yield True
+
+    def _rehearsed(self) -> list[list[int]]:
+        """The steps worth recording before they are wanted, as the tokens of each sequence: decodes, and a prompt beside them."""
+        sizes = [size for size in self.runner.graph_sizes if size <= MOST_REHEARSED]
+        batches = [size for size in self.backend.graph_batches if size in sizes and self.runner.graph_tokens]
+        return sorted([[1] * size for size in sizes] + [[2] + [1] * (size - 1) for size in batches], key=len)
 
     @contextmanager
     def capture(self, *paths: str) -> Iterator[dict[str, list[Tensor]]]:

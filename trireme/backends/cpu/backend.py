@@ -22,6 +22,8 @@ from trireme.config import DeviceOptions, cache_folder
 from trireme.errors import BackendUnavailable
 from trireme.layers import Attention, GatedMLP
 
+PROMPT_ROOM = 512  # tokens of a step with prompts that is recorded; with more, Python's share is small
+
 
 class Cpu(Backend):
     name = "cpu"
@@ -63,6 +65,15 @@ class Cpu(Backend):
     def graph_sizes(self, max_rows: int) -> tuple[int, ...]:
         sizes = [*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64]
         return tuple(size for size in sizes if size <= max_rows)
+
+    def graph_tokens(self, max_rows: int) -> tuple[int, ...]:
+        """One size is enough: rows past the step's own are not computed."""
+        return (PROMPT_ROOM,)
+
+    @property
+    def graph_batches(self) -> tuple[int, ...]:
+        """Each sequence of room costs a row of logits."""
+        return 1, 2, 4, 8, 16, 32
 
     def graph(self, step: Callable[[], Any]) -> Callable[[], Any]:
         """Records the step while running it. A step that brings values to the host is not recorded and stays as it is."""

@@ -159,7 +159,7 @@ OPS = {name: code for code, name in enumerate(ARGUMENTS)}
 
 
 class StepStruct(Structure):
-    _fields_ = [("op", c_int32), ("rows", c_int32), ("args", c_void_p)]
+    _fields_ = [("op", c_int32), ("rows", c_int32), ("args", c_void_p), ("live", c_void_p)]
 
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trireme.backends.cpu.program import PLAIN, Program, Sequences, Transform
+from trireme.backends.cpu.program import PLAIN, Live, Program, Sequences, Transform
 from trireme.backends.cpu.tape import Tape
 from trireme.backends.cpu.weights import PackedWeight
 from trireme.ops import AttentionKind, KVCache, Ops, StepLayout
@@ -33,10 +33,11 @@ def gate_transform(kind: str) -> Transform:
 class CpuOps(Ops):
     def __init__(self) -> None:
         self.tape: Tape | None = None
+        self.live: Live | None = None
 
     def run(self, op: str, *args: Any, **options: Any) -> None:
         """Runs one step, and records it where a recording is under way."""
-        program = Program()
+        program = Program(self.live)
         getattr(program, op)(*args, **options)
         program.run()
         if self.tape is not None:
@@ -137,6 +138,7 @@ class CpuOps(Ops):
         return q
 
     def plan_attention(self, layout: StepLayout) -> CpuPlan:
+        self.live = Live(layout.room, layout.query_starts[-1:]) if layout.room else None
         places = (layout.query_starts, layout.context_lengths, layout.page_table, layout.rows_device)
         return CpuPlan(Sequences(*places, layout.page_size), layout)
 

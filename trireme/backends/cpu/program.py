@@ -62,10 +62,19 @@ class Sequences:
         self.pointer = ctypes.pointer(self.struct)
 
 
-class Program:
-    """A list of steps in the order they were added."""
+@dataclass(frozen=True)
+class Live:
+    """Of `room` rows only the first `count` (one int32) are wanted, as it stands when the program runs."""
 
-    def __init__(self) -> None:
+    room: int
+    count: Tensor
+
+
+class Program:
+    """A list of steps in the order they were added. With `live`, those of as many rows as it has room leave out the unwanted."""
+
+    def __init__(self, live: Live | None = None) -> None:
+        self.live = live
         self.steps: list[StepStruct] = []
         self.kept: list[object] = []
 
@@ -75,8 +84,10 @@ class Program:
         library().trireme_run(ctypes.addressof(compiled), len(compiled))
 
     def _add(self, op: str, rows: int, args: ctypes.Structure, *kept: object) -> None:
-        self.steps.append(StepStruct(OPS[op], rows, ctypes.addressof(args)))
-        self.kept += [args, *kept]
+        wanted = op != "step_inputs"  # every row's id and slot is looked up: torch's calls, too, index by them
+        live = self.live.count if self.live and rows == self.live.room and wanted else None
+        self.steps.append(StepStruct(OPS[op], rows, ctypes.addressof(args), pointer(live)))
+        self.kept += [args, live, *kept]
 
     def linear(
         self,

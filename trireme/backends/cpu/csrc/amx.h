@@ -9,10 +9,11 @@ typedef struct {
     uint8_t rows[16];
 } __attribute__((packed)) TileConfig;
 
-/* All eight tiles: 16 rows of 64 bytes. */
+/* All eight tiles: 16 rows of 64 bytes. A constant: GCC believes that _tile_loadconfig reads eight bytes, and may drop what is
+ * written behind them to a config on the stack. */
 static inline void configure_tiles(void) {
-    TileConfig config = {.palette = 1};
-    for (int i = 0; i < 8; i++) config.bytes_per_row[i] = 64, config.rows[i] = 16;
+    static const TileConfig config = {
+        .palette = 1, .bytes_per_row = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
     _tile_loadconfig(&config);
 }
 

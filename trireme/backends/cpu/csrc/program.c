@@ -7,6 +7,8 @@
 
 typedef struct { const Step *steps; int count; } Program;
 
+static int rows_of(const Step *step) { return step->live && *step->live < step->rows ? *step->live : step->rows; }
+
 static uint8_t *shared_buffer; /* quantised activations of the current matmul, or partial attention results */
 static size_t shared_bytes;
 
@@ -248,7 +250,7 @@ static void run_item(const Step *step, int64_t item, float *temporary) {
 }
 
 static void run_items(const Step *step, Worker *worker) {
-    int64_t items = step->rows;
+    int64_t items = rows_of(step);
     size_t bytes = 4;
     if (step->op == OP_ROW_MAP) bytes = (size_t)((const RowMap *)step->args)->width * 4;
     if (step->op == OP_SAMPLE) bytes = trireme_kernels->sample_bytes(((const Sample *)step->args)->width);
@@ -264,9 +266,10 @@ static void run_steps(void *context, Worker *worker) {
     const Program *program = context;
     for (int i = 0; i < program->count; i++) {
         const Step *step = program->steps + i;
-        if (step->rows == 0) continue;
-        if (step->op == OP_LINEAR) run_linear(step->args, step->rows, worker);
-        else if (step->op == OP_ATTENTION) run_attention(step->args, step->rows, worker);
+        int rows = rows_of(step);
+        if (rows == 0) continue;
+        if (step->op == OP_LINEAR) run_linear(step->args, rows, worker);
+        else if (step->op == OP_ATTENTION) run_attention(step->args, rows, worker);
         else run_items(step, worker);
     }
 }
@@ -275,8 +278,8 @@ void trireme_run(const Step *steps, int count) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++) {
         size_t need = 0;
-        if (steps[i].op == OP_LINEAR) need = linear_bytes(steps[i].args, steps[i].rows);
-        if (steps[i].op == OP_ATTENTION) need = attention_bytes(steps[i].args, steps[i].rows);
+        if (steps[i].op == OP_LINEAR) need = linear_bytes(steps[i].args, rows_of(steps + i));
+        if (steps[i].op == OP_ATTENTION) need = attention_bytes(steps[i].args, rows_of(steps + i));
         bytes = need > bytes ? need : bytes;
     }
     reserve_shared(bytes);

@@ -183,6 +183,7 @@ typedef enum {
 typedef struct {
     int32_t op, rows;
     const void *args;
+    const int32_t *live; /* how many of the rows are wanted, looked up at every run; NULL: all */
 } Step;
 
 /* Activations as a matmul reads them: `data` holds one record per row, `stride` bytes apart. */
