@@ -1,8 +1,11 @@
 """Chat templates: what they can do, and what they cannot do to the process."""
 
 import contextlib
+import itertools
 import json
 import re
+import time
+import types
 
 import pytest
 from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -46,15 +49,81 @@ HOSTILE = {
     "joined": "{% set x = 'a' * 9000000 %}{{ x | join(x) }}",
     "written": "{% for i in range(99999) %}{{ 'a' * 10000 }}{% endfor %}",
     "undefined": "{{ nobody.knows.this }}",
+    "sorted": "{{ (range(99999) | list * 160) | sort | length }}",
+    "mapped": "{{ (range(99999) | list + range(99999) | list) | map('string') | map('trim') | unique | list | length }}",
+    "listed": "{{ (range(99999) | list) * 160 }}",
+    "wrapped": "{{ ('a b ' * 4000000) | wordwrap }}",
+    "titled": "{{ ('ab ' * 5000000).title() }}",
+    "folded": "{{ ('\u0130' * 16000000).casefold() }}",
+    "translated": "{{ ('a' * 16000000).translate({97: 'b' * 1000}) }}",
+    "tabbed": "{{ ('\t' * 1000000).expandtabs(100000) }}",
+    "formatted": "{{ '%9999999999d' | format(1) }}",
+    "formatted with braces": "{{ '{:9999999999}'.format(1) }}",
+    "long texts joined": "{{ (['a' * 16000000] * 1000) | map('trim') | join }}",
+    "long texts joined by a method": "{{ ','.join((['a' * 16000000] * 1000) | map('trim')) }}",
+    "text in one line": "{% set a = '\u00e9' * 9000000 %}{{ (a | upper | lower | tojson(ensure_ascii=true)) * 9 }}",
+    "spaces in front": "{{ ('a\\n' * 8000000) | indent(999) }}",
 }
+# Lists that hold one another: small in memory, endless to whoever looks through them.
+_NESTED = """{% set ns = namespace(x=['a'], y=['a'], t=('a',)) %}{% for i in range(60) %}
+{%- set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}"""
+HOSTILE |= {
+    f"nested: {use}": f"{_NESTED}{use}"
+    for use in (
+        "{{ ns.x }}",
+        "{{ ns.x ~ 'a' }}",
+        "{{ ns.x | tojson }}",
+        "{{ ns.x | trim }}",
+        "{{ ns.x == ns.y }}",
+        "{{ ns.x in ns.y }}",
+        "{{ ns.x is eq(ns.y) }}",
+        "{{ [ns.x] | select('eq', ns.y) | list }}",
+        "{{ ns.x.index(ns.y) }}",
+        "{{ ','.join(ns.x) }}",
+        "{% for i in range(60) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}{{ {ns.t: 1} }}",
+        "{% for i in range(60) %}{% set ns.t = ns.t + ns.t %}{% endfor %}{{ {ns.t: 1} }}",
+    )
+}
+ONE = [{"role": "user", "content": "x"}]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_templates_end_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_SECONDS", 0.3)
+def test_hostile_templates_end_in_one_line(name: str) -> None:
+    """Within half a second of processor time, and what one operation that has begun may take."""
+    began = time.thread_time()
     with pytest.raises(BadRequest) as caught:
-        ChatTemplate(HOSTILE[name]).render({"messages": [{"role": "user", "content": "x"}]})
+        ChatTemplate(HOSTILE[name]).render({"messages": ONE})
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    assert module.MIN_SECONDS == 0.5 and time.thread_time() - began < 1
+
+
+def test_a_busy_machine_refuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time in which others run does not count: here an hour passes at every look at the clock."""
+    clock = itertools.count(0, 3600.0)
+    monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: next(clock), thread_time=time.thread_time))
+    source = "{% for m in messages %}{% for i in range(50) %}{{ m.content | trim }}{% endfor %}{% endfor %}"
+    assert ChatTemplate(source).render({"messages": ONE * 20}) == "x" * 1000
+    assert next(clock) > 3600.0 * 100
+    with pytest.raises(BadRequest, match=r"ran longer than 0\.5 seconds"):
+        ChatTemplate(HOSTILE["endless"]).render({"messages": ONE})
+
+
+def test_long_conversations_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MIN_SECONDS", 0.0)
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"
+    talk = [{"role": "user", "content": f"{i}"} for i in range(5000)]
+    assert ChatTemplate(source).render({"messages": talk}) == "".join(f"<user>{i}" for i in range(5000))
+
+
+def test_large_things_that_honest_conversations_hold() -> None:
+    tools = [
+        {"name": f"f{i}", "parameters": {"type": "object", "properties": {"a": {"enum": list(range(50))}}}} for i in range(1000)
+    ]
+    source = """{{ tools | tojson }}{% for m in messages %}{% if loop.index0 == messages | length - 1 %}{{ m.content | trim }}
+{%- for line in m.content.split('\n') %}{% if loop.first %}{{ line.upper() }}{% endif %}{% endfor %}{% endif %}{% endfor %}"""
+    talk = [*ONE * 1000, {"role": "user", "content": "a long line {:1234567} \n" * 40_000}]
+    text = ChatTemplate(source).render({"messages": talk, "tools": tools})
+    assert text == json.dumps(tools) + talk[-1]["content"].strip() + "A LONG LINE {:1234567} "
 
 
 _WAYS_TO_OS = [  # expressions that would be os, its environ, open or a list of all classes
