@@ -33,7 +33,7 @@ def drive(name: str, server: Served) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["langchain", "llama_index", "ollama"])
+@pytest.mark.parametrize("name", ["langchain", "llama_index", "ollama", "litellm", "instructor", "pydantic_ai", "huggingface"])
 def test_client(name: str, served: Served) -> None:  # noqa: F811
     drive(name, served)
 

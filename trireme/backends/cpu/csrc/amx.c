@@ -99,7 +99,20 @@ static void decode_any(const Weight *weight, int tile, int first, int columns, u
     }
 }
 
-/* Adds one 16 × 16 block of sums to the output, those past the last row or weight left out. `more`: the output has sums already. */
+/* A block of 16 × 16 results: where its sums begin (NULL: at zero) and where they go, as floats with so many bytes between rows. */
+typedef struct { const float *from; int64_t from_stride; float *to; int64_t to_stride; } Block;
+
+/* `more`: the output has sums already. A block with rows or weights past the last goes to `scratch`, and from there to its place. */
+static Block block_of(const Linear *linear, int tile, int row, int rows, int more, float *scratch) {
+    const int on = linear->accumulate || more, whole = (tile + 1) * TILE <= linear->weight->rows && row + 16 <= rows;
+    const int64_t stride = linear->output_stride * 4;
+    float *at = linear->output + row * linear->output_stride + tile * TILE;
+    if (!whole || (linear->accumulate && linear->bias)) return (Block){.to = scratch, .to_stride = 64};
+    if (on) return (Block){at, stride, at, stride};
+    return (Block){linear->bias ? linear->bias + tile * TILE : NULL, 0, at, stride};
+}
+
+/* Adds a block in `scratch` to the output, those past the last row or weight left out. */
 static void write_block(const Linear *linear, const float *sums, int tile, int row, int rows, int more) {
     const Weight *weight = linear->weight;
     int columns = weight->rows - tile * TILE, count = rows - row < 16 ? rows - row : 16;
@@ -114,46 +127,57 @@ static void write_block(const Linear *linear, const float *sums, int tile, int r
     }
 }
 
+#define BEGIN(number, block) \
+    if ((block).from) _tile_loadd(number, (block).from, (int)(block).from_stride); \
+    else _tile_zero(number)
+#define END(number, block) _tile_stored(number, (block).to, (int)(block).to_stride)
+
 /* Up to 2 × 2 blocks of results: two times 16 activation rows by two weight tiles. Tiles 0-3 sum, 4-5 hold x, 6-7 weights. */
 INLINE void multiply(const int two_rows, const int two_tiles, const uint8_t *x, int64_t stride,
-                     const uint8_t *w0, const uint8_t *w1, int steps, float *sums) {
-    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-    for (int step = 0; step < steps; step++) {
-        _tile_loadd(4, x + step * 64, (int)stride);
-        _tile_loadd(6, w0 + (size_t)step * 1024, 64);
+                     const uint8_t *w0, const uint8_t *w1, int steps, const Block *blocks) {
+    BEGIN(0, blocks[0]);
+    if (two_tiles) { BEGIN(1, blocks[1]); }
+    if (two_rows) { BEGIN(2, blocks[2]); }
+    if (two_rows && two_tiles) { BEGIN(3, blocks[3]); }
+    _tile_loadd(4, x, (int)stride);
+    _tile_loadd(6, w0, 64);
+    for (int step = 0; step < steps; step++) { /* what the next step needs is asked for while this one multiplies */
+        const int next = step + 1 < steps ? step + 1 : step;
+        if (two_tiles) _tile_loadd(7, w1 + (size_t)step * 1024, 64);
         _tile_dpbf16ps(0, 4, 6);
-        if (two_tiles) {
-            _tile_loadd(7, w1 + (size_t)step * 1024, 64);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        if (two_rows) {
-            _tile_loadd(5, x + 16 * stride + step * 64, (int)stride);
-            _tile_dpbf16ps(2, 5, 6);
-            if (two_tiles) _tile_dpbf16ps(3, 5, 7);
-        }
+        if (two_rows) _tile_loadd(5, x + 16 * stride + step * 64, (int)stride);
+        if (two_tiles) _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(4, x + next * 64, (int)stride);
+        if (two_rows) _tile_dpbf16ps(2, 5, 6);
+        _tile_loadd(6, w0 + (size_t)next * 1024, 64);
+        if (two_rows && two_tiles) _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, sums, 64); _tile_stored(1, sums + 256, 64);
-    _tile_stored(2, sums + 512, 64); _tile_stored(3, sums + 768, 64);
+    END(0, blocks[0]);
+    if (two_tiles) END(1, blocks[1]);
+    if (two_rows) END(2, blocks[2]);
+    if (two_rows && two_tiles) END(3, blocks[3]);
 }
 
 typedef struct { int first, columns; } Slice; /* of all columns */
 
 INLINE void multiply_rows(const Linear *linear, const Activations *x, Slice slice, int tile, int two_tiles,
-                          const uint8_t *w0, const uint8_t *w1, int row, int rows, float *sums) {
+                          const uint8_t *w0, const uint8_t *w1, int row, int rows, float *scratch) {
     const uint8_t *records = x->data + row * x->stride + slice.first * 2;
     int steps = slice.columns / 32, two_rows = row + 16 < rows, more = slice.first > 0;
-    if (two_rows && two_tiles) multiply(1, 1, records, x->stride, w0, w1, steps, sums);
-    else if (two_rows) multiply(1, 0, records, x->stride, w0, w1, steps, sums);
-    else if (two_tiles) multiply(0, 1, records, x->stride, w0, w1, steps, sums);
-    else multiply(0, 0, records, x->stride, w0, w1, steps, sums);
-    write_block(linear, sums, tile, row, rows, more);
-    if (two_tiles) write_block(linear, sums + 256, tile + 1, row, rows, more);
-    if (two_rows) write_block(linear, sums + 512, tile, row + 16, rows, more);
-    if (two_rows && two_tiles) write_block(linear, sums + 768, tile + 1, row + 16, rows, more);
+    Block blocks[4];
+    for (int i = 0; i < 4; i++) blocks[i] = block_of(linear, tile + i % 2, row + i / 2 * 16, rows, more, scratch + i * 256);
+    if (two_rows && two_tiles) multiply(1, 1, records, x->stride, w0, w1, steps, blocks);
+    else if (two_rows) multiply(1, 0, records, x->stride, w0, w1, steps, blocks);
+    else if (two_tiles) multiply(0, 1, records, x->stride, w0, w1, steps, blocks);
+    else multiply(0, 0, records, x->stride, w0, w1, steps, blocks);
+    for (int i = 0; i < 4; i++) {
+        if (blocks[i].to == scratch + i * 256 && i % 2 <= two_tiles && i / 2 <= two_rows)
+            write_block(linear, scratch + i * 256, tile + i % 2, row + i / 2 * 16, rows, more);
+    }
 }
 
 /* All rows by tiles [first, last), some of the columns. */
-static void multiply_slice(const Linear *linear, const Activations *x, Slice slice, int first, int last, int rows, uint8_t *decoded, float *sums) {
+static void multiply_slice(const Linear *linear, const Activations *x, Slice slice, int first, int last, int rows, uint8_t *decoded, float *spare) {
     const Weight *weight = linear->weight;
     const int ready = weight->kind == KIND_BF16;
     const size_t tile_size = ready ? (size_t)weight->tile_bytes : (size_t)slice.columns * 32;
@@ -163,7 +187,7 @@ static void multiply_slice(const Linear *linear, const Activations *x, Slice sli
     for (int row = 0; row < rows; row += 32)
         for (int tile = first; tile < last; tile += 2) {
             const uint8_t *w0 = weights + (tile - first) * tile_size;
-            multiply_rows(linear, x, slice, tile, tile + 1 < last, w0, w0 + tile_size, row, rows, sums);
+            multiply_rows(linear, x, slice, tile, tile + 1 < last, w0, w0 + tile_size, row, rows, spare);
         }
 }
 
