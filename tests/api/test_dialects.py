@@ -29,6 +29,8 @@ def test_native_and_tgi_share_a_path(http: httpx.Client) -> None:
     assert native["generated_text"] == [tgi["generated_text"]] and native["generated_text"][0].startswith(" Paris")
     assert native["count_output_tokens"] == tgi["details"]["generated_tokens"] == 4
     assert len(tgi["details"]["tokens"]) == 4 and tgi["details"]["finish_reason"] == "length"
+    root = http.post("/", json={"inputs": PROMPT, "parameters": {"max_new_tokens": 4, "details": True}}).json()
+    assert [answer["generated_text"] for answer in root] == [tgi["generated_text"]]
     full = http.post("/generate?api=tgi", json={"inputs": PROMPT, "parameters": {"max_new_tokens": 1, "return_full_text": True}})
     assert full.json()["generated_text"] == f"{PROMPT} Paris"
 

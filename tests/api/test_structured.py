@@ -82,6 +82,9 @@ def test_ollama_and_tgi_forms(http: httpx.Client) -> None:
     grammar = {"type": "regex", "value": "[0-9]{4}"}
     body = {"inputs": "The year is ", "parameters": {"max_new_tokens": 8, "grammar": grammar}}
     assert re.fullmatch(r"\d{4}", http.post("/generate", json=body).json()["generated_text"])
+    for name in ("value", "schema"):  # an object of a shape, as TGI's and llama.cpp's clients ask for it
+        body = {"messages": QUESTION, "max_tokens": 400, "seed": 1, "response_format": {"type": "json_object", name: PERSON}}
+        check_person(http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"])
 
 
 def test_a_tool_is_required(sdk: openai.OpenAI) -> None:

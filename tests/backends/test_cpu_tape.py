@@ -14,8 +14,9 @@ if reason_against("cpu"):
     pytest.skip(str(reason_against("cpu")), allow_module_level=True)
 
 from trireme.backends.cpu import Cpu
-from trireme.backends.cpu.fuse import fused
+from trireme.backends.cpu.fuse import arguments, fused
 from trireme.backends.cpu.library import StepStruct
+from trireme.backends.cpu.ops import gate_transform
 from trireme.backends.cpu.program import Live, Program
 from trireme.backends.cpu.tape import Arena, Tape
 from trireme.backends.cpu.weights import PackedWeight
@@ -87,6 +88,32 @@ def recorded_steps(backend: Cpu, step: Callable[[], torch.Tensor]) -> list[StepS
     programs = [entry for entry in tape.entries if isinstance(entry, Program)]
     assert held is not None and len(programs) == 1
     return fused(programs[0].steps, [], backend.arena.is_free)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 37, 100])
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+def test_a_gated_product_knows_its_reader(backend: Cpu, rows: int, watched: bool, kind: str) -> None:
+    """Unless somebody else looks at what the gate reads; the values are the same either way."""
+    ops, bias = backend.ops, torch.randn(256)
+    first, second = PackedWeight.from_floats("q4_min", torch.randn(256, 64)), PackedWeight.from_floats("q8", torch.randn(64, 128))
+    x = torch.randn(rows, 64)
+
+    def step() -> tuple[torch.Tensor, torch.Tensor | None]:
+        middle = ops.packed_linear([first], x, bias)
+        return ops.packed_linear([second], middle, None, gate_transform(kind)), middle if watched else None
+
+    with torch.inference_mode():
+        tape = ops.tape = Tape(backend.arena)
+        expected, middle = step()
+        ops.tape = None
+        again = tape.replay()
+        program = tape.entries[0]
+        assert isinstance(program, Program) and bool(arguments(program.steps[0]).reader) is not watched
+        x.copy_(torch.randn(rows, 64))
+        again()
+        ours = expected.clone(), middle.clone() if middle is not None else None
+        torch.testing.assert_close(ours, step())
 
 
 @pytest.mark.parametrize("kind", ["f32", "q4_min"])

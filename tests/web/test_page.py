@@ -113,7 +113,7 @@ def test_reasoning_is_shown_apart(page: Any, fake: FakeServer) -> None:
 
 
 def test_an_error_is_told(page: Any, fake: FakeServer) -> None:
-    fake.failure = (400, "The context of this model is 8192 tokens; this request needs 9000.")
+    fake.failure = (400, "This model's maximum context length is 8192 tokens; this request needs 9000.")
     answer = ask(page)
     assert answer.locator(".error").inner_text() == fake.failure[1]
 

@@ -136,6 +136,7 @@ class _Handlers:
         return [
             RouteEntry("POST", "/v1/messages", anthropic.messages, Shape.ANTHROPIC, True),
             RouteEntry("POST", "/v1/messages/count_tokens", anthropic.count_tokens, Shape.ANTHROPIC),
+            RouteEntry("POST", "/", native.root, Shape.TGI, True),
             RouteEntry("POST", "/generate", native.generate, Shape.TGI, True),
             RouteEntry("POST", "/generate_stream", native.generate_stream, Shape.TGI, True),
             RouteEntry("POST", "/tokens", native.tokens, Shape.TGI),

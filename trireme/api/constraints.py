@@ -33,6 +33,9 @@ async def constrained(
         return await _with(service, sampling, _of_outputs(outputs), "structured_outputs")
     if response_format is None or response_format.type == "text":
         return sampling
+    shape = response_format.value if response_format.value is not None else response_format.schema
+    if response_format.type == "json_object" and shape is not None:
+        return await _with(service, sampling, schema_grammar(shape, "response_format"), "response_format")
     if response_format.type == "json_object":
         return await _with(service, sampling, object_grammar(), "response_format")
     if response_format.json_schema is None:

@@ -1,4 +1,4 @@
-"""LightLLM's native API and TGI's, which share their paths: /generate, /generate_stream; and /tokens, /token_load, /info.
+"""LightLLM's native API and TGI's, which share their paths: /generate, /generate_stream; and POST /, /tokens, /token_load, /info.
 
 Knows both shapes. A body is TGI's if it has a field that only TGI's clients send, or by `?api=tgi`; else it is native.
 """
@@ -82,7 +82,7 @@ _UNSET = Parameters()
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
-    """POST /generate and /generate_stream"""
+    """POST /, /generate and /generate_stream"""
 
     inputs: str
     parameters: Parameters | None = None
@@ -110,6 +110,15 @@ class Native:
         output = await flight.output()
         writer = _Writer(self.service, request.inputs, parameters, flight.answer)
         return json_reply(writer.tgi(output.completions) if _is_tgi(call, request) else writer.native(output.completions))
+
+    async def root(self, call: Call) -> Reply | Events:
+        """POST /, which is TGI's alone: huggingface_hub's client generates here. Whole answers are lists of one."""
+        request = await call.read(GenerateRequest)
+        if request.stream:
+            return await self._stream(call, request)
+        parameters, flight = await self._open(call, request)
+        output = await flight.output()
+        return json_reply([_Writer(self.service, request.inputs, parameters, flight.answer).tgi(output.completions)])
 
     async def generate_stream(self, call: Call) -> Reply | Events:
         return await self._stream(call, await call.read(GenerateRequest))

@@ -33,6 +33,7 @@ _BODIES: dict[str, type] = {
     "/v1/batches": BatchRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountRequest,
+    "/": GenerateRequest,
     "/generate": GenerateRequest,
     "/generate_stream": GenerateRequest,
     "/tokens": TokensRequest,

@@ -36,6 +36,9 @@ class JsonSchema(msgspec.Struct):
 class ResponseFormat(msgspec.Struct):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    # A json_object of a shape: TGI's clients (huggingface_hub among them) send the schema as `value`, llama.cpp's as `schema`.
+    value: dict[str, Any] | None = None
+    schema: dict[str, Any] | None = None
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):

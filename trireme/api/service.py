@@ -29,6 +29,7 @@ QUIET_SECONDS = 0.5
 LONG_TEXT = 32 << 10  # characters; longer ones have a tokenizer of their own, so that short ones need not wait
 SHORT_ENOUGH = 1 << 20  # characters that are always tokenized; of more, only what the context might hold
 MOST_SHRINKING = 6  # characters that may become one by escapes and normalization
+_TOO_LONG = "This model's maximum context length is"  # clients know a prompt that is too long by these words
 MAX_PRIORITY = 1000  # to either side
 MAX_SEQUENCES = 1024  # that one HTTP request may ask for, over all its prompts
 
@@ -154,8 +155,8 @@ class Service:
         if size > most:
             raise Failure(
                 400,
-                f"The context of this model is {limit} tokens; a text of {size} characters is longer than {most}, the most that is "
-                "read for it. Fix: shorten the text.",
+                f"{_TOO_LONG} {limit} tokens; a text of {size} characters is longer than {most}, the most that is read for it. "
+                "Fix: shorten the text.",
                 param="prompt",
                 code="context_length_exceeded",
             )
@@ -187,7 +188,7 @@ class Service:
             asked = f"{num_prompt} in the prompt" + (f" and {max_tokens} for the answer" if max_tokens else "")
             raise Failure(
                 400,
-                f"The context of this model is {limit} tokens; this request needs {num_prompt + least} ({asked}). "
+                f"{_TOO_LONG} {limit} tokens; this request needs {num_prompt + least} ({asked}). "
                 "Fix: shorten the prompt or lower max_tokens.",
                 param=param,
                 code="context_length_exceeded",

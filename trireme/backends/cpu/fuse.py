@@ -2,7 +2,11 @@
 
     x = a·A;  r += x;  y = norm(r);  z = y·B      becomes      r += a·A;  z = norm(r)·B
 
-which saves a barrier and two passes over memory, where nobody else looks at x or y.
+which saves a barrier and two passes over memory, where nobody else looks at x or y. Of products with a gate between them
+
+    x = a·A;  z = gate(x)·B
+
+the first is told of its reader, if nobody else looks at x: kernels that can then write gate(x) as the second one wants it.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from trireme.backends.cpu.library import ARGUMENTS, OPS, TRANSFORMS, LinearStruc
 
 _NAMES = {code: name for name, code in OPS.items()}
 _READS = ("input", "residual", "query", "key", "value")
+_GATES = tuple(TRANSFORMS[name] for name in ("silu_mul", "gelu_mul", "gelu_tanh_mul"))
 _NORMS = (TRANSFORMS["rms_norm"], TRANSFORMS["layer_norm"])
 
 Region = range  # of addresses
@@ -28,7 +33,23 @@ def fused(steps: Sequence[StepStruct], later: Sequence[StepStruct], is_free: IsF
         if _fuse_at(kept, index, later, is_free):
             del kept[index]
         index += 1
+    for index in range(len(kept) - 1):
+        _introduce(kept, index, later, is_free)
     return kept
+
+
+def _introduce(steps: list[StepStruct], index: int, later: Sequence[StepStruct], is_free: IsFree) -> None:
+    """Tells the product at `index` of the one behind it, if that one alone reads it, through a gate."""
+    step, after = steps[index], steps[index + 1]
+    first, second = arguments(step), arguments(after)
+    if not isinstance(first, LinearStruct) or not isinstance(second, LinearStruct) or first.accumulate:
+        return
+    same = (first.output, first.output_stride, step.rows, step.live) == (second.input, second.input_stride, after.rows, after.live)
+    region = _region(first.output, first.output_stride, step.rows)
+    if not same or second.transform.kind not in _GATES or not is_free(first.output) or second.output in region:
+        return
+    if not _is_read(region, [*steps[index + 2 :], *later]):
+        first.reader = after.args
 
 
 def _fuse_at(steps: list[StepStruct], index: int, later: Sequence[StepStruct], is_free: IsFree) -> bool:

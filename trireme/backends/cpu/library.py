@@ -45,6 +45,7 @@ class LinearStruct(Structure):
         *_IN_OUT,
         ("bias", c_void_p),
         ("accumulate", c_int32),
+        ("reader", c_void_p),
     ]
 
 

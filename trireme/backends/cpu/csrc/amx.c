@@ -2,9 +2,9 @@
  *
  * Grouped kinds are decoded to bf16 once per 32 weight rows and reused for all activation rows, so that scales cost nothing
  * in the inner loop; bf16 weights are read as they lie. */
+#include "activate.h"
 #include "amx.h"
 #include "layout.h"
-#include "vector.h"
 
 extern void prepare_avx512vnni(const Transform *, const float *, int, float *, const Activations *, int);
 extern void matmul_avx512vnni(const Linear *, const Activations *, int, int, int, float *);
@@ -176,14 +176,22 @@ INLINE void multiply_rows(const Linear *linear, const Activations *x, Slice slic
     }
 }
 
+/* Tiles [first, last) of some of the columns as bf16, `tile_size` bytes each: where they lie, or decoded. */
+static const uint8_t *weights_of(const Weight *weight, Slice slice, int first, int last, size_t tile_size, uint8_t *decoded) {
+    if (weight->kind == KIND_BF16) return weight->data + first * tile_size + (size_t)slice.first * 32;
+    for (int tile = first; tile < last; tile++)
+        decode_any(weight, tile, slice.first, slice.columns, decoded + (tile - first) * tile_size);
+    return decoded;
+}
+
+static size_t size_of(const Weight *weight, Slice slice) {
+    return weight->kind == KIND_BF16 ? (size_t)weight->tile_bytes : (size_t)slice.columns * 32;
+}
+
 /* All rows by tiles [first, last), some of the columns. */
 static void multiply_slice(const Linear *linear, const Activations *x, Slice slice, int first, int last, int rows, uint8_t *decoded, float *spare) {
-    const Weight *weight = linear->weight;
-    const int ready = weight->kind == KIND_BF16;
-    const size_t tile_size = ready ? (size_t)weight->tile_bytes : (size_t)slice.columns * 32;
-    const uint8_t *weights = ready ? weight->data + first * tile_size + (size_t)slice.first * 32 : decoded;
-    for (int tile = first; !ready && tile < last; tile++)
-        decode_any(weight, tile, slice.first, slice.columns, decoded + (tile - first) * tile_size);
+    const size_t tile_size = size_of(linear->weight, slice);
+    const uint8_t *weights = weights_of(linear->weight, slice, first, last, tile_size, decoded);
     for (int row = 0; row < rows; row += 32)
         for (int tile = first; tile < last; tile += 2) {
             const uint8_t *w0 = weights + (tile - first) * tile_size;
@@ -208,6 +216,63 @@ void matmul_amx(const Linear *linear, const Activations *x, int tile0, int tile1
     _tile_release();
 }
 
+/* act(gate) · up of 16 columns, as bf16 */
+INLINE void gate_rows(const int kind, const float *gate, const float *up, int count, uint8_t *out, int64_t stride) {
+    for (int r = 0; r < count; r++) {
+        vf value = activate(kind, load(gate + r * 16)) * load(up + r * 16);
+        _mm256_storeu_si256((__m256i *)(out + r * stride), (__m256i)_mm512_cvtneps_pbh((__m512)value));
+    }
+}
+
+static void gate_block(int kind, const float *gate, const float *up, int count, uint8_t *out, int64_t stride) {
+    switch (kind) {
+    case TRANSFORM_SILU_MUL: gate_rows(TRANSFORM_SILU_MUL, gate, up, count, out, stride); break;
+    case TRANSFORM_GELU_TANH_MUL: gate_rows(TRANSFORM_GELU_TANH_MUL, gate, up, count, out, stride); break;
+    default: gate_rows(TRANSFORM_GELU_MUL, gate, up, count, out, stride);
+    }
+}
+
+/* 32 rows by one tile of the gate and the tile of what it gates. */
+static void multiply_gated(const Linear *linear, const Activations *x, const Activations *gated, int tile,
+                           const uint8_t *gate, const uint8_t *up, int row, int rows, float *sums) {
+    const uint8_t *records = x->data + row * x->stride;
+    const int half = linear->weight->rows / TILE / 2, steps = x->padded / 32;
+    Block blocks[4];
+    for (int i = 0; i < 4; i++) {
+        const float *bias = linear->bias ? linear->bias + (tile + i % 2 * half) * TILE : NULL;
+        blocks[i] = (Block){bias, 0, sums + i * 256, 64};
+    }
+    if (row + 16 < rows) multiply(1, 1, records, x->stride, gate, up, steps, blocks);
+    else multiply(0, 1, records, x->stride, gate, up, steps, blocks);
+    for (int part = 0; part < 2 && row + part * 16 < rows; part++) {
+        int at = row + part * 16, count = rows - at < 16 ? rows - at : 16;
+        uint8_t *out = gated->data + at * gated->stride + tile * TILE * 2;
+        gate_block(linear->reader->transform.kind, sums + part * 512, sums + part * 512 + 256, count, out, gated->stride);
+    }
+}
+
+/* As matmul_amx, tiles [tile0, tile1) of the gate with those they gate. The sums never leave the first cache. */
+void gated_amx(const Linear *linear, const Activations *x, const Activations *gated, int tile0, int tile1, int rows, float *scratch) {
+    const Weight *weight = linear->weight;
+    const Slice all = {0, weight->padded};
+    const int half = weight->rows / TILE / 2, most = gated_tiles(weight->padded, rows) / 2;
+    const size_t tile_size = size_of(weight, all);
+    uint8_t *decoded = (uint8_t *)scratch;
+    float *sums = (float *)(decoded + (size_t)2 * most * weight->padded * 32);
+    configure_tiles();
+    for (int first = tile0; first < tile1; first += most) {
+        int last = first + most < tile1 ? first + most : tile1;
+        const uint8_t *gates = weights_of(weight, all, first, last, tile_size, decoded);
+        const uint8_t *ups = weights_of(weight, all, first + half, last + half, tile_size, decoded + most * tile_size);
+        for (int row = 0; row < rows; row += 32)
+            for (int tile = first; tile < last; tile++) {
+                size_t at = (tile - first) * tile_size;
+                multiply_gated(linear, x, gated, tile, gates + at, ups + at, row, rows, sums);
+            }
+    }
+    _tile_release();
+}
+
 const Kernels kernels_amx = {
     .name = "amx",
     .prepare = prepare_avx512vnni,
@@ -220,4 +285,5 @@ const Kernels kernels_amx = {
     .sample = sample_avx512vnni,
     .wide_rows = 16,
     .wide_matmul = matmul_amx,
+    .gated_matmul = gated_amx,
 };

@@ -46,6 +46,12 @@ static inline int wide_columns(int padded, int rows) { return rows <= MANY_ROWS 
 static inline int wide_tiles(int padded, int rows) {
     return rows <= MANY_ROWS ? 2 : WIDE_BYTES / (wide_columns(padded, rows) * 32) / 2 * 2;
 }
+/* A gated product takes all columns, and as many tiles of the gate as of what it gates. */
+static inline int gated_tiles(int padded, int rows) {
+    int tiles = rows <= MANY_ROWS ? 2 : WIDE_BYTES / (padded * 32) / 2 * 2;
+    return tiles < 2 ? 2 : tiles;
+}
+static inline size_t gated_bytes(int padded, int rows) { return (size_t)gated_tiles(padded, rows) * padded * 32 + 4096; }
 /* For these, or for one tile of all columns as the ARM kernels decode it, and the sums of 32 by 32. */
 static inline size_t wide_bytes(int padded, int rows) {
     size_t part = (size_t)wide_tiles(padded, rows) * wide_columns(padded, rows) * 32, whole = (size_t)padded * 32;

@@ -37,9 +37,21 @@ static Activations activations_for(const Kernels *kernels, const Weight *weight,
     return x;
 }
 
-static size_t linear_bytes(const Linear *linear, int rows) {
+/* Whether a product goes straight to the activations of its reader. */
+static int is_handed_on(const Kernels *kernels, const Linear *linear, int rows) {
+    if (!linear->reader || !kernels->gated_matmul || !is_wide(kernels, rows)) return 0;
+    const Weight *weight = linear->weight, *next = linear->reader->weight;
+    return weight->kind != KIND_F32 && next->kind != KIND_F32 && next->padded == next->columns && weight->rows == 2 * next->columns;
+}
+
+static size_t activation_bytes(const Linear *linear, int rows) {
     Activations x = activations_for(trireme_kernels, linear->weight, rows);
     return (size_t)(rows + 31) / 32 * 32 * x.stride; /* whole blocks of 32 rows: tiles may read, not use, rows past the end */
+}
+
+static size_t linear_bytes(const Linear *linear, int rows) {
+    size_t next = is_handed_on(trireme_kernels, linear, rows) ? activation_bytes(linear->reader, rows) : 0;
+    return activation_bytes(linear, rows) + next;
 }
 
 static int64_t chunk_of(int64_t items, int workers, int64_t least) {
@@ -53,29 +65,57 @@ static void prepare_rows(const Linear *linear, const Activations *x, int64_t fir
                                  temporary, x, (int)row);
 }
 
-static void run_linear(const Linear *linear, int rows, Worker *worker) {
+/* The product itself. Where it goes to its reader, `next` becomes what that one multiplies. */
+static void multiply_phase(const Linear *linear, const Activations *x, Activations *next, int rows, Worker *worker, float *scratch) {
     const Kernels *kernels = trireme_kernels;
-    const Weight *weight = linear->weight;
-    Activations x = activations_for(kernels, weight, rows);
-    int alone = rows <= ALONE_ROWS && weight->padded * rows <= ALONE_COLUMNS;
-    int wide = is_wide(kernels, rows) && weight->kind != KIND_F32;
-    size_t own = alone ? (size_t)x.stride * rows : 0, panel = wide ? wide_bytes(weight->padded, rows) : 0;
-    uint8_t *scratch = pool_scratch(worker, own + panel + (size_t)weight->padded * 4);
-    float *temporary = (float *)(scratch + own + panel);
-    x.data = alone ? scratch : shared_buffer;
-    if (!alone) {
-        for (Span span; pool_take(worker, rows, 1, &span);) prepare_rows(linear, &x, span.first, span.end, temporary);
-        pool_next_phase(worker, rows);
+    const int wide = is_wide(kernels, rows) && linear->weight->kind != KIND_F32, tiles = (linear->weight->rows + TILE - 1) / TILE;
+    if (is_handed_on(kernels, linear, rows)) {
+        *next = activations_for(kernels, linear->reader->weight, rows);
+        next->data = shared_buffer + activation_bytes(linear, rows);
+        for (Span span; pool_take(worker, tiles / 2, chunk_of(tiles / 2, worker->count, 1), &span);)
+            kernels->gated_matmul(linear, x, next, (int)span.first, (int)span.end, rows, scratch);
+        pool_next_phase(worker, tiles / 2);
+        return;
     }
-    int64_t tiles = (weight->rows + TILE - 1) / TILE, chunk = chunk_of(tiles, worker->count, wide ? 2 : 1);
+    int64_t chunk = chunk_of(tiles, worker->count, wide ? 2 : 1);
     if (wide) chunk = (chunk + 1) / 2 * 2;
-    int ready = !alone;
-    for (Span span; pool_take(worker, tiles, chunk, &span);) {
-        if (!ready) prepare_rows(linear, &x, 0, rows, temporary);
+    for (Span span; pool_take(worker, tiles, chunk, &span);)
+        (wide ? kernels->wide_matmul : kernels->matmul)(linear, x, (int)span.first, (int)span.end, rows, scratch);
+    pool_next_phase(worker, tiles);
+}
+
+/* Few rows: every worker prepares them for itself, when it has found something to multiply. */
+static void run_linear_alone(const Linear *linear, Activations x, int rows, Worker *worker) {
+    const size_t own = (size_t)x.stride * rows;
+    int64_t tiles = (linear->weight->rows + TILE - 1) / TILE;
+    x.data = pool_scratch(worker, own + (size_t)x.padded * 4);
+    int ready = 0;
+    for (Span span; pool_take(worker, tiles, chunk_of(tiles, worker->count, 1), &span);) {
+        if (!ready) prepare_rows(linear, &x, 0, rows, (float *)(x.data + own));
         ready = 1;
-        (wide ? kernels->wide_matmul : kernels->matmul)(linear, &x, (int)span.first, (int)span.end, rows, (float *)(scratch + own));
+        trireme_kernels->matmul(linear, &x, (int)span.first, (int)span.end, rows, (float *)(x.data + own));
     }
     pool_next_phase(worker, tiles);
+}
+
+/* `given`: its activations, if the product before it left them; returns those it leaves. */
+static Activations run_linear(const Linear *linear, int rows, Activations given, Worker *worker) {
+    const Weight *weight = linear->weight;
+    Activations x = activations_for(trireme_kernels, weight, rows), next = {0};
+    if (rows <= ALONE_ROWS && weight->padded * rows <= ALONE_COLUMNS) {
+        run_linear_alone(linear, x, rows, worker);
+        return next;
+    }
+    size_t panel = wide_bytes(weight->padded, rows), gated = gated_bytes(weight->padded, rows);
+    if (panel < gated) panel = gated;
+    uint8_t *scratch = pool_scratch(worker, panel + (size_t)weight->padded * 4);
+    x.data = given.data ? given.data : shared_buffer;
+    if (!given.data) {
+        for (Span span; pool_take(worker, rows, 1, &span);) prepare_rows(linear, &x, span.first, span.end, (float *)(scratch + panel));
+        pool_next_phase(worker, rows);
+    }
+    multiply_phase(linear, &x, &next, rows, worker, (float *)scratch);
+    return next;
 }
 
 /* ---- attention: tasks, and the merge of split ones ---- */
@@ -264,11 +304,12 @@ static void run_items(const Step *step, Worker *worker) {
 
 static void run_steps(void *context, Worker *worker) {
     const Program *program = context;
+    Activations given = {0};
     for (int i = 0; i < program->count; i++) {
         const Step *step = program->steps + i;
         int rows = rows_of(step);
         if (rows == 0) continue;
-        if (step->op == OP_LINEAR) run_linear(step->args, rows, worker);
+        if (step->op == OP_LINEAR) given = run_linear(step->args, rows, given, worker);
         else if (step->op == OP_ATTENTION) run_attention(step->args, rows, worker);
         else run_items(step, worker);
     }

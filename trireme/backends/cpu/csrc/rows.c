@@ -4,29 +4,10 @@
  *   layer_norm  y = (x - mean) / sqrt(var + ε) · (w + offset) + b
  *   act_mul     y = act(x[:n]) · x[n:]          silu(x) = x / (1 + e^-x),  gelu_tanh, gelu
  *   group8      q = round(x · 127 / max|x|)      per 32 columns, with the group's sum for offsets and minimums */
+#include "activate.h"
 #include "half.h"
 #include "layout.h"
 #include "vector.h"
-
-INLINE vf silu(vf x) { return x / (1.0f + exponential(-x)); }
-INLINE vf gelu_tanh(vf x) {
-    return 0.5f * x * (1.0f + hyperbolic_tangent(0.7978845608f * (x + 0.044715f * x * x * x)));
-}
-/* erf by Abramowitz and Stegun 7.1.26, absolute error 1.5e-7 */
-INLINE vf gelu(vf x) {
-    vf z = absolute(x) * 0.7071067812f, t = 1.0f / (1.0f + 0.3275911f * z);
-    vf p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
-    vf erf = 1.0f - p * exponential(-z * z);
-    return 0.5f * x * (1.0f + choose(x < 0.0f, -erf, erf));
-}
-INLINE vf activate(int kind, vf x) {
-    switch (kind) {
-    case TRANSFORM_SILU_MUL: return silu(x);
-    case TRANSFORM_GELU_TANH_MUL: case TRANSFORM_GELU_TANH: return gelu_tanh(x);
-    case TRANSFORM_GELU_MUL: case TRANSFORM_GELU: return gelu(x);
-    default: x = maximum(x, splat(0)); return kind == TRANSFORM_RELU ? x : x * x;
-    }
-}
 
 INLINE vf load_some(const float *at, int count) {
     vf value = {0};

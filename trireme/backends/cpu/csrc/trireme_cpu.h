@@ -47,7 +47,7 @@ typedef struct {
 } Transform;
 
 /* output[r] (+)= weight · transform(input[r]) + bias */
-typedef struct {
+typedef struct Linear {
     Transform transform;
     const Weight *weight;
     const float *input;
@@ -56,6 +56,7 @@ typedef struct {
     int64_t output_stride;
     const float *bias;
     int32_t accumulate;
+    const struct Linear *reader; /* the product after it, which alone reads the output, through a gate; null: anybody may read it */
 } Linear;
 
 /* output[r] (+)= transform(input[r]); with a residual: residual[r] += input[r], output[r] = transform(residual[r]) */
@@ -213,6 +214,8 @@ typedef struct {
     int64_t (*sample)(const Sample *, int row, void *scratch);
     int wide_rows; /* from this many rows on, activations go to `wide_matmul` as bf16 (or row-wise int8); 0: never */
     void (*wide_matmul)(const Linear *, const Activations *, int tile0, int tile1, int rows, float *scratch);
+    /* A wide product straight to what its reader multiplies, by tiles of the gate; null: none */
+    void (*gated_matmul)(const Linear *, const Activations *, const Activations *gated, int tile0, int tile1, int rows, float *scratch);
 } Kernels;
 
 extern const Kernels *trireme_kernels; /* the chosen instruction set */
