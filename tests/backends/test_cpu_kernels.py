@@ -204,15 +204,27 @@ def test_products_of_more_weights_and_columns_than_are_decoded_at_a_time(kind: s
 
 
 @pytest.mark.parametrize("kind", FLOAT_KINDS)
-@pytest.mark.parametrize("rows", [1, 20])
-def test_bias_and_accumulation(kind: str, rows: int) -> None:
+@pytest.mark.parametrize("rows", [1, 20, 48])
+@pytest.mark.parametrize(("biased", "accumulate"), [(True, True), (True, False), (False, True)])
+def test_bias_and_accumulation(kind: str, rows: int, biased: bool, accumulate: bool) -> None:
     weight, bias = PackedWeight.from_floats(kind, torch.randn(35, 64)), torch.randn(35)
     x, output = torch.randn(rows, 64), torch.randn(rows, 35)
-    before, plain = output.clone(), multiply(weight, x)
+    expected = multiply(weight, x) + bias * biased + output * accumulate
     program = Program()
-    program.linear(weight, x, output, bias=bias, accumulate=True)
+    program.linear(weight, x, output, bias=bias if biased else None, accumulate=accumulate)
     program.run()
-    assert torch.allclose(output, before + plain + bias, atol=1e-4)
+    assert torch.allclose(output, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["q4_min", "bf16"])
+@pytest.mark.parametrize("rows", [16, 300, 513])
+def test_rows_in_parts_equal_rows_at_once(kind: str, rows: int) -> None:
+    """With many threads for few weights, the rows of a product are shared out as well."""
+    weight, x, outputs = PackedWeight.from_floats(kind, torch.randn(100, 128)), torch.randn(rows, 128), []
+    for threads in (1, 16):
+        library.set_threads(threads)
+        outputs.append(multiply(weight, x))
+    assert torch.equal(*outputs)
 
 
 def test_no_rows_is_no_work() -> None:

@@ -65,23 +65,45 @@ static void prepare_rows(const Linear *linear, const Activations *x, int64_t fir
                                  temporary, x, (int)row);
 }
 
+/* A product's work, shared out: tiles in chunks, and where there are many workers for few tiles, rows in parts as well. */
+enum { PART_ROWS = 128 }; /* the fewest worth decoding the weights for once more */
+typedef struct { int chunk, chunks, part_rows, parts; } Split;
+
+static Split split_of(int tiles, int rows, int wide, int handed, int workers) {
+    int64_t chunk = chunk_of(tiles, workers, wide && !handed ? 2 : 1);
+    if (wide && !handed) chunk = (chunk + 1) / 2 * 2;
+    Split split = {.chunk = (int)chunk, .chunks = (int)((tiles + chunk - 1) / chunk), .part_rows = rows, .parts = 1};
+    int wanted = 4 * workers / split.chunks, most = rows / PART_ROWS;
+    if (!wide || workers == 1 || wanted < 2 || most < 2) return split;
+    wanted = wanted < most ? wanted : most;
+    split.part_rows = (rows / wanted + 31) / 32 * 32;
+    split.parts = (rows + split.part_rows - 1) / split.part_rows;
+    return split;
+}
+
+static Activations rows_from(Activations x, int row) { x.data += row * x.stride; return x; }
+
 /* The product itself. Where it goes to its reader, `next` becomes what that one multiplies. */
-static void multiply_phase(const Linear *linear, const Activations *x, Activations *next, int rows, Worker *worker, float *scratch) {
+static void multiply_phase(const Linear *linear, Activations x, Activations *next, int rows, Worker *worker, float *scratch) {
     const Kernels *kernels = trireme_kernels;
-    const int wide = is_wide(kernels, rows) && linear->weight->kind != KIND_F32, tiles = (linear->weight->rows + TILE - 1) / TILE;
-    if (is_handed_on(kernels, linear, rows)) {
+    const int wide = is_wide(kernels, rows) && linear->weight->kind != KIND_F32, handed = is_handed_on(kernels, linear, rows);
+    const int tiles = (linear->weight->rows + TILE - 1) / TILE / (handed ? 2 : 1);
+    if (handed) {
         *next = activations_for(kernels, linear->reader->weight, rows);
         next->data = shared_buffer + activation_bytes(linear, rows);
-        for (Span span; pool_take(worker, tiles / 2, chunk_of(tiles / 2, worker->count, 1), &span);)
-            kernels->gated_matmul(linear, x, next, (int)span.first, (int)span.end, rows, scratch);
-        pool_next_phase(worker, tiles / 2);
-        return;
     }
-    int64_t chunk = chunk_of(tiles, worker->count, wide ? 2 : 1);
-    if (wide) chunk = (chunk + 1) / 2 * 2;
-    for (Span span; pool_take(worker, tiles, chunk, &span);)
-        (wide ? kernels->wide_matmul : kernels->matmul)(linear, x, (int)span.first, (int)span.end, rows, scratch);
-    pool_next_phase(worker, tiles);
+    const Split split = split_of(tiles, rows, wide, handed, worker->count);
+    const int64_t items = (int64_t)split.chunks * split.parts;
+    for (Span span; pool_take(worker, items, 1, &span);) {
+        int first = (int)(span.first % split.chunks) * split.chunk, last = first + split.chunk < tiles ? first + split.chunk : tiles;
+        int row = (int)(span.first / split.chunks) * split.part_rows, count = rows - row < split.part_rows ? rows - row : split.part_rows;
+        Activations from = rows_from(x, row), to = rows_from(*next, row);
+        Linear part = *linear;
+        part.output += row * linear->output_stride;
+        if (handed) kernels->gated_matmul(&part, &from, &to, first, last, count, scratch);
+        else (wide ? kernels->wide_matmul : kernels->matmul)(&part, &from, first, last, count, scratch);
+    }
+    pool_next_phase(worker, items);
 }
 
 /* Few rows: every worker prepares them for itself, when it has found something to multiply. */
@@ -114,7 +136,7 @@ static Activations run_linear(const Linear *linear, int rows, Activations given,
         for (Span span; pool_take(worker, rows, 1, &span);) prepare_rows(linear, &x, span.first, span.end, (float *)(scratch + panel));
         pool_next_phase(worker, rows);
     }
-    multiply_phase(linear, &x, &next, rows, worker, (float *)scratch);
+    multiply_phase(linear, x, &next, rows, worker, (float *)scratch);
     return next;
 }
 
