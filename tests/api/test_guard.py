@@ -25,7 +25,7 @@ from trireme.errors import BadConfig
 
 from .served import KEYS, Served
 
-OPEN = {"/health", "/live", "/ready"}
+OPEN = {"/health", "/live", "/ready", "/"}  # the last is the page; POST there needs a key
 SECRET = "a-very-secret-word-3141"
 
 

@@ -34,7 +34,9 @@ assert tgi.text_generation("The capital of France is", max_new_tokens=8).strip()
 
 async def leave() -> None:
     async with AsyncInferenceClient(base_url=f"{url}/v1", api_key=key) as client:
-        async for piece in await client.chat_completion(QUESTION, stream=True, **asked | {"max_tokens": 1000}):
+        async for piece in await client.chat_completion(
+            [{"role": "user", "content": "Count up."}], stream=True, **asked | {"max_tokens": 2000}
+        ):
             assert piece.choices
             return
 

@@ -1,7 +1,9 @@
-"""Instructor against the server: one object as tool call, as JSON and by schema, partial objects, a list that streams."""
+"""Instructor against the server: one object as tool call, as JSON and by schema, partial objects, an answer given up."""
 
+import asyncio
 import sys
 
+import httpx
 import instructor
 import openai
 from pydantic import BaseModel, ConfigDict, Field
@@ -36,3 +38,22 @@ try:
     client.chat.completions.create(response_model=Person, **asked)
 except instructor.core.InstructorRetryException as error:
     assert "validation error" in str(error) and "Invalid JSON" not in str(error), error
+
+
+class Story(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    text: str = Field(min_length=3000)
+
+
+async def leave() -> None:
+    busy = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+    client = instructor.from_openai(busy, mode=instructor.Mode.JSON_SCHEMA)
+    task = asyncio.ensure_future(client.chat.completions.create(response_model=Story, **asked | {"max_tokens": 2000}))
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as probe:
+        while not (await probe.get(f"{url}/load")).json()["running"]:
+            assert not task.done(), task
+            await asyncio.sleep(0.05)
+    task.cancel()
+
+
+asyncio.run(leave())

@@ -1,4 +1,4 @@
-"""LangChain against the server: whole, streamed, a tool, structured output."""
+"""LangChain against the server: whole, streamed, a tool, structured output, a stream that is left."""
 
 import sys
 
@@ -29,3 +29,6 @@ person = chat.with_structured_output(Person, method="json_schema").invoke("Inven
 assert isinstance(person, Person), person
 called = chat.bind_tools([get_weather], tool_choice="get_weather").invoke("What is the weather in Paris?")
 assert called.tool_calls[0]["name"] == "get_weather" and "city" in called.tool_calls[0]["args"], called
+stream = chat.bind(max_tokens=2000).stream("Count up.")
+assert next(stream) is not None
+stream.close()

@@ -1,4 +1,4 @@
-"""LiteLLM against the server, through its OpenAI, vLLM and Anthropic routes: whole, streamed, a tool, a schema, an error."""
+"""LiteLLM by its routes to OpenAI, vLLM and Anthropic: whole, streamed, a tool, a schema, an error, a stream that is left."""
 
 import json
 import sys
@@ -49,3 +49,6 @@ for model, base in (("openai/smollm2", f"{url}/v1"), ("anthropic/smollm2", url))
         raise SystemExit("a prompt that is too long was taken")
     except litellm.ContextWindowExceededError as error:  # what its fallbacks to larger models go by
         assert error.status_code == 400, error
+stream = litellm.completion(stream=True, **chat | {"max_tokens": 2000})
+next(stream)
+stream.completion_stream.close()

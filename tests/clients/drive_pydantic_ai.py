@@ -32,7 +32,7 @@ async def drive(kind: type[OpenAIChatModel] | type[OpenAIResponsesModel]) -> Non
     assert "Paris" in whole.output and whole.usage.output_tokens > 0, whole
     async with agent.run_stream(QUESTION) as stream:
         assert [text async for text in stream.stream_text(debounce_by=None)][-1] == whole.output
-    async with agent.run_stream("Count from one to a hundred.") as stream:
+    async with agent.run_stream("Count up.", model_settings={"max_tokens": 2000}) as stream:
         async for _ in stream.stream_text(delta=True, debounce_by=None):
             break  # the client leaves
     for shape in (NativeOutput(Place), ToolOutput(Place)):

@@ -35,7 +35,16 @@ def drive(name: str, server: Served) -> str:
 
 @pytest.mark.parametrize("name", ["langchain", "llama_index", "ollama", "litellm", "instructor", "pydantic_ai", "huggingface"])
 def test_client(name: str, served: Served) -> None:  # noqa: F811
+    """Each also leaves a stream of 2,000 tokens at its first: the server notices, by its own count."""
+    before = num_left(served)
     drive(name, served)
+    assert num_left(served) > before
+
+
+def num_left(server: Served) -> float:
+    with server.client() as client:
+        lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if "request_aborted_total" in line and 'cause="disconnect"' in line)
 
 
 def test_lm_eval_scores_what_the_offline_engine_does(served: Served) -> None:  # noqa: F811
