@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trireme.errors import UnsupportedModel
+from trireme.errors import BadCheckpoint, UnsupportedModel
 from trireme.layers.batch import Batch
 from trireme.layers.env import Env
 
@@ -23,6 +23,10 @@ class Rope:
             raise UnsupportedModel(f"Rope scaling {self.kind!r} is not known.", f"known are: {', '.join(FREQUENCIES)}")
         self.settings, self.max_positions = settings, max_positions
         self.width = int(head_dim * settings.get("partial_rotary_factor", 1.0))
+        if not 0 <= self.width <= head_dim:
+            raise BadCheckpoint(
+                f"config.json: rope turns {self.width} of a head's {head_dim} values.", "check partial_rotary_factor"
+            )
         self.env = env
         frequencies, factor = FREQUENCIES[self.kind](settings, self.width, max_positions, max_positions)
         self.table = angles(torch.arange(env.max_len), frequencies, factor).to(env.device)

@@ -18,6 +18,7 @@ _ACTIVATIONS = {
 }
 
 MAX_LAYERS = 4096
+MAX_HEAD_DIM = 2**16
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def read_config(raw: dict[str, Any]) -> ModelConfig:
     """The numbers of a Llama-like config."""
     hidden, num_heads = number(raw, "hidden_size"), number(raw, "num_attention_heads")
     num_kv = int(raw.get("num_key_value_heads") or num_heads)
-    head_dim = int(raw.get("head_dim") or hidden // num_heads)
+    head_dim = number({"head_dim": raw.get("head_dim") or hidden // num_heads}, "head_dim", MAX_HEAD_DIM)
     if num_heads % num_kv:
         raise BadCheckpoint(f"config.json: {num_heads} attention heads cannot share {num_kv} KV heads.", "check the file")
     num_layers = number(raw, "num_hidden_layers", MAX_LAYERS)

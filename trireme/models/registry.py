@@ -29,6 +29,7 @@ def register(*architectures: str) -> Callable[[type], type]:
 def model_class(raw: dict[str, Any]) -> Any:
     """The class for a checkpoint's config."""
     names = raw.get("architectures") or []
+    names = [names] if isinstance(names, str) else names
     for name in names:
         if name in MODELS:
             return MODELS[name]
