@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from trireme.api.failures import failure_of
 from trireme.errors import BadRequest, TriremeError
 from trireme.serve.client import Context, Stream
 from trireme.serve.http import serve_http
@@ -27,8 +28,9 @@ class Asked(msgspec.Struct):
 def create_app(context: Context) -> Any:
     client = context.client
 
-    async def answer(send: Any, status: int, body: Any, more: bool = False) -> None:
-        headers = [(b"content-type", b"application/json"), (b"x-pid", str(os.getpid()).encode())]
+    async def answer(send: Any, status: int, body: Any, more: bool = False, extra: dict[str, str] | None = None) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in (extra or {}).items()]
+        headers += [(b"content-type", b"application/json"), (b"x-pid", str(os.getpid()).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send(
             {"type": "http.response.body", "body": msgspec.json.encode(body) if body is not None else b"", "more_body": more}
@@ -40,7 +42,8 @@ def create_app(context: Context) -> Any:
             opened = await client.open(tokens, asked.sampling, request_id="same-for-all")
         except TriremeError as error:
             status = 400 if isinstance(error, BadRequest) else 503
-            return await answer(send, status, {"error": str(error), "kind": type(error).__name__})
+            said = {"error": str(error), "kind": type(error).__name__}
+            return await answer(send, status, said, extra=failure_of(error).headers)
         async with opened:
             await answer(send, 200, None, more=True)
             speaking = asyncio.create_task(speak(opened, send))

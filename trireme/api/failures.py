@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
+import random
 from typing import Any
 
 import msgspec
 
 from trireme.errors import BadRequest, ModelNotFound, Overloaded, TriremeError, Unavailable
 
-RETRY_AFTER = "2"  # seconds; a queue drains or a worker restarts in about that time
+RETRY_AFTER = (1.0, 3.0)  # seconds; a queue drains or a worker restarts in about that time
 
 
 class Shape(enum.Enum):
@@ -49,10 +50,17 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(404, str(error), kind="invalid_request_error", param="model", code="model_not_found")
     if isinstance(error, Overloaded):
         code = "unavailable" if isinstance(error, Unavailable) else "overloaded"
-        return Failure(503, str(error), kind="overloaded_error", code=code, headers={"retry-after": RETRY_AFTER})
+        return Failure(503, str(error), kind="overloaded_error", code=code, headers=_come_back())
     if isinstance(error, TriremeError):
         return Failure(500, str(error), kind="server_error", code=type(error).__name__)
     return Failure(500, "The server made a mistake; its log has the details under this request id.", kind="server_error")
+
+
+def _come_back() -> dict[str, str]:
+    """When to try again, each at a moment of its own: clients that were refused together must not come back together."""
+    seconds = random.uniform(*RETRY_AFTER)
+    # The SDKs of OpenAI and Anthropic look for milliseconds first.
+    return {"retry-after": str(round(seconds)), "retry-after-ms": str(round(1000 * seconds))}
 
 
 _ANTHROPIC_KINDS = {
