@@ -12,6 +12,7 @@ import statistics
 import pytest
 
 from trireme.bench import serve
+from trireme.bench.flags import serve_flags
 from trireme.bench.load import Load, Pace, Sample, Shape, asks_of
 from trireme.bench.sse import RequestFailed, Server
 from trireme.errors import BadConfig
@@ -145,7 +146,7 @@ def test_figures() -> None:
 
 def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
+    serve_flags(parser)
 
     async def go(url: str) -> int:
         arguments = [

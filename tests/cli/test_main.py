@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from trireme.bench.flags import FLAGS
 from trireme.cli.bench import KINDS
 from trireme.cli.main import COMMANDS
 
@@ -38,16 +39,26 @@ def test_every_command_has_help_without_torch(name: str) -> None:
     assert "usage: trireme" in done.stdout
 
 
-def test_every_benchmark_has_help() -> None:
-    """Each kind is a module found by its name: one process asks them all."""
+def test_every_benchmark_has_help_without_what_it_measures() -> None:
+    """One process asks them all: only the flags may be imported for it."""
     check = (
-        "from trireme.cli.main import main\nfrom trireme.cli.bench import KINDS\n"
+        "import sys\nfrom trireme.cli.main import main\nfrom trireme.cli.bench import KINDS\n"
         "for kind in KINDS:\n"
         "    try:\n        main(['bench', kind, '--help'])\n    except SystemExit as end:\n        assert not end.code\n"
+        "    for heavy in ('torch', 'triton', 'numpy', 'tokenizers', 'rich', 'trireme.llm'):\n"
+        "        assert heavy not in sys.modules, (kind, heavy)\n"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(f"usage: trireme bench {kind}" in done.stdout for kind in KINDS)
+
+
+def test_every_benchmark_has_flags_and_a_module_that_runs_it() -> None:
+    """The modules are found by name, only when a kind is run: one process imports them all."""
+    check = "from trireme.cli.bench import KINDS, module_of\nassert all(callable(module_of(kind).run) for kind in KINDS)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list(FLAGS) == list(KINDS)
 
 
 @pytest.mark.parametrize(

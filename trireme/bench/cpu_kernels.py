@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from trireme.backends.cpu.library import available_isas, isa, library, set_isa, set_threads
+from trireme.backends.cpu.library import isa, library, set_isa, set_threads
 from trireme.backends.cpu.program import Program, Sequences
 from trireme.backends.cpu.weights import PackedWeight
 from trireme.llm import LLM
@@ -111,13 +111,6 @@ def step_times(model: str, threads: int, tokens: int = 200) -> tuple[float, floa
     finally:
         vars(kernels)["trireme_run"] = inner
     return whole / (tokens - 1) * 1e3, (whole - inside) / (tokens - 1) * 1e3
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", type=int, nargs="+", default=[0], help="numbers of threads to try; 0: every core")
-    parser.add_argument("--isa", default="auto", choices=["auto", *available_isas()], help="the instruction set")
-    parser.add_argument("--tokens", type=int, nargs="*", default=[8, 32, 512], help="rows of activations of the wide products")
-    parser.add_argument("--step-of", metavar="MODEL", help="print Python's share of a decode step of this model, nothing else")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,22 +12,11 @@ from typing import Any
 import msgspec
 
 from trireme.cli.fetch import fetched
-from trireme.cli.flags import add_settings, config_from
+from trireme.cli.flags import config_from
 from trireme.cli.startup import phases
 from trireme.llm import LLM
 from trireme.sched.simulator import trace_by_name
 from trireme.types import SamplingParams
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=1, help="latency: requests that run together")
-    parser.add_argument("--repeat", type=int, default=3, help="latency: the median of so many")
-    parser.add_argument("--requests", type=int, default=64, help="throughput: how many")
-    parser.add_argument("--sharegpt", action="store_true", help="throughput: lengths of real conversations")
-    parser.add_argument("--json", help="write the figures to this file")
-    add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:

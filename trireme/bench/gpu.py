@@ -15,45 +15,17 @@ import time
 from typing import Any
 
 from trireme.backends.cuda.device import release, reserved
+from trireme.bench.choices import BASELINE
 from trireme.bench.engine import Prompts, measure
+from trireme.bench.flags import gpu_flags
 from trireme.bench.overhead import Served
 from trireme.bench.shapes import trace, write_model
 from trireme.config import resolve
 from trireme.llm import LLM
 from trireme.types import SamplingParams
 
-# vLLM 0.26.0 (CUDA graphs, FlashAttention 3, torch.compile) on one H200, bf16, prefix cache off, 2026-11-15.
-BASELINE: dict[str, dict[str, float]] = {
-    "llama8b": {
-        "step x1, ms": 4.95, "step x8, ms": 5.05, "step x32, ms": 5.45, "step x128, ms": 7.21, "step x256, ms": 10.81,
-        "prefill 8x2048, tok/s": 42435, "prefill 1x8192, tok/s": 37479, "prefill 1x1024, tok/s": 38363,
-        "first token 1x128, ms": 14.7, "trace, output tok/s": 8545, "start, s": 104,
-    },
-    "qwen05b": {
-        "step x1, ms": 2.06, "step x8, ms": 2.95, "step x32, ms": 3.27, "step x128, ms": 4.46, "step x256, ms": 7.45,
-        "prefill 8x2048, tok/s": 297204, "prefill 1x8192, tok/s": 325282, "prefill 1x1024, tok/s": 46849,
-        "first token 1x128, ms": 7.8, "trace, output tok/s": 21487, "start, s": 83,
-    },
-    "smol135m": {
-        "step x1, ms": 2.17, "step x8, ms": 2.72, "step x32, ms": 2.84, "step x128, ms": 4.78, "step x256, ms": 7.23,
-        "prefill 8x2048, tok/s": 292986, "prefill 1x8192, tok/s": 270981, "prefill 1x1024, tok/s": 41269,
-        "first token 1x128, ms": 8.6, "trace, output tok/s": 19456, "start, s": 65,
-    },
-}  # fmt: skip
 BATCHES = (1, 8, 32, 128, 256)
 PROMPTS = ((8, 2048), (1, 8192), (1, 1024))
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shapes", default=",".join(BASELINE), help="which models, by comma")
-    parser.add_argument("--only", default="step,prefill,first,trace,http", help="which figures, by comma")
-    parser.add_argument("--backend", default="cuda")
-    parser.add_argument("--max-step-tokens", type=int, default=8192)
-    parser.add_argument("--max-running", type=int, default=512)
-    parser.add_argument("--requests", type=int, default=512, help="of the trace")
-    parser.add_argument("--http-workers", type=int, default=4, help="HTTP processes of the server")
-    parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
-    parser.add_argument("--plot", type=pathlib.Path, help="draw the ratios into this file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -173,5 +145,5 @@ def plot(figures: dict[str, dict[str, float]], path: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     _parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(_parser)
+    gpu_flags(_parser)
     raise SystemExit(run(_parser.parse_args()))

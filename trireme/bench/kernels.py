@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from trireme import kernels
+from trireme.bench.flags import kernels_flags
 from trireme.bench.kernel_cases import Case, all_cases, product_shapes
 from trireme.kernels import chips, matmul, streamed, tune
 from trireme.kernels.launch import Unsupported
@@ -233,14 +234,6 @@ def by_operator(rows: list[Row]) -> dict[str, float]:
     return {op: round(math.exp(sum(logs) / len(logs)), 3) for op, logs in sorted(grouped.items())}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("."), help="folder for kernels.json, measured.json and kernels.png")
-    parser.add_argument("--only", default="", help="comma-separated operators; default all")
-    parser.add_argument("--all", action="store_true", help="print every row, not only products, fused steps and losses")
-    parser.add_argument("--tune", type=float, default=0.0, help="first tune matrix products for so many seconds; writes tuned.json")
-    parser.add_argument("--budget", type=float, default=170.0, help="stop starting new cases after this many seconds")
-
-
 def run(args: argparse.Namespace) -> int:
     """Measures, prints the table, writes the files; 1 if there is no chip to measure."""
     if chips.current().interpreted:
@@ -280,7 +273,7 @@ def run(args: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="trireme bench kernels", description=__doc__)
-    add_arguments(parser)
+    kernels_flags(parser)
     if "OUT" in os.environ:
         parser.set_defaults(out=Path(os.environ["OUT"]))
     return run(parser.parse_args())

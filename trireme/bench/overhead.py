@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from trireme.cli.flags import add_settings, config_from
+from trireme.cli.flags import config_from
 from trireme.config import Config
 from trireme.errors import WorkerDied
 from trireme.hub.resolve import resolve_model
@@ -63,15 +63,6 @@ class Overhead:
     @property
     def added_first_token(self) -> float:
         return self.served.first_token - self.offline.first_token
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="requests at once")
-    parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds at each door; the median counts")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:

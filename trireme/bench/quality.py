@@ -15,12 +15,11 @@ from importlib.resources import files
 import msgspec
 
 from trireme.cli.fetch import fetched
-from trireme.cli.flags import add_settings, config_from
+from trireme.cli.flags import config_from
 from trireme.config import Config
 from trireme.llm import LLM
 from trireme.types import SamplingParams, TokenLogprobs
 
-METHODS = ("none", "auto", "int8", "int4")
 FEW_TOKENS = 8  # a step of so few is computed as decode steps are, where a backend knows a difference
 
 
@@ -34,15 +33,6 @@ class Quality(msgspec.Struct, kw_only=True):
     agreement: float  # share of places in the text where the likeliest next token is the same
     agreement_few: float
     greedy_tokens: float  # of its own continuations, tokens before the first that differs, on average
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="the first is what the others are compared with")
-    parser.add_argument("--text", help="a text file to use instead of the opening of Alice's Adventures in Wonderland")
-    parser.add_argument("--window", type=int, default=512, help="tokens that are read together")
-    parser.add_argument("--continue-tokens", type=int, default=64, help="greedy tokens after the first part of each window")
-    parser.add_argument("--json", help="write the figures to this file")
-    add_settings(parser, skip=("quantize",))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,37 +25,6 @@ PERCENTILES = (50, 90, 99)
 _BOUNDS = {"ttft": "first", "tpot": "per_token", "e2e": "whole"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server [http://127.0.0.1:8000]")
-    parser.add_argument("--model", help="the model's name (default: the first that the server lists)")
-    parser.add_argument("--api-key", help="sent as a bearer token")
-    parser.add_argument("--chat", action="store_true", help="ask /v1/chat/completions instead of /v1/completions")
-    parser.add_argument(
-        "--workload",
-        default="random",
-        choices=("random", "sharegpt", "prefix", "multiturn"),
-        help="what is asked: prompts of one length, of real conversations' lengths, with shared beginnings, or turns that build on "
-        "each other [random]",
-    )
-    parser.add_argument("--requests", type=int, default=100, help="in all, in each run [100]")
-    parser.add_argument("--prompt-tokens", type=int, default=128, help="of each prompt, or of its own part, about [128]")
-    parser.add_argument("--output-tokens", type=int, default=64, help="of each answer; the end of text is ignored [64]")
-    parser.add_argument("--prefix-tokens", type=int, default=512, help="prefix: shared tokens [512]")
-    parser.add_argument("--groups", type=int, default=4, help="prefix: different prefixes [4]")
-    parser.add_argument("--turns", type=int, default=4, help="multiturn: turns of each conversation [4]")
-    parser.add_argument("--max-tokens", type=int, default=2048, help="sharegpt: longest prompt plus answer [2048]")
-    parser.add_argument("--request-rate", type=float, default=float("inf"), help="open loop: requests per second [all at once]")
-    parser.add_argument("--burstiness", type=float, default=1.0, help="open loop: 1 is Poisson, less is burstier [1]")
-    parser.add_argument(
-        "--concurrency", type=int, nargs="+", default=[0], help="closed loop: requests at once; several: a run each"
-    )
-    parser.add_argument("--goodput", nargs="+", default=[], metavar="BOUND", help="ttft:MS tpot:MS e2e:MS of a good request")
-    parser.add_argument("--warmup", type=int, default=2, help="requests before the clock starts [2]")
-    parser.add_argument("--seed", type=int, default=1, help="of prompts and arrivals [1]")
-    parser.add_argument("--json", type=pathlib.Path, help="write figures and samples here")
-    parser.add_argument("--plot", type=pathlib.Path, help="write a picture here (needs matplotlib)")
-
-
 def run(args: argparse.Namespace) -> int:
     bounds = _bounds(args.goodput)
     results = asyncio.run(_measure(args, bounds))

@@ -9,7 +9,7 @@ import sys
 import time
 
 from trireme.cli.fetch import fetched
-from trireme.cli.flags import add_settings, config_from
+from trireme.cli.flags import config_from
 
 _CHILD = """
 import resource, sys, time
@@ -45,11 +45,6 @@ NAMES = (
     "peak memory, MiB",
     "whole process, s",
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeat", type=int, default=3)
-    add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,15 +18,11 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from trireme.backends.cuda.device import release
+from trireme.bench.choices import LOADS
 from trireme.bench.engine import Prompts, measure
+from trireme.bench.flags import steps_flags
 from trireme.bench.shapes import write_model
 from trireme.llm import LLM
-
-# name: (requests, prompt tokens, output tokens)
-LOADS = {
-    "decode x1": (1, 128, 33), "decode x32": (32, 128, 33), "decode x256": (256, 128, 33), "prefill 8x2048": (8, 2048, 1),
-    "prefill 1x8192": (1, 8192, 1), "first 1x128": (1, 128, 1),
-}  # fmt: skip
 
 
 def account(llm: LLM, draw: Prompts, requests: int, prompt: int, outputs: int) -> dict[str, object]:
@@ -66,14 +62,6 @@ def _union(spans: list[tuple[float, float]]) -> float:
     return busy
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shapes", default="llama8b", help="which models, by comma")
-    parser.add_argument("--loads", default=",".join(LOADS), help="which loads, by comma")
-    parser.add_argument("--top", type=int, default=9, help="kernels to print")
-    parser.add_argument("--max-step-tokens", type=int, default=8192)
-    parser.add_argument("--json", type=pathlib.Path, help="write everything to this file")
-
-
 def run(args: argparse.Namespace) -> int:
     found: dict[str, dict[str, object]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -107,5 +95,5 @@ def show(name: str, result: dict, steps: int, top: int) -> None:
 
 if __name__ == "__main__":
     _parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(_parser)
+    steps_flags(_parser)
     raise SystemExit(run(_parser.parse_args()))

@@ -1,9 +1,15 @@
-"""`trireme bench KIND`: measurements. Each kind is a module of trireme.bench with add_arguments and run."""
+"""`trireme bench KIND`: measurements. Each kind has its flags in trireme.bench.flags, and a module with run.
+
+Knows the kinds by name; what measures is imported only to be run.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+from types import ModuleType
+
+from trireme.bench.flags import FLAGS
 
 KINDS = {
     "latency": "one stream: time to first token, time per token",
@@ -18,7 +24,7 @@ KINDS = {
     "overhead": "serving against the offline engine, the same requests",
     "serve": "load on any OpenAI-compatible server",
 }
-_MODULES = {"latency": "engine", "throughput": "engine", "startup": "startup", "cpu": "cpu_kernels"}
+_MODULES = {"latency": "engine", "throughput": "engine", "cpu": "cpu_kernels"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,17 +35,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
-    """The kind first; its own flags are its module's, imported only now."""
+    """The kind first, then its own flags."""
     if not argv or argv[0] not in KINDS:
         return argparse.ArgumentParser.parse_args(parser, argv)
-    module = importlib.import_module(f"trireme.bench.{_MODULES.get(argv[0], argv[0])}")
     about = KINDS[argv[0]]
     inner = argparse.ArgumentParser(prog=f"trireme bench {argv[0]}", description=f"{about[0].upper()}{about[1:]}.")
-    module.add_arguments(inner)
+    FLAGS[argv[0]](inner)
     args = inner.parse_args(argv[1:])
-    args.kind, args.run = argv[0], module.run
+    args.kind = argv[0]
     return args
 
 
+def module_of(kind: str) -> ModuleType:
+    """The module that measures; it may take seconds to import."""
+    return importlib.import_module(f"trireme.bench.{_MODULES.get(kind, kind)}")
+
+
 def run(args: argparse.Namespace) -> int:
-    return args.run(args) or 0
+    return module_of(args.kind).run(args) or 0
