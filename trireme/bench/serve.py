@@ -1,6 +1,6 @@
 """`trireme bench serve`: load on any OpenAI-compatible server; a table, JSON and a plot of what its users would feel.
 
-Knows flags and figures; the load itself is in `load`.
+Knows figures; the load itself is in `load`, the flags in `flags`.
 """
 
 from __future__ import annotations
