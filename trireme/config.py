@@ -83,7 +83,7 @@ class ServeOptions:
     drain_timeout: float = setting(30.0, "seconds that running requests get to finish when the server is asked to end")
     idle_unload: float = setting(0.0, "free the weights after so many quiet seconds, load them again on demand (0: never)")
     heartbeat_timeout: float = setting(6.0, "seconds of silence after which a process counts as hung and is replaced")
-    step_seconds: float = setting(0.2, "how long a step may take while answers are written: prompts are cut to fit (0: never)")
+    step_seconds: float = setting(0.1, "how long a step may take while answers are written: prompts are cut to fit (0: never)")
     stream_backlog: int = setting(1 << 20, "bytes of text a slow reader may fall behind before its stream is cut")
     max_body: int = setting(32 << 20, "bytes of a request's body at most")
     allowed_host: tuple[str, ...] = setting((), "a Host name to answer for besides loopback and addresses; may be repeated")

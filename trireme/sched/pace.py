@@ -5,7 +5,7 @@ from __future__ import annotations
 LEAST = (
     128  # tokens of prompts in a step, however long it takes: with fewer a CPU computes each far more slowly (32: twice as long)
 )
-LONG = 0.1  # seconds: beside such a step, the moment in which the worker waits for its next plan is nothing
+LONG = 0.05  # seconds: beside such a step, the moment in which the worker waits for its next plan is nothing
 FRESH = 0.3  # the weight of the newest step in what is believed of the speed
 
 
