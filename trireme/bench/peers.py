@@ -116,7 +116,9 @@ def _forms(engine: str, environment: str, model: pathlib.Path, console: Console)
     if not files.exists():
         console.print(f"writing the forms of {model.stem} that peers read (once; minutes for a large model)")
     if engine in ("vllm", "transformers"):
-        return [Peer(f"{engine} fp32", "32", environment, float_folder(model, files / "float32"))]
+        folder = float_folder(model, files / "float32")
+        rounded = [Peer("vllm bf16", "16", environment, folder, ["bfloat16"])] if engine == "vllm" else []
+        return [Peer(f"{engine} fp32", "32", environment, folder, ["float32"]), *rounded]
     if model.suffix != ".gguf":
         raise BadConfig(f"{model} is no GGUF file.", "use --model with one")
     four, eight = (requantized(model, kind, files / f"{kind}.gguf") for kind in ("Q4_0", "Q8_0"))
@@ -245,7 +247,7 @@ def ratios(figures: list[Figures], measures: list[str]) -> dict[str, dict[str, f
         if alike:
             found[f"{bits} bits: ours/theirs"] = _ratio(alike, [f for f in theirs if f.bits == bits], measures)
     for peer in theirs:
-        if peer.bits == "32" and ours:
+        if peer.bits in ("16", "32") and ours:
             found[f"any bits: ours/{peer.name}"] = _ratio(ours, [peer], measures)
     return found
 

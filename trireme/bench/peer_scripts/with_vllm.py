@@ -1,4 +1,4 @@
-"""vLLM's CPU build, offline: `with_vllm.py FOLDER THREADS`."""
+"""vLLM's CPU build, offline: `with_vllm.py FOLDER THREADS TYPE`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm import LLM, SamplingParams
 
 class Vllm:
     def __init__(self, folder: str):
-        self.llm = LLM(folder, dtype="float32", skip_tokenizer_init=True, enable_prefix_caching=False, max_model_len=4096)
+        self.llm = LLM(folder, dtype=sys.argv[3], skip_tokenizer_init=True, enable_prefix_caching=False, max_model_len=4096)
 
     def prefill(self, prompt: list[int]) -> float:
         return self._run([prompt], 1)
