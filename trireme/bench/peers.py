@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 from rich.console import Console
 
-from trireme.bench.choices import INSTALL, MEASURES
+from trireme.bench.choices import INSTALL, MEASURES, UNWANTED
 from trireme.bench.peer_files import float_folder, requantized
 from trireme.config import cache_folder
 from trireme.errors import BadConfig, TriremeError, WorkerDied
@@ -94,7 +94,10 @@ def _environment(engine: str, console: Console) -> str:
     if not done.exists():
         console.print(f"installing {' '.join(INSTALL[engine])} in {folder} (some are compiled: minutes)")
         _call([sys.executable, "-m", "venv", "--clear", str(folder)], engine)
-        _call([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *INSTALL[engine]], engine)
+        pip = [str(folder / "bin" / "python"), "-m", "pip"]
+        _call([*pip, "install", "--quiet", *INSTALL[engine]], engine)
+        if engine in UNWANTED:
+            _call([*pip, "uninstall", "--quiet", "--yes", *UNWANTED[engine]], engine)
         done.touch()
     return str(folder)
 

@@ -67,8 +67,8 @@ class Cpu(Backend):
         return tuple(size for size in sizes if size <= max_rows)
 
     def graph_tokens(self, max_rows: int) -> tuple[int, ...]:
-        """One size is enough: rows past the step's own are not computed."""
-        return (PROMPT_ROOM,)
+        """One size is enough: rows past the step's own are not computed. Ranks would send them to one another all the same."""
+        return (PROMPT_ROOM,) if self.options.tp == 1 else ()
 
     @property
     def graph_batches(self) -> tuple[int, ...]:
