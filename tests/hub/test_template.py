@@ -89,12 +89,12 @@ ONE = [{"role": "user", "content": "x"}]
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_templates_end_in_one_line(name: str) -> None:
-    """Within half a second of processor time, and what one operation that has begun may take."""
+    """Within 0.3 s of processor time, and what one operation that has begun may take: half a second on a quiet machine."""
     began = time.thread_time()
     with pytest.raises(BadRequest) as caught:
         ChatTemplate(HOSTILE[name]).render({"messages": ONE})
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
-    assert module.MIN_SECONDS == 0.5 and time.thread_time() - began < 1
+    assert module.MIN_SECONDS == 0.3 and time.thread_time() - began < 1
 
 
 def test_a_busy_machine_refuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_a_busy_machine_refuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     source = "{% for m in messages %}{% for i in range(50) %}{{ m.content | trim }}{% endfor %}{% endfor %}"
     assert ChatTemplate(source).render({"messages": ONE * 20}) == "x" * 1000
     assert next(clock) > 3600.0 * 100
-    with pytest.raises(BadRequest, match=r"ran longer than 0\.5 seconds"):
+    with pytest.raises(BadRequest, match=r"ran longer than 0\.3 seconds"):
         ChatTemplate(HOSTILE["endless"]).render({"messages": ONE})
 
 

@@ -28,7 +28,7 @@ MAX_TEXT = 16 << 20  # characters that a template may make at once or in all
 MAX_ITEMS = 1 << 18  # values, at every depth, that one operation may look through
 # Seconds of the rendering thread's own processor time: a busy machine refuses nobody. Long conversations get more; a message
 # of three values takes about 0.03 ms.
-MIN_SECONDS, SECONDS_PER_ITEM, MAX_SECONDS = 0.5, 1e-4, 5.0
+MIN_SECONDS, SECONDS_PER_ITEM, MAX_SECONDS = 0.3, 1e-4, 5.0
 
 # Filters that neither look into a list's items nor turn it into text. `messages | length` stands in many a loop.
 _SHALLOW = {"attr", "batch", "count", "d", "default", "dictsort", "first", "items", "last", "length", "list", "map"} | {
