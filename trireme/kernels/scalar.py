@@ -103,9 +103,10 @@ def _signed(x, y, size):
 @triton.jit
 def integer_power(x, y):
     """x ** y by squaring, modulo the type's range; negative exponents leave only the inverses of 1 and −1"""
-    result = x * 0 + 1
-    base = x
-    rest = tl.where(y < 0, 0, y)
+    nothing = x * 0 + y * 0  # of both operands' shape, which a variable of the loop has from its start
+    result = nothing + 1
+    base = nothing + x
+    rest = nothing + tl.where(y < 0, 0, y)
     for _ in range(63):
         result = tl.where(rest & 1 != 0, result * base, result)
         base = base * base

@@ -72,7 +72,7 @@ def _one_row(
     # x: [K]; weight: [N, K], [2 N, K] where GATED; out, residual: [N]
     n, k = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, INNER)
     row = weight + n.to(tl.int64)[:, None] * K + k[None, :]
-    upper = row + N.to(tl.int64) * K
+    upper = weight + (n.to(tl.int64) + N)[:, None] * K + k[None, :]
     inside = (n < N)[:, None]
     acc = tl.zeros([OUTPUTS, INNER], tl.float32)
     also = tl.zeros([OUTPUTS, INNER], tl.float32)
@@ -129,8 +129,9 @@ def _few_rows(
     n, m, k = block * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, ROWS), tl.arange(0, INNER)
     begin = split * share
     end = tl.minimum(begin + share, K)
-    row = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + k[None, :]
-    upper = row + N.to(tl.int64) * K
+    rows = tl.minimum(n, N - 1).to(tl.int64)
+    row = weight + rows[:, None] * K + k[None, :]
+    upper = weight + (rows + N)[:, None] * K + k[None, :]
     source = x + m[:, None] * x_stride + k[None, :]
     acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
     also = tl.zeros([OUTPUTS, ROWS], tl.float32)
