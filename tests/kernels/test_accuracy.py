@@ -158,6 +158,28 @@ def test_pow(device: str) -> None:
     check("pow", scalar, aten("pow.Tensor_Scalar"), (x, 3), {})
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_powers_of_half_types_follow_the_rules_for_signs(dtype: torch.dtype, device: str) -> None:
+    sizes = [0.0, 0.5, 1.0, 1.0078125, 2.0, 2.5, 2.75, 3.0, 255.0, 4097.0, float("inf"), float("nan")]
+    x = torch.tensor([*sizes, *(-v for v in sizes)], device=device).to(dtype)
+    left, right = x[:, None].expand(24, 24), x[None, :].expand(24, 24)
+    got = registry.OPERATORS["pow.Tensor_Tensor"].function(left, right)
+    exact = torch.pow(left.double(), right.double()).to(dtype)
+    # The interpreter drops what a half type cannot hold instead of rounding it.
+    torch.testing.assert_close(got, exact, rtol=2 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+    assert bool(((torch.signbit(got) == torch.signbit(exact)) | exact.isnan()).all())
+
+
+@pytest.mark.parametrize("name", ["cos", "sin"])
+def test_angles_of_all_sizes(name: str, device: str) -> None:
+    for dtype, limit in ((torch.float16, 65504.0), (torch.bfloat16, 65000.0), (torch.bfloat16, float("inf"))):
+        x = torch.arange(-(2**15), 2**15, 7, dtype=torch.int32).to(torch.int16).view(dtype).to(device)
+        x = x[x.abs() <= limit]
+        got = registry.OPERATORS[name].function(x)
+        exact = getattr(torch, name)(x.double())
+        torch.testing.assert_close(got.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-4, equal_nan=True)
+
+
 def test_where(device: str) -> None:
     function = registry.OPERATORS["where.self"].function
     for dtype in [torch.float32, torch.bfloat16, torch.int64, torch.bool]:
@@ -280,6 +302,26 @@ def test_softmax(name: str, device: str) -> None:
     )
     check(name, function, aten(name), (special, 1), {})
     check(name, function, aten(name), (draw((5, 6), torch.float32, device).t(), 0), {}, length=16)
+
+
+@pytest.mark.parametrize("name", ["softmax.int", "log_softmax.int"])
+def test_softmax_of_long_rows_side_by_side(name: str, device: str) -> None:
+    function = registry.OPERATORS[name].function
+    for shape in [(2, 1100, 40)] if INTERPRETED else [(2, 1100, 40), (32, 4096, 256), (3, 20000, 33)]:
+        x = draw(shape, torch.float32 if INTERPRETED else torch.bfloat16, device) * 3
+        x[0, 700:, 3], x[0, :, 4], x[1, 5, 6], x[1, 8, 7] = float("-inf"), float("-inf"), float("inf"), float("nan")
+        for _ in range(3):  # counters are left as they were found
+            check(f"{name} {shape}", function, aten(name), (x, 1), {}, length=16)
+
+
+def test_group_norm_of_long_groups(device: str) -> None:
+    function = registry.OPERATORS["native_group_norm"].function
+    for items, channels, groups in [(2, 6, 2)] if INTERPRETED else [(2, 6, 2), (32, 64, 8)]:
+        x, w = draw((items, channels, 64, 128), torch.float32, device) * 2 + 5, draw((channels,), torch.float32, device)
+        for _ in range(2):
+            check(
+                "group_norm", function, aten("native_group_norm"), (x, w, None, items, channels, 8192, groups, 1e-5), {}, length=64
+            )
 
 
 def test_norms(device: str) -> None:

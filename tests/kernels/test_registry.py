@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.fx.experimental.proxy_tensor
 import torch.nn.functional as F
 
 from trireme import kernels
@@ -132,6 +133,26 @@ def test_the_gradient_of_a_sum_of_losses(device: str) -> None:
     with kernels.use():
         F.cross_entropy(got, target, reduction="none").sum().backward()
     torch.testing.assert_close(got.grad, expected.grad)
+
+
+def test_a_repeated_call_still_sees_gradients_and_traces(device: str) -> None:
+    """What is recognised by one look at its tensors must not pass for a call whose gradient or trace somebody wants."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x.softmax(-1), (6,), eps=1e-5)
+
+    x = torch.randn(4, 6, device=device)
+    expected, slope = step(x), torch.func.grad(lambda v: step(v)[:, 0].sum())(x)
+    with kernels.use(include=["softmax", "rms_norm"]):
+        for _ in range(4):
+            torch.testing.assert_close(step(x), expected)
+        leaf = x.clone().requires_grad_()
+        step(leaf)[:, 0].sum().backward()
+        torch.testing.assert_close(leaf.grad, slope)
+        torch.testing.assert_close(torch.func.grad(lambda v: step(v)[:, 0].sum())(x), slope)
+        torch.testing.assert_close(torch.func.vmap(step)(x), expected)
+        traced = torch.fx.experimental.proxy_tensor.make_fx(step)(x)
+        torch.testing.assert_close(traced(x.flip(0)), expected.flip(0))
 
 
 def test_inference_mode(device: str) -> None:

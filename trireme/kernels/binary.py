@@ -48,6 +48,11 @@ def _half_power(x, y):
 
 
 @pointwise()
+def _positive_half_power(x, y):
+    return scalar.positive_half_power(x, y)
+
+
+@pointwise()
 def _integer_power(x, y):
     return scalar.integer_power(x, y)
 
@@ -114,6 +119,8 @@ def pow_tensor_tensor(self: Any, exponent: Any) -> torch.Tensor:
 
 def pow_scalar(self: Number, exponent: torch.Tensor) -> torch.Tensor:
     """c ** y"""
+    if not isinstance(self, complex) and self > 0 and exponent.dtype in _HALVES:
+        return _positive_half_power(self, exponent)
     return pow_tensor_tensor(self, exponent)
 
 

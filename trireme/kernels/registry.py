@@ -31,7 +31,7 @@ from trireme.kernels import (
     softmax,
     unary,
 )
-from trireme.kernels.launch import Unsupported
+from trireme.kernels.launch import Unsupported, current
 from trireme.kernels.originals import original, overload_of
 from trireme.kernels.repeat import repeating
 
@@ -171,10 +171,16 @@ def _with_gradient(operator: Operator) -> Function:
             return torchs.decompose(*args, **kwargs)
 
     repeated, differentiable = repeating(plain), operator.gradient != "none"
+    recall = repeated.__dict__["recall"]
+    traced, transformed = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if traced() or transformed() is not None:
             return torchs.decompose(*args, **kwargs)
+        if not kwargs and current.recording is None:
+            result = recall(args)
+            if result is not None:
+                return result
         if differentiable and torch.is_grad_enabled():
             for x in args:
                 if isinstance(x, torch.Tensor) and x.requires_grad:

@@ -20,8 +20,10 @@ _RECENT = 4  # kinds of calls that are tried before a key is made, which costs a
 _CHANGES = 64  # after so many changes among these an operator has too many kinds
 _tables: list[Any] = []
 Function = Callable[..., Any]
-# How many arguments, whether tensors are laid out like those, which arguments these are (None: all), the others, what repeats.
-_Kind = tuple[int, Function, Function | None, list[tuple[int, Any]], Function]
+# How many arguments, whether tensors are laid out like those, which arguments these are (None: all), the others by type and
+# value, those by sign alone, what repeats.
+_Kind = tuple[int, Function, Function | None, list[tuple[int, type, Any]], list[tuple[int, Any]], Function]
+_NOTHING: dict[str, Any] = {}
 
 
 def forget() -> None:
@@ -69,26 +71,17 @@ def repeating(function: Function) -> Function:
     and on the value of its other arguments, except that floats with a fraction may reach a kernel only as they are."""
     tensor, parameter = torch.Tensor, torch.nn.Parameter
     memory = _Memory()
-    known, seen, exact, recent = memory.known, memory.seen, memory.exact, memory.recent
+    known, seen, exact = memory.known, memory.seen, memory.exact
+    recall = _recalling(memory)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if current.recording is not None:
             return function(*args, **kwargs)
-        tried = False
         if not kwargs:
-            count = len(args)
-            for number, alike, tensors, others, again in recent:
-                if number == count and alike(*(args if tensors is None else tensors(args))):
-                    for i, token in others:
-                        if isinstance(args[i], tensor) or _token(args[i], exact) != token:
-                            break
-                    else:
-                        result = again(args, kwargs)
-                        if result is not None:
-                            return result
-                        tried = True
-                        break
+            result = recall(args)
+            if result is not None:
+                return result
         key: Any = []
         try:
             for x in args:
@@ -104,7 +97,7 @@ def repeating(function: Function) -> Function:
         except (TypeError, RuntimeError):  # no layout, or no value to remember it by
             return function(*args, **kwargs)
         if found is not None:
-            result = None if tried else found(args, kwargs)
+            result = found(args, kwargs)
             if result is not None:
                 return result
         elif len(seen) >= _MOST:
@@ -118,8 +111,32 @@ def repeating(function: Function) -> Function:
                 return memory.record(function, key, args, kwargs)
         return function(*args, **kwargs)
 
-    call.__dict__["known"] = known
+    call.__dict__.update(known=known, recall=recall)
     return call
+
+
+def _recalling(memory: _Memory) -> Function:
+    """Repeats a call of one of the recent kinds, told by one look at its tensors; None if it is none of them. That look also
+    tells whether a gradient is wanted."""
+    recent, exact = memory.recent, memory.exact
+
+    def recall(args: tuple[Any, ...]) -> Any:
+        count = len(args)
+        for number, alike, tensors, others, signs, again in recent:
+            if number == count and alike(*(args if tensors is None else tensors(args))):
+                for i, kind, value in others:
+                    x = args[i]
+                    if type(x) is not kind or x != value:
+                        break
+                else:
+                    for i, token in signs:
+                        if type(args[i]) is not float or _token(args[i], exact) != token:
+                            break
+                    else:
+                        return again(args, _NOTHING)
+        return None
+
+    return recall
 
 
 def _kind(args: tuple[Any, ...], again: Function, exact: list[bool]) -> _Kind | None:
@@ -130,7 +147,11 @@ def _kind(args: tuple[Any, ...], again: Function, exact: list[bool]) -> _Kind | 
         return None
     one = operator.itemgetter(slice(places[0], places[0] + 1))
     tensors = None if len(places) == len(args) else one if len(places) == 1 else operator.itemgetter(*places)
-    return len(args), alike, tensors, [(i, _token(x, exact)) for i, x in enumerate(args) if i not in places], again
+    tokens = [(i, _token(x, exact)) for i, x in enumerate(args) if i not in places]
+    others = [
+        (i, type(args[i]), list(args[i]) if type(args[i]) is list else args[i]) for i, token in tokens if type(token) is not str
+    ]
+    return len(args), alike, tensors, others, [(i, token) for i, token in tokens if type(token) is str], again
 
 
 def _token(x: Any, exact: list[bool]) -> Any:

@@ -85,8 +85,81 @@ def power(x, y):
 
 @triton.jit
 def half_power(x, y):
-    """the same, accurate enough for a half type: the exponent is at most 128, so its rounding stays below 1e-5"""
-    return _signed(x, y, tl.exp2(y * tl.log2(tl.abs(x))))
+    """the same, accurate enough for a half type: the exponent is at most 128, so its rounding stays below 1e-4"""
+    # Half types hold only whole, even numbers from 2¹² on. Beside 2²³ a float has no place for a fraction and ends in its parity.
+    span = tl.minimum(tl.abs(y), 8192.0, propagate_nan=tl.PropagateNan.ALL)
+    shifted = span + 8388608.0
+    whole = shifted - 8388608.0 == span
+    # What is negative has no logarithm, hence no broken power; only −∞ has.
+    logarithm = _quick_log2(tl.where(whole | (x == float("-inf")), tl.abs(x), x))
+    value = _raised(logarithm, y)
+    sign = tl.where(whole, shifted.to(tl.int32, bitcast=True) << 31, 0) & x.to(tl.int32, bitcast=True)
+    return (value.to(tl.int32, bitcast=True) ^ sign).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def positive_half_power(x, y):
+    """the same for x > 0"""
+    return _raised(_quick_log2(x), y)
+
+
+@triton.jit
+def _raised(logarithm, y):
+    """2 ** (logarithm · y), where 1 to any power and anything to the power 0 are 1"""
+    return tl.exp2(tl.where((logarithm == 0) | (y == 0), 0.0, y * logarithm))
+
+
+@triton.jit
+def _quick_log2(x):
+    """log2 x to a relative 2e-6: the chip's own approximation errs by 2⁻²² of 1, so near 1 a fit replaces it"""
+    off = x - 1.0
+    near = off * (1.44269506 + off * (-0.72132887 + off * (0.48087164 + off * (-0.36542839 + off * 0.2933017))))
+    if INTERPRETED:
+        far = tl.log2(x)
+    else:
+        small = x < 1.1754944e-38  # which the approximation takes for 0
+        far = libdevice.fast_log2f(tl.where(small, x * 16777216.0, x)) - tl.where(small, 24.0, 0.0)
+    return tl.where(tl.abs(off) < 0.125, near, far)
+
+
+@triton.jit
+def half_cos(x):
+    """cos x = (−1)ᵏ sin((k + ½) π − x), accurate enough for a half type; a block with larger numbers takes the exact way"""
+    if tl.max(tl.abs(x)) < _TURNS:
+        shifted = x * 0.31830988618 - 0.5 + 12582912.0
+        whole = shifted - 12582912.0 + 0.5
+        result = _alternating_sin(-_beyond(x, whole), shifted)
+    else:
+        result = tl.cos(x)
+    return result
+
+
+@triton.jit
+def half_sin(x):
+    """sin x = (−1)ᵏ sin(x − k π), accurate enough for a half type; a block with larger numbers takes the exact way"""
+    if tl.max(tl.abs(x)) < _TURNS:
+        shifted = x * 0.31830988618 + 12582912.0
+        result = _alternating_sin(_beyond(x, shifted - 12582912.0), shifted)
+    else:
+        result = tl.sin(x)
+    return result
+
+
+_TURNS = tl.constexpr(65536.0)  # up to here multiples of π have no rounding in the three parts that π is cut into
+
+
+@triton.jit
+def _beyond(x, turns):
+    """x − turns · π"""
+    return ((x - turns * 3.140625) - turns * 9.67502593994140625e-4) - turns * 1.509957990978376e-7
+
+
+@triton.jit
+def _alternating_sin(x, shifted):
+    """(−1)ᵏ sin x for |x| ≤ π / 2, where k is the whole number that a float beside 1.5 · 2²³ ends in; relative error 1e-6"""
+    s = x * x
+    value = x * (0.999999053 + s * (-0.166655472 + s * (8.31181278e-3 + s * -1.84854406e-4)))
+    return (value.to(tl.int32, bitcast=True) ^ (shifted.to(tl.int32, bitcast=True) << 31)).to(tl.float32, bitcast=True)
 
 
 @triton.jit

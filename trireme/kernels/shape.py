@@ -32,15 +32,17 @@ def _embedding(weight, indices, out, count, width, entries, stride, M: tl.conste
 
 
 @kernel
-def _triu(x, out, rows, height, width, diagonal, M: tl.constexpr, N: tl.constexpr):
+def _triu(x, out, row_blocks, height, width, diagonal, M: tl.constexpr, N: tl.constexpr):
     """out[i, j] = x[i, j] where j − i ≥ diagonal, else 0; a tile below the diagonal is not read"""
-    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    item = tl.program_id(0) // row_blocks
+    first = (tl.program_id(0) % row_blocks) * M
+    row = first + tl.arange(0, M)
     column = tl.program_id(1) * N + tl.arange(0, N)
-    keep = column[None, :] - (row % height)[:, None] >= diagonal
-    mask = (row < rows)[:, None] & (column < width)[None, :]
-    at = row[:, None] * width + column[None, :]
-    some = tl.max(tl.max(keep.to(tl.int32), 1), 0) > 0
+    mask = (row < height)[:, None] & (column < width)[None, :]
+    at = (item.to(tl.int64) * height + row)[:, None] * width + column[None, :]
+    some = tl.program_id(1) * N + N - 1 - first >= diagonal
     value = tl.load(x + at, mask=mask & some, other=0)
+    keep = column[None, :] - row[:, None] >= diagonal
     tl.store(out + at, tl.where(keep, value, tl.zeros_like(value)), mask=mask)
 
 
@@ -71,11 +73,12 @@ def triu(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor:
     x = self.contiguous()
     out = empty(x.shape, x.dtype, x.device)
     height, width = x.shape[-2:]
-    rows = math.prod(x.shape[:-1])
     if out.numel():
         n = min(next_power(width), 1024)
-        m = max(1, min(2048 // n, next_power(rows)))
-        _triu((blocks(rows, m), blocks(width, n)), x, out, rows, height, width, diagonal, M=m, N=n)
+        m = max(1, min(2048 // n, next_power(height)))
+        row_blocks, items = blocks(height, m), math.prod(x.shape[:-2])
+        diagonal = max(-height, min(diagonal, width))
+        _triu((items * row_blocks, blocks(width, n)), x, out, row_blocks, height, width, diagonal, M=m, N=n)
     return out
 
 

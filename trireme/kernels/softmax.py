@@ -8,11 +8,14 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from trireme.kernels import chips
+from trireme.kernels import chips, relay
 from trireme.kernels.fold import Fold, fold
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
+from trireme.kernels.streamed import workspace
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_BESIDE, _RELAYED = 32, 512  # rows and their elements in one tile of long rows that lie beside each other
+_LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @kernel
@@ -111,6 +114,48 @@ def _whole(
 
 
 @kernel
+def _relayed_softmax(
+    x, y, sums, counters, items, ahead, parts, inner, inner_blocks, length, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
+    LOG: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    """long rows side by side, M at a time: a first pass stores maximum and sum of N elements of each, a second joins them"""
+    item, second = relay.take(counters, items, ahead)
+    block, part = item // parts, item % parts
+    outer, row = (block // inner_blocks).to(tl.int64), (block % inner_blocks) * M + tl.arange(0, M)
+    column = (part * N + tl.arange(0, N)).to(tl.int64)
+    mask = (column < length)[:, None] & (row < inner)[None, :]
+    at = outer * x_outer + column[:, None] * x_step + row[None, :] * x_inner
+    value = tl.load(x + at, mask=mask, other=float("-inf")).to(tl.float32)
+    counter = counters + 1 + block
+    joined = sums + 2 * M * (items + block) + tl.arange(0, M)
+    if second:
+        relay.wait(counter, parts + 1)
+        value = value - tl.load(joined, cache_modifier=".cg")[None, :]
+        whole = tl.load(joined + M, cache_modifier=".cg")[None, :]
+        result = value - tl.log(whole) if LOG else tl.exp2(value * _LOG2E) * (1.0 / whole)
+        to = outer * y_outer + column[:, None] * y_step + row[None, :] * y_inner
+        tl.store(y + to, result.to(y.dtype.element_ty), mask=mask)
+        relay.leave(counter, 2 * parts + 1)
+    else:
+        peak = tl.max(value, 0)
+        finite = tl.where(peak == float("-inf"), 0.0, peak)
+        mine = sums + 2 * M * item + tl.arange(0, M)
+        tl.store(mine, peak)
+        tl.store(mine + M, tl.sum(tl.exp2((value - finite[None, :]) * _LOG2E), 0))
+        if relay.arrive(counter) == parts - 1:
+            # Joined here, once, and not by each second pass: tiles of two layouts in one branch would change hands.
+            split = tl.arange(0, S)[:, None]
+            found = sums + 2 * M * (block * parts + split) + tl.arange(0, M)[None, :]
+            top = tl.load(found, mask=split < parts, other=float("-inf"), cache_modifier=".cg")
+            total = tl.load(found + M, mask=split < parts, other=0.0, cache_modifier=".cg")
+            highest = tl.max(top, 0)
+            lanes = tl.where(top == float("-inf"), 0.0, total * tl.exp(top - highest[None, :]))
+            tl.store(joined, highest)
+            tl.store(joined + M, tl.sum(lanes, 0) + (highest - highest))
+            relay.arrive(counter)
+
+
+@kernel
 def _gradient(
     grad, y, dx, rows, inner, length, outer_stride, inner_stride, step,
     LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -168,11 +213,25 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
     if f.inner == 1 and f.step == 1 and f.length > limit and f.rows < 2 * chips.current().multiprocessors:
         _split_rows(x, y, f, g, log, double)
         return y
+    if f.inner >= _BESIDE and f.length > limit // _BESIDE and not double:
+        _relay_rows(x, y, f, g, log)
+        return y
     m, n, warps = tile(f, limit if f.length <= limit else limit // 2)
     body = _softmax if f.length <= n else _softmax_long
     walk = (f.rows, f.inner, f.length, *f.walk, *g.walk)
     body((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, M=m, N=n, warps=warps)
     return y
+
+
+def _relay_rows(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool) -> None:
+    """Long rows whose neighbours lie beside each other: read twice, but the second time from the cache."""
+    inner_blocks, parts = blocks(f.inner, _BESIDE), blocks(f.length, _RELAYED)
+    tracks = f.rows // f.inner * inner_blocks
+    items = tracks * parts
+    sums, counters = workspace(x.device, 2 * _BESIDE * (items + tracks), tracks + 1)
+    sizes = (items, relay.lag(items, parts), parts, f.inner, inner_blocks, f.length)
+    _relayed_softmax((2 * items,), x, y, sums, counters, *sizes, *f.walk, *g.walk,
+                     LOG=log, M=_BESIDE, N=_RELAYED, S=next_power(parts), warps=8)  # fmt: skip
 
 
 def _split_rows(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool, double: bool) -> None:

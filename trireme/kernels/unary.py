@@ -11,6 +11,8 @@ import triton.language as tl
 from trireme.kernels import scalar
 from trireme.kernels.pointwise import pointwise
 
+_HALVES = (torch.float16, torch.bfloat16)
+
 
 @pointwise()
 def _abs(x):
@@ -25,6 +27,16 @@ def _cos(x):
 @pointwise("float")
 def _sin(x):
     return tl.sin(x)
+
+
+@pointwise("float")
+def _half_cos(x):
+    return scalar.half_cos(x)
+
+
+@pointwise("float")
+def _half_sin(x):
+    return scalar.half_sin(x)
 
 
 @pointwise("float")
@@ -121,9 +133,19 @@ def _plain(function: Any) -> Any:
     return apply
 
 
-cos, sin, exp, rsqrt, reciprocal = _plain(_cos), _plain(_sin), _plain(_exp), _plain(_rsqrt), _plain(_reciprocal)
+exp, rsqrt, reciprocal = _plain(_exp), _plain(_rsqrt), _plain(_reciprocal)
 sigmoid, tanh = _plain(_sigmoid), _plain(_tanh)
 isfinite, isinf, isnan = _plain(_isfinite), _plain(_isinf), _plain(_isnan)
+
+
+def cos(self: torch.Tensor) -> torch.Tensor:
+    """cos x"""
+    return (_half_cos if self.dtype in _HALVES else _cos)(self)
+
+
+def sin(self: torch.Tensor) -> torch.Tensor:
+    """sin x"""
+    return (_half_sin if self.dtype in _HALVES else _sin)(self)
 
 
 def absolute(self: torch.Tensor) -> torch.Tensor:
@@ -158,7 +180,7 @@ def gelu(self: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
         raise RuntimeError("approximate argument must be either none or tanh.")
     if approximate == "tanh":
         return _gelu_tanh(self)
-    return (_half_gelu if self.dtype in (torch.float16, torch.bfloat16) else _gelu)(self)
+    return (_half_gelu if self.dtype in _HALVES else _gelu)(self)
 
 
 def bitwise_not(self: torch.Tensor) -> torch.Tensor:
