@@ -67,6 +67,7 @@ class _Thread(threading.local):
 
 
 current = _Thread()  # each thread's recording, if it makes one now
+recordings: list[Recording] = []  # of all threads; asking whether there are any is quicker than asking for one's own
 
 
 def empty(

@@ -31,7 +31,7 @@ from trireme.kernels import (
     softmax,
     unary,
 )
-from trireme.kernels.launch import Unsupported, current
+from trireme.kernels.launch import Unsupported
 from trireme.kernels.originals import original, overload_of
 from trireme.kernels.repeat import repeating
 
@@ -177,7 +177,7 @@ def _with_gradient(operator: Operator) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if traced() or transformed() is not None:
             return torchs.decompose(*args, **kwargs)
-        if not kwargs and current.recording is None:
+        if not kwargs:
             result = recall(args)
             if result is not None:
                 return result

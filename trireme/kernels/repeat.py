@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trireme.kernels import chips
-from trireme.kernels.launch import Recording, current
+from trireme.kernels.launch import Recording, current, recordings
 from trireme.kernels.notes import Notes
 
 _MOST = 4096  # kinds of calls that one operator remembers
@@ -46,10 +46,12 @@ class _Memory:
     def record(self, function: Function, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the call, notes what it does and keeps that if it can be repeated."""
         recording = current.recording = Recording()
+        recordings.append(recording)
         try:
             result = function(*args, **kwargs)
         finally:
             current.recording = None
+            recordings.remove(recording)
         notes = Notes(recording, args, kwargs)
         again = notes.repetition(result)
         left = {i for i, x in notes.floats.items() if type(_token(x, self.exact)) is str} - notes.passed
@@ -76,12 +78,12 @@ def repeating(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if current.recording is not None:
-            return function(*args, **kwargs)
         if not kwargs:
             result = recall(args)
             if result is not None:
                 return result
+        if current.recording is not None:
+            return function(*args, **kwargs)
         key: Any = []
         try:
             for x in args:
@@ -121,6 +123,8 @@ def _recalling(memory: _Memory) -> Function:
     recent, exact = memory.recent, memory.exact
 
     def recall(args: tuple[Any, ...]) -> Any:
+        if recordings and current.recording is not None:
+            return None
         count = len(args)
         for number, alike, tensors, others, signs, again in recent:
             if number == count and alike(*(args if tensors is None else tensors(args))):
