@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
 from trireme.backends.cuda.ops import CudaOps
-from trireme.kernels import attention, chips, decode, kv, rows, sampling, skinny
+from trireme.kernels import attention, chips, decode, gate, kv, rows, sampling, skinny
 from trireme.ops import AttentionKind, KVCache, Ops, StepLayout
 
 PLAIN = Ops()
@@ -182,16 +182,30 @@ SKINNY = [  # rows, in, out, bias, residual, norm, gate, cut
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("case", SKINNY, ids=str)
 def test_skinny_products(case: tuple, dtype: torch.dtype) -> None:
-    count, inner, outputs, biased, added, normed, gate, config = case
-    x, weight = drawn(count, inner, dtype=dtype), drawn(outputs * (2 if gate else 1), inner, dtype=dtype)
+    count, inner, outputs, biased, added, normed, kind, config = case
+    x, weight = drawn(count, inner, dtype=dtype), drawn(outputs * (2 if kind else 1), inner, dtype=dtype)
     bias = drawn(len(weight), dtype=dtype) if biased else None
     residual = drawn(count, outputs, dtype=dtype) if added else None
     norm = drawn(inner, dtype=dtype) if normed else None
     wide = x.double() if norm is None else PLAIN.rms_norm(x.float(), norm.float(), 1e-5).double()
     expected = PLAIN.linear(wide, weight.double(), None if bias is None else bias.double())
-    expected = PLAIN.gated(expected, gate) if gate else expected
+    expected = PLAIN.gated(expected, kind) if kind else expected
     expected = expected if residual is None else expected + residual.double()
-    close(skinny.linear(x, weight, bias, residual=residual, norm=norm, eps=1e-5, gated=gate, config=config), expected)
+    close(skinny.linear(x, weight, bias, residual=residual, norm=norm, eps=1e-5, gated=kind, config=config), expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(70, 96, 72), (130, 64, 136), (33, 40, 16)], ids=str)
+@pytest.mark.parametrize("kind, biased", [("silu", False), ("gelu_tanh", True)])
+def test_gated_products(shape: tuple[int, int, int], kind: str, biased: bool, dtype: torch.dtype) -> None:
+    """More rows, outputs and inner elements than a tile has, and fewer; neither a multiple of it."""
+    count, inner, outputs = shape
+    x, weight = drawn(count, inner, dtype=dtype), drawn(2 * outputs, inner, dtype=dtype) * 0.3
+    bias = drawn(2 * outputs, dtype=dtype) if biased else None
+    if GPU and not gate.fits(x, weight):
+        pytest.skip("the copy engine takes half types")
+    wide = PLAIN.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    close(gate.linear(x, weight, kind, bias, config=gate.Config(64, 64, 32, 4, 3)), PLAIN.gated(wide, kind))
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -249,8 +249,10 @@ def choose(rows: int, outputs: int, inner: int, gated: bool = False) -> Config:
         return Config(128, 128 if inner % 128 == 0 else 64, 4, 4)
     if inner < 1024 and outputs <= 4096:
         return Config(64, 64, 4, 6)
-    tiles = blocks(outputs // (2 if gated else 1), 64)
-    # Long rows in twice the shares that would do: started early beside the kernel before, programs may lie two to a multiprocessor,
-    # and fewer would leave others without any (a down projection of 32 rows took 42 us in a step that alone takes 33).
-    splits = chips.current().multiprocessors // tiles * (2 if inner >= 8192 and rows <= 32 else 1)
-    return Config(64, 128 if inner % 128 == 0 else 64, 4, 4, max(min(splits, 8, PARTIAL_VALUES // (rows * outputs)), 1))
+    tiles, many = blocks(outputs // (2 if gated else 1), 64), chips.current().multiprocessors
+    # Programs start early, beside the kernel before, and lie two to a multiprocessor where they fit; others are left without any.
+    # Long rows go to one program a multiprocessor, held apart by the memory of six stages: a down projection of 32 rows took 42 us
+    # in a step that alone takes 33. Shorter ones are cut so finely that all places are taken.
+    stages = 6 if inner >= 8192 and not gated else 4
+    splits = (2 * many if inner >= 4096 and stages == 4 else many) // tiles
+    return Config(64, 128 if inner % 128 == 0 else 64, 4, stages, max(min(splits, 8, PARTIAL_VALUES // (rows * outputs)), 1))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trireme.backends.cuda import device as gpu
-from trireme.kernels import attention, decode, kv, rows, sampling, skinny
+from trireme.kernels import attention, decode, gate, kv, rows, sampling, skinny
 from trireme.layers import Linear
 from trireme.ops import AttentionKind, AttentionPlan, KVCache, Ops, StepLayout
 from trireme.ops.table import Projection
@@ -77,11 +77,13 @@ class CudaOps(Ops):
         return super().linear(x, weight, bias)
 
     def ffn_block(self, x: Tensor, gate_up: Projection, down: Projection, kind: str) -> Tensor:
-        """The gate and its activation in one kernel where the weights are plain and the rows few."""
+        """The product and its gate in one kernel where the weights are plain."""
         if isinstance(gate_up, Linear) and isinstance(gate_up.weight, Dense):
             weight, bias = gate_up.weight.weight, gate_up.weight.bias
             if _skinny(x, weight) and skinny.pays(x.shape[0], weight.shape[0], weight.shape[1]):
                 return down(skinny.linear(x, weight, bias, gated=kind, pdl=self.pdl))
+            if gate.fits(x, weight) and gate.pays(x.shape[0], weight.shape[0] // 2, weight.shape[1]):
+                return down(gate.linear(x, weight, kind, bias, pdl=self.pdl))
         return down(self.gated(gate_up(x), kind))
 
     # --- rows -----------------------------------------------------------------------------------------------------------------
