@@ -57,7 +57,9 @@ class DeviceOptions:
 class CacheOptions:
     page_size: int = setting(16, "KV slots per page: 1 is token attention, N is paged, 0 is static (one page per request)")
     kv_dtype: str = setting(
-        "auto", "type of keys and values: auto is the activations' own; int8 has a scale per head", ("auto", "int8")
+        "auto",
+        "type of keys and values: auto is the activations' own; int8 has a scale per head; fp8 (e4m3) is for GPUs",
+        ("auto", "int8", "fp8"),
     )
     kv_tokens: int | None = setting(None, "KV slots in all (default: what fits in the memory fraction)")
     memory_fraction: float = setting(0.9, "share of the device's memory for weights, workspace and KV")

@@ -93,6 +93,19 @@ def test_graphs_equal_eager_steps_in_bfloat16(model: pathlib.Path) -> None:
     assert answers(model, backend="cuda", graphs=True) == answers(model, backend="cuda", graphs=False)
 
 
+def test_keys_and_values_in_fp8(model: pathlib.Path, expected: list) -> None:
+    """Half the memory for nearly the same answers, with graphs and without; prompts in pieces read what was kept."""
+    found = [answers(model, backend="cuda", dtype="bfloat16", kv_dtype="fp8", graphs=graphs) for graphs in (True, False)]
+    assert found[0] == found[1]
+    firsts = [f[0] == e[0] for f, e in zip(found[0], expected, strict=True)]
+    assert sum(firsts) >= len(firsts) - 1, "a first token hangs on one step alone"
+    with LLM(str(model), backend="cuda", max_model_len=1024, kv_tokens=8192, kv_dtype="fp8", max_step_tokens=48) as llm:
+        assert all(len(o.token_ids) == 24 for o in llm.generate(PROMPTS, GREEDY))
+        small = llm.worker.ready.kv_bytes
+    with LLM(str(model), backend="cuda", max_model_len=1024, kv_tokens=8192) as llm:
+        assert llm.worker.ready.kv_bytes == 2 * small
+
+
 def test_random_choices_are_the_references(model: pathlib.Path) -> None:
     sampling = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, seed=11, max_tokens=16, ignore_eos=True)
     settings = {"prompts": PROMPTS[:4], "sampling": sampling, "dtype": "float32"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +15,11 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
+from trireme.backends.conformance import check_case
 from trireme.backends.cuda.ops import CudaOps
 from trireme.kernels import attention, chips, decode, gate, kv, rows, sampling, skinny
-from trireme.ops import AttentionKind, KVCache, Ops, StepLayout
+from trireme.ops import AttentionKind, CacheSpec, KVCache, Ops, StepLayout
+from trireme.ops.cases import cases
 
 PLAIN = Ops()
 GPU = not chips.current().interpreted
@@ -26,6 +30,10 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=DEVICE)
 
 
 def close(out: Tensor, expected: Tensor) -> None:
@@ -132,6 +140,20 @@ def test_backend_takes_mixed_steps_apart(replayed: bool) -> None:
     out = ops.attention(torch.cat([q, q[:2]]), cache, ops.plan_attention(replace(step, room=len(q) + 2 if replayed else 0)), kind)
     close(out[:13], expected)
     assert replayed or not out[13:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_and_values_in_eight_bits(dtype: torch.dtype) -> None:
+    """Every such case of the conformance suite; what the type cannot hold is kept as its largest, what is no number stays none."""
+    backend = SimpleNamespace(ops=CudaOps(), device=DEVICE, cache=lambda spec, n, d: KVCache.allocate(spec, n, d, zeros))
+    findings = [check_case(backend, case, dtype) for case in cases() if case.kv == "fp8"]
+    assert findings and [finding for finding in findings if not finding.ok] == []
+    cache = KVCache.allocate(CacheSpec(1, 16, "fp8"), 2, dtype, zeros)
+    k = torch.full((1, 1, 16), 1e4, dtype=dtype, device=DEVICE)
+    k[..., 0], k[..., 1] = float("nan"), -1e4
+    CudaOps().store_kv(k, k, cache, torch.tensor([1], dtype=torch.int32, device=DEVICE))
+    found = cache.at(torch.tensor([1], device=DEVICE))[0].flatten().tolist()
+    assert math.isnan(found[0]) and found[1:] == [-448.0, *[448.0] * 14]
 
 
 def test_tables() -> None:

@@ -23,7 +23,7 @@ class Backend:
     name: str = "reference"
     layers: Mapping[type, type] = {}
     methods: Mapping[str, type[WeightMethod]] = {}
-    kv_kinds: tuple[str, ...] = ("plain", "int8")  # what its ops can keep keys and values as
+    kv_kinds: tuple[str, ...] = ("plain", "int8", "fp8")  # what its ops can keep keys and values as
     depth: int = 1  # steps launched before the oldest is collected; 2 where launching does not wait for the device
 
     def __init__(self, options: DeviceOptions, rank: int = 0):

@@ -44,6 +44,14 @@ def _turned(
     return x * cos[None, :] + tl.where(first, -1.0, 1.0)[None, :] * y * sin[None, :]
 
 
+@triton.jit
+def kept(x, cache):
+    """x as the cache keeps it; floats of eight bits end at 448, as in the plain body."""
+    if cache.dtype.element_ty.primitive_bitwidth == 8:
+        x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(cache.dtype.element_ty)
+
+
 @kernel
 def _prepare(
     q, k, v, out, cache_k, cache_v, table, index, slots, q_norm, k_norm, q_stride, k_stride, v_stride, out_stride, slot_stride, eps,
@@ -73,9 +81,9 @@ def _prepare(
         mask = (head < KV_HEADS)[:, None] & (d < DIM)[None, :]
         cell = head[:, None] * DIM + d[None, :]
         turned = _turned(k + token * k_stride + head * DIM, table, position, k_norm, eps, head < KV_HEADS, DIM, HALF, WIDTH, NORMED)
-        tl.store(cache_k + slot * slot_stride + cell, turned.to(cache_k.dtype.element_ty), mask=mask)
+        tl.store(cache_k + slot * slot_stride + cell, kept(turned, cache_k), mask=mask)
         value = tl.load(v + token * v_stride + cell, mask=mask)
-        tl.store(cache_v + slot * slot_stride + cell, value.to(cache_v.dtype.element_ty), mask=mask)
+        tl.store(cache_v + slot * slot_stride + cell, kept(value, cache_v), mask=mask)
 
 
 @kernel
@@ -86,8 +94,8 @@ def _store(k, v, cache_k, cache_v, slots, k_stride, v_stride, slot_stride, SIZE:
     if slot < 0:
         return
     mask = d < SIZE
-    tl.store(cache_k + slot * slot_stride + d, tl.load(k + token * k_stride + d, mask=mask).to(cache_k.dtype.element_ty), mask=mask)
-    tl.store(cache_v + slot * slot_stride + d, tl.load(v + token * v_stride + d, mask=mask).to(cache_v.dtype.element_ty), mask=mask)
+    tl.store(cache_k + slot * slot_stride + d, kept(tl.load(k + token * k_stride + d, mask=mask), cache_k), mask=mask)
+    tl.store(cache_v + slot * slot_stride + d, kept(tl.load(v + token * v_stride + d, mask=mask), cache_v), mask=mask)
 
 
 @kernel

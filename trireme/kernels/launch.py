@@ -18,11 +18,12 @@ from trireme.kernels import chips
 
 
 def _mend_interpreter() -> None:
-    """Mends two gaps of the interpreter: loops with run-time bounds (numpy 2.4 no longer makes an int of a one-element
-    array), and products of bfloat16, which it holds as bit patterns and multiplied as integers."""
+    """Mends three gaps of the interpreter: loops with run-time bounds (numpy 2.4 no longer makes an int of a one-element
+    array), products of bfloat16, which it holds as bit patterns and multiplied as integers, and floats of eight bits, of which
+    it lost the carry when rounding up."""
     original = interpreter._patch_lang_tensor
     builder = interpreter.InterpreterBuilder
-    original_dot = builder.create_dot
+    original_dot, original_cast = builder.create_dot, builder.create_fp_to_fp
 
     def patched(tensor: Any, scope: Any) -> None:
         original(tensor, scope)
@@ -36,8 +37,14 @@ def _mend_interpreter() -> None:
     def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return original_dot(self, widened(a), widened(b), *rest)
 
+    def cast(self: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if target.scalar != tl.float8e4nv or source.dtype.scalar != tl.float32:
+            return original_cast(self, source, target, rounding)
+        rounded = torch.from_numpy(source.data.copy()).to(torch.float8_e4m3fn).view(torch.uint8)
+        return interpreter.TensorHandle(rounded.numpy(), target.scalar)
+
     interpreter._patch_lang_tensor = patched
-    builder.create_dot = dot
+    builder.create_dot, builder.create_fp_to_fp = dot, cast
 
 
 if chips.current().interpreted:

@@ -13,20 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+FP8 = torch.float8_e4m3fn
+FP8_MOST = 448.0  # what lies beyond is kept as this
 Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]  # makes a tensor of zeros on a device
 
 
 @dataclass(frozen=True)
 class CacheSpec:
     """What one attention layer keeps per token. `kind` names the storage: "plain" is the activations' own type, "int8" is bytes
-    with a float32 scale per head."""
+    with a float32 scale per head, "fp8" is floats of eight bits (e4m3)."""
 
     num_kv_heads: int
     head_dim: int
     kind: str = "plain"
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        per_head = self.head_dim + 4 if self.kind == "int8" else self.head_dim * dtype.itemsize
+        per_head = {"int8": self.head_dim + 4, "fp8": self.head_dim}.get(self.kind, self.head_dim * dtype.itemsize)
         return 2 * self.num_kv_heads * per_head
 
 
@@ -44,10 +46,14 @@ class KVCache:
         if spec.kind == "int8":
             scales = (zeros(shape[:2], torch.float32), zeros(shape[:2], torch.float32))
             return cls(zeros(shape, torch.int8), zeros(shape, torch.int8), scales)
+        dtype = FP8 if spec.kind == "fp8" else dtype
         return cls(zeros(shape, dtype), zeros(shape, dtype))
 
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of these slots."""
+        if self.k.dtype == FP8:
+            k, v = (kept.view(torch.uint8)[slots].view(FP8).float() for kept in (self.k, self.v))
+            return k, v
         if self.scales is None:
             return self.k[slots], self.v[slots]
         k, v = (kept[slots] * scale[slots].unsqueeze(-1) for kept, scale in zip((self.k, self.v), self.scales, strict=True))

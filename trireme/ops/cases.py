@@ -106,7 +106,11 @@ class Case:
 EXACT = dict.fromkeys(ALL, 0.0)
 ROUNDED = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # one rounding of the result
 SUMMED = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # sums, in any order, of products
-KEPT_INT8 = {torch.float32: 1e-2, torch.bfloat16: 3e-2, torch.float16: 1e-2}  # a value near a half may be rounded either way
+# Keys and values in fewer bits, by kind: one that lies half way may be rounded either way, by a 127th or an 8th of the largest.
+KEPT = {
+    "int8": {torch.float32: 1e-2, torch.bfloat16: 3e-2, torch.float16: 1e-2},
+    "fp8": dict.fromkeys(ALL, 0.13),
+}
 CHAINED = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}  # several ops, rounded between
 
 
@@ -285,8 +289,9 @@ def _stores() -> Iterator[Case]:
             full, s = f"{name}, {heads} heads of {dim}", (len(slots), heads, dim)
             yield Case("store_kv", full, lambda ops, d, s=s, i=slots: _store(ops, d, s, i), EXACT)
             yield Case("qkv_rope_store", full, lambda ops, d, s=s, i=slots: _rope_store(ops, d, s, i), SUMMED)
-        run = partial(_rope_store, shape=(len(slots), 3, 20), slots=slots, kind="int8")
-        yield Case("qkv_rope_store", f"{name}, int8", run, KEPT_INT8, kv="int8")
+        for kind, tolerances in KEPT.items():
+            run = partial(_rope_store, shape=(len(slots), 3, 20), slots=slots, kind=kind)
+            yield Case("qkv_rope_store", f"{name}, {kind}", run, tolerances, kv=kind)
 
 
 def _store(ops: Ops, d: Draw, shape: tuple[int, int, int], slots: list[int]) -> Result:
@@ -358,9 +363,10 @@ def _attention() -> Iterator[Case]:
     for kind, shape in _KINDS.items():
         yield Case("attention", f"{kind}, mixed step", lambda ops, d, s=shape: _attend(ops, d, mixed, 4, s), SUMMED)
         yield Case("attention", f"{kind}, decodes", lambda ops, d, s=shape: _attend(ops, d, _STEPS["decodes"], 16, s), SUMMED)
-    for name, steps in (("mixed step", mixed), ("decodes", _STEPS["decodes"])):
-        run = partial(_attend, sequences=steps, page_size=4, shape=_Shape(kv="int8"))
-        yield Case("attention", f"int8, {name}", run, KEPT_INT8, kv="int8")
+    for kind, tolerances in KEPT.items():
+        for name, steps in (("mixed step", mixed), ("decodes", _STEPS["decodes"])):
+            run = partial(_attend, sequences=steps, page_size=4, shape=_Shape(kv=kind))
+            yield Case("attention", f"{kind}, {name}", run, tolerances, kv=kind)
     yield Case("attention", "static pages of 160", lambda ops, d: _attend(ops, d, [(0, 9), (150, 1)], 160, _Shape()), SUMMED)
     yield Case("attention", "padded sequences", lambda ops, d: _attend(ops, d, [(12, 1), (5, 1), (0, 0)], 4, _Shape(), 2), SUMMED)
     yield Case("plan_attention", "one plan, two layers", _two_layers, SUMMED)

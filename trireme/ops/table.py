@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trireme.ops.attention import AttentionKind, AttentionPlan, KVCache, StepLayout
+from trireme.ops.attention import FP8, FP8_MOST, AttentionKind, AttentionPlan, KVCache, StepLayout
 
 Projection = Callable[[Tensor], Tensor]  # a linear layer, whatever its weights are stored as
 
@@ -155,7 +155,7 @@ class Ops:
     def store_kv(self, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor) -> None:
         """cache[slots[i]] = (k[i], v[i]).  k, v: [tokens, kv_heads, head_dim]; a slot below 0 is skipped
 
-        A cache of int8 keeps each head as quantize_int8 does.
+        A cache of int8 keeps each head as quantize_int8 does; one of fp8 rounds, and ends what it cannot hold at its largest.
         """
         live = slots >= 0
         if not bool(live.all()):
@@ -164,6 +164,8 @@ class Ops:
             if cache.scales is not None:
                 new, scale = self.quantize_int8(new)
                 cache.scales[i].index_copy_(0, slots.long(), scale.squeeze(-1))
+            elif kept.dtype == FP8:  # torch moves bytes where it does not move these floats
+                new, kept = new.clamp(-FP8_MOST, FP8_MOST).to(FP8).view(torch.uint8), kept.view(torch.uint8)
             kept.index_copy_(0, slots.long(), new.to(kept.dtype))
 
     def plan_attention(self, layout: StepLayout) -> AttentionPlan:

@@ -27,6 +27,7 @@ PROMPT_ROOM = 512  # tokens of a step with prompts that is recorded; with more, 
 
 class Cpu(Backend):
     name = "cpu"
+    kv_kinds = ("plain", "int8")
     layers = {Attention: CpuAttention, GatedMLP: CpuGatedMLP}
     methods = METHODS
 

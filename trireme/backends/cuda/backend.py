@@ -30,7 +30,7 @@ WORKSPACE = 3 << 30
 class Cuda(Backend):
     name = "cuda"
     depth = 2
-    kv_kinds = ("plain",)
+    kv_kinds = ("plain", "fp8")
 
     def __init__(self, options: DeviceOptions, rank: int = 0):
         super().__init__(options, rank)

@@ -138,6 +138,7 @@ class CudaOps(Ops):
                     plan.even
                     and q.shape[1] * q.shape[2] >= LEAST_WIDTH
                     and q.dtype in HALVES
+                    and k.dtype == q.dtype
                     and not (kind.window or kind.softcap or kind.slopes is not None or kind.sinks is not None)
                 ):
                     return gpu.causal_attention(q, k, v, plan.even, kind.scale)
