@@ -47,6 +47,11 @@ def _half_power(x, y):
     return scalar.half_power(x, y)
 
 
+@pointwise(scalars=1)
+def _half_power_by(x, y):
+    return scalar.half_power_by(x, y)
+
+
 @pointwise()
 def _positive_half_power(x, y):
     return scalar.positive_half_power(x, y)
@@ -135,6 +140,8 @@ def pow_tensor_scalar(self: torch.Tensor, exponent: Number) -> torch.Tensor:
         return _square(self)
     if exponent == 3 and self.dtype is dtype:
         return _cube(self)
+    if self.dtype in _HALVES and exponent == exponent:
+        return _half_power_by(self, float(exponent))
     return _half_power(self, exponent) if dtype in _HALVES else _power(self, exponent)
 
 

@@ -112,10 +112,14 @@ def device_module() -> Any:
     return torch.get_device_module(current().device_type)
 
 
+@functools.cache
+def _capture_check() -> Callable[[], bool]:
+    return (lambda: False) if current().interpreted else getattr(device_module(), "is_current_stream_capturing", lambda: False)
+
+
 def capturing() -> bool:
     """Whether the current stream records a graph, in which host-side random state would be frozen."""
-    chip = current()
-    return not chip.interpreted and bool(getattr(device_module(), "is_current_stream_capturing", lambda: False)())
+    return _capture_check()()
 
 
 def record(call: Callable[[], object], count: int) -> Callable[[], None]:

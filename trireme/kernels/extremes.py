@@ -7,13 +7,16 @@ import torch
 import triton
 import triton.language as tl
 
+from trireme.kernels import relay
 from trireme.kernels.fold import Fold, fold
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.reduce import require_elements
 from trireme.kernels.scalar import larger, smaller
+from trireme.kernels.streamed import workspace
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool)
 _WIDE = (torch.float64, torch.int64)
+_JOINED = 4096  # keys that one program joins at once
 
 
 @triton.jit
@@ -75,14 +78,14 @@ def _row_extreme(
 
 @kernel
 def _extreme(
-    x, keys, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step,
-    FLOAT: tl.constexpr, LEAST: tl.constexpr, GIVEN: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    x, keys, counters, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step,
+    FLOAT: tl.constexpr, LEAST: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """The greatest key (rank, complement of the place) of each row; GIVEN: x holds keys; `keys` takes the result of a split"""
+    """The greatest key (rank, complement of the place) of each row; of up to S programs that share it the last joins their keys"""
     row = tl.program_id(0) * M + tl.arange(0, M)
-    split = tl.program_id(1)
     row64 = row.to(tl.int64)
     base = x + (row64 // inner) * x_outer + (row64 % inner) * x_inner
+    split = tl.program_id(1)
     start = split * split_length
     stop = tl.minimum(start + split_length, length)
     least = -(2**63)
@@ -91,15 +94,19 @@ def _extreme(
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < length)[None, :]
         value = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0)
-        if GIVEN:
-            key = value
-        else:
-            key = (_rank(value, FLOAT, LEAST).to(tl.int64) << 32) | (0x7FFFFFFF - column)[None, :].to(tl.int64)
+        key = (_rank(value, FLOAT, LEAST).to(tl.int64) << 32) | (0x7FFFFFFF - column)[None, :].to(tl.int64)
         best = tl.maximum(best, tl.where(mask, key, tl.full((), least, tl.int64)))
     top = tl.max(best, 1)
-    if keys is not None:
+    last = True
+    if S > 1:
         tl.store(keys + split.to(tl.int64) * rows + row, top, mask=row < rows)
-    else:
+        last = relay.arrive(counters + tl.program_id(0)) == tl.num_programs(1) - 1
+    if last:
+        if S > 1:
+            part = tl.arange(0, S)[None, :]
+            mask = (row < rows)[:, None] & (part < tl.num_programs(1))
+            top = tl.max(tl.load(keys + part.to(tl.int64) * rows + row[:, None], mask=mask, other=least, cache_modifier=".cg"), 1)
+            tl.store(counters + tl.program_id(0), 0)
         tl.store(indices + row, 0x7FFFFFFF - (top & 0xFFFFFFFF), mask=row < rows)
         if values is not None:
             found = _value((top >> 32).to(tl.int32), FLOAT, LEAST)
@@ -178,18 +185,14 @@ def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.T
         _row_extreme((blocks(f.rows, m),), x, values, indices, *sizes, *f.walk,
                      **kind, EVEN=f.length == n and f.rows % m == 0, M=m, N=n, warps=8 if m * n >= 4096 else 4)  # fmt: skip
         return
-    if f.splits == 1:
-        _extreme(
-            (blocks(f.rows, m), 1), x, None, values, indices, *sizes, f.length, *f.walk, **kind, GIVEN=False, M=m, N=n, warps=8
-        )
-        return
-    splits = blocks(f.length, f.part)
-    keys = empty((splits, f.rows), torch.int64, x.device)
-    _extreme((blocks(f.rows, m), splits), x, keys, None, None, *sizes, f.part, *f.walk, **kind, GIVEN=False, M=m, N=n, warps=8)
-    columns = next_power(splits)
-    height = max(1, min(64, 1024 // columns))
-    walk = (f.rows, f.rows, splits, splits, 0, 1, f.rows)
-    _extreme((blocks(f.rows, height), 1), keys, None, values, indices, *walk, **kind, GIVEN=True, M=height, N=columns)
+    programs, part = blocks(f.rows, m), f.part
+    if f.splits * m > _JOINED:
+        part = blocks(blocks(f.length, max(1, _JOINED // m)), n) * n
+    splits = blocks(f.length, part)
+    keys, counters = workspace(x.device, 2 * splits * f.rows, programs) if splits > 1 else (None, None)
+    keys = None if keys is None else keys.view(torch.int64)
+    _extreme((programs, splits), x, keys, counters, values, indices, *sizes, part, *f.walk,
+             **kind, M=m, N=n, S=next_power(splits), warps=8)  # fmt: skip
 
 
 def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:

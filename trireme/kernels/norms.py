@@ -15,7 +15,7 @@ from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_powe
 from trireme.kernels.streamed import workspace
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_RELAYED = 8192  # elements of a tile of rows that do not fit one
+_RELAYED, _TILES = 4096, 8  # elements of a tile, and tiles of one program, of rows that do not fit a tile
 
 
 @kernel
@@ -105,16 +105,16 @@ def _layer_norm_long(
 @kernel
 def _relayed_norm(
     x, weight, bias, y, means, scales, moments, counters, items, ahead, parts, length, groups, channel, eps,
-    N: tl.constexpr, S: tl.constexpr,
+    N: tl.constexpr, TILES: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """the same for rows of `parts` whole tiles, each within a channel: a first pass stores the moments of a tile, a second
-    joins those of its row and normalises it"""
+    """the same for rows of `parts` times TILES whole tiles, each within a channel: a first pass stores the moments of a part,
+    a second joins those of its row and normalises the part"""
     item, second = relay.take(counters, items, ahead)
     row = item // parts
     counter = counters + 1 + row
-    at = item.to(tl.int64) * N + tl.arange(0, N)
-    value = tl.load(x + at).to(tl.float32)
+    at = item.to(tl.int64) * (N * TILES) + tl.arange(0, N)
     if second:
+        following = tl.load(x + at)
         relay.wait(counter, parts)
         part = tl.arange(0, S)
         inside = part < parts
@@ -122,22 +122,32 @@ def _relayed_norm(
         square = tl.load(moments + 2 * (row * parts + part) + 1, mask=inside, other=0.0, cache_modifier=".cg")
         mean = tl.sum(centre, 0) / parts
         off = tl.where(inside, centre - mean, 0.0)
-        scale = 1.0 / tl.sqrt((tl.sum(square, 0) + N * tl.sum(off * off, 0)) / length + eps)
-        result = (value - mean) * scale
-        place = (row % groups) * (length // channel) + (item % parts) * N // channel
-        if weight is not None:
-            result = result * tl.load(weight + place)
-        if bias is not None:
-            result = result + tl.load(bias + place)
-        tl.store(y + at, result.to(y.dtype.element_ty))
+        scale = 1.0 / tl.sqrt((tl.sum(square, 0) + N * TILES * tl.sum(off * off, 0)) / length + eps)
+        for tile in tl.static_range(TILES):
+            result = (following.to(tl.float32) - mean) * scale
+            if tile + 1 < TILES:
+                following = tl.load(x + at + (tile + 1) * N)
+            place = (row % groups) * (length // channel) + ((item % parts) * TILES + tile) * N // channel
+            if weight is not None:
+                result = result * tl.load(weight + place)
+            if bias is not None:
+                result = result + tl.load(bias + place)
+            tl.store(y + at + tile * N, result.to(y.dtype.element_ty))
         if item % parts == 0:
             tl.store(means + row, mean.to(means.dtype.element_ty))
             tl.store(scales + row, scale.to(scales.dtype.element_ty))
         relay.leave(counter, 2 * parts)
     else:
-        mean = tl.sum(value, 0) / N
+        centres = tl.zeros((N,), tl.float32)
+        squares = tl.zeros((N,), tl.float32)
+        for tile in tl.static_range(TILES):
+            value = tl.load(x + at + tile * N).to(tl.float32)
+            delta = value - centres
+            centres += delta * (1.0 / (tile + 1))
+            squares += delta * (value - centres)
+        mean = tl.sum(centres, 0) / N
         tl.store(moments + 2 * item, mean)
-        tl.store(moments + 2 * item + 1, tl.sum((value - mean) * (value - mean), 0))
+        tl.store(moments + 2 * item + 1, tl.sum(squares + TILES * (centres - mean) * (centres - mean), 0))
         relay.arrive(counter)
 
 
@@ -253,7 +263,8 @@ def layer_rows(
     limit = chips.current().row_elements
     n = min(next_power(length), limit if length <= limit else limit // 2)
     body = _layer_norm if length <= n else _layer_norm_long
-    if length > limit and residual is None and not length % _RELAYED and not channel % _RELAYED and x.dtype is not torch.float64:
+    whole = length % (_RELAYED * _TILES) == 0 and channel % _RELAYED == 0
+    if length > limit and whole and residual is None and x.dtype is not torch.float64:
         _relay_rows(x, weight, bias, y, means, scales, groups, channel, eps)
         return y, means, scales
     within: dict[str, Any] = {} if length <= n else {"WITHIN": channel % n == 0}
@@ -266,12 +277,12 @@ def _relay_rows(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, y: torch.Tensor, means: torch.Tensor,
     scales: torch.Tensor, groups: int, channel: int, eps: float,
 ) -> None:  # fmt: skip
-    rows, items = means.numel(), x.numel() // _RELAYED
+    rows, items = means.numel(), x.numel() // (_RELAYED * _TILES)
     parts = items // rows
     moments, counters = workspace(x.device, 2 * items, rows + 1)
     sizes = (items, relay.lag(items, parts), parts, x.numel() // rows, groups, channel, float(eps))
     _relayed_norm((2 * items,), x, weight, bias, y, means, scales, moments, counters, *sizes,
-                  N=_RELAYED, S=next_power(parts), warps=8)  # fmt: skip
+                  N=_RELAYED, TILES=_TILES, S=next_power(parts), warps=8)  # fmt: skip
 
 
 def native_layer_norm(

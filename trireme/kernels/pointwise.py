@@ -112,7 +112,7 @@ class Pointwise:
             return
         inner = plan.sizes[-1]
         columns = min(next_power(inner), plan.columns(chip.pointwise_block))
-        rows = max(1, min(chip.pointwise_block // 2 // columns, next_power(plan.count // inner)))
+        rows = max(1, min(plan.elements(chip.pointwise_block) // columns, next_power(plan.count // inner)))
         column_blocks = blocks(inner, columns)
         grid = (column_blocks * blocks(plan.count // inner, rows),)
         walk = (plan.count // inner, column_blocks, *plan.sizes, *plan.strides)

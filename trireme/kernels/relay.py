@@ -8,7 +8,7 @@ import triton.language as tl
 
 from trireme.kernels import chips
 
-_RESIDENT = 8  # programs of a multiprocessor that a second pass stays behind, so that it seldom waits
+_RESIDENT = 4  # programs of a multiprocessor that a second pass stays behind, so that it seldom waits
 
 
 def lag(items: int, parts: int) -> int:

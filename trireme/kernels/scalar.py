@@ -98,6 +98,16 @@ def half_power(x, y):
 
 
 @triton.jit
+def half_power_by(x, y):
+    """the same by one number other than NaN, whose rules then cost an element nothing"""
+    if tl.floor(y) == y:
+        result = half_power(x, tl.full((1,), y, tl.float32))
+    else:
+        result = tl.exp2(y * _quick_log2(tl.where(x == float("-inf"), float("inf"), x)))
+    return result
+
+
+@triton.jit
 def positive_half_power(x, y):
     """the same for x > 0"""
     return _raised(_quick_log2(x), y)

@@ -63,7 +63,9 @@ def cumsum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) ->
 
 def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
     (x, f), (y, g) = fold(x, dim, True), fold(y, dim, True)
-    n = min(next_power(f.length), 1024 if f.step == 1 or f.inner == 1 else 64)
+    # Of many rows each in one piece if it fits: 35 against 38 µs for 8192 x 4096 on an H200.
+    longest = 4096 if f.rows >= 4 * chips.current().multiprocessors else 1024
+    n = min(next_power(f.length), longest if f.step == 1 or f.inner == 1 else 64)
     m = max(1, min(2048 // n if n > 64 else 64, next_power(f.rows)))
     chip = chips.current()
     programs = blocks(f.rows, m)

@@ -14,7 +14,8 @@ from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_powe
 from trireme.kernels.streamed import workspace
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_BESIDE, _RELAYED = 32, 512  # rows and their elements in one tile of long rows that lie beside each other
+# Of long rows that lie beside each other: rows and their elements in one tile, and tiles of one program.
+_BESIDE, _RELAYED, _TILES = 64, 64, 8
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -116,42 +117,57 @@ def _whole(
 @kernel
 def _relayed_softmax(
     x, y, sums, counters, items, ahead, parts, inner, inner_blocks, length, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
-    LOG: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+    LOG: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """long rows side by side, M at a time: a first pass stores maximum and sum of N elements of each, a second joins them"""
+    """long rows side by side, M at a time: a first pass stores maximum and sum of a part of each, a second applies them"""
     item, second = relay.take(counters, items, ahead)
     block, part = item // parts, item % parts
-    outer, row = (block // inner_blocks).to(tl.int64), (block % inner_blocks) * M + tl.arange(0, M)
-    column = (part * N + tl.arange(0, N)).to(tl.int64)
-    mask = (column < length)[:, None] & (row < inner)[None, :]
-    at = outer * x_outer + column[:, None] * x_step + row[None, :] * x_inner
-    value = tl.load(x + at, mask=mask, other=float("-inf")).to(tl.float32)
+    outer, row = (block // inner_blocks).to(tl.int64), (block % inner_blocks) * M + tl.arange(0, M)[None, :]
+    column = (part * (N * TILES) + tl.arange(0, N)).to(tl.int64)[:, None]
+    base = x + outer * x_outer + column * x_step + row * x_inner
     counter = counters + 1 + block
     joined = sums + 2 * M * (items + block) + tl.arange(0, M)
     if second:
+        following = tl.load(base, mask=(column < length) & (row < inner), other=0.0)
         relay.wait(counter, parts + 1)
-        value = value - tl.load(joined, cache_modifier=".cg")[None, :]
+        highest = tl.load(joined, cache_modifier=".cg")[None, :]
         whole = tl.load(joined + M, cache_modifier=".cg")[None, :]
-        result = value - tl.log(whole) if LOG else tl.exp2(value * _LOG2E) * (1.0 / whole)
-        to = outer * y_outer + column[:, None] * y_step + row[None, :] * y_inner
-        tl.store(y + to, result.to(y.dtype.element_ty), mask=mask)
+        out = y + outer * y_outer + column * y_step + row * y_inner
+        for tile in tl.static_range(TILES):
+            value = following.to(tl.float32) - highest
+            if tile + 1 < TILES:
+                inside = (column + (tile + 1) * N < length) & (row < inner)
+                following = tl.load(base + (tile + 1) * N * x_step, mask=inside, other=0.0)
+            result = value - tl.log(whole) if LOG else tl.exp2(value * _LOG2E) * (1.0 / whole)
+            mask = (column + tile * N < length) & (row < inner)
+            tl.store(out + tile * N * y_step, result.to(y.dtype.element_ty), mask=mask)
         relay.leave(counter, 2 * parts + 1)
     else:
-        peak = tl.max(value, 0)
-        finite = tl.where(peak == float("-inf"), 0.0, peak)
+        top = tl.full((N, M), float("-inf"), tl.float32)
+        total = tl.zeros((N, M), tl.float32)
+        for tile in tl.static_range(0, TILES, 2):
+            here, next = column + tile * N, column + (tile + 1) * N
+            a = tl.load(base + tile * N * x_step, mask=(here < length) & (row < inner), other=float("-inf")).to(tl.float32)
+            b = tl.load(base + (tile + 1) * N * x_step, mask=(next < length) & (row < inner), other=float("-inf")).to(tl.float32)
+            higher = tl.maximum(top, tl.maximum(a, b))
+            finite = tl.where(higher == float("-inf"), 0.0, higher)
+            total = total * tl.exp2((top - finite) * _LOG2E) + tl.exp2((a - finite) * _LOG2E) + tl.exp2((b - finite) * _LOG2E)
+            top = higher
+        peak = tl.max(top, 0)
+        finite = tl.where(peak == float("-inf"), 0.0, peak)[None, :]
         mine = sums + 2 * M * item + tl.arange(0, M)
         tl.store(mine, peak)
-        tl.store(mine + M, tl.sum(tl.exp2((value - finite[None, :]) * _LOG2E), 0))
+        tl.store(mine + M, tl.sum(total * tl.exp2((top - finite) * _LOG2E), 0))
         if relay.arrive(counter) == parts - 1:
             # Joined here, once, and not by each second pass: tiles of two layouts in one branch would change hands.
             split = tl.arange(0, S)[:, None]
             found = sums + 2 * M * (block * parts + split) + tl.arange(0, M)[None, :]
-            top = tl.load(found, mask=split < parts, other=float("-inf"), cache_modifier=".cg")
-            total = tl.load(found + M, mask=split < parts, other=0.0, cache_modifier=".cg")
-            highest = tl.max(top, 0)
-            lanes = tl.where(top == float("-inf"), 0.0, total * tl.exp(top - highest[None, :]))
-            tl.store(joined, highest)
-            tl.store(joined + M, tl.sum(lanes, 0) + (highest - highest))
+            tops = tl.load(found, mask=split < parts, other=float("-inf"), cache_modifier=".cg")
+            totals = tl.load(found + M, mask=split < parts, other=0.0, cache_modifier=".cg")
+            peak = tl.max(tops, 0)
+            lanes = tl.where(tops == float("-inf"), 0.0, totals * tl.exp(tops - peak[None, :]))
+            tl.store(joined, peak)
+            tl.store(joined + M, tl.sum(lanes, 0) + (peak - peak))
             relay.arrive(counter)
 
 
@@ -213,7 +229,7 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
     if f.inner == 1 and f.step == 1 and f.length > limit and f.rows < 2 * chips.current().multiprocessors:
         _split_rows(x, y, f, g, log, double)
         return y
-    if f.inner >= _BESIDE and f.length > limit // _BESIDE and not double:
+    if f.inner >= 32 and f.length > limit // 32 and not double:
         _relay_rows(x, y, f, g, log)
         return y
     m, n, warps = tile(f, limit if f.length <= limit else limit // 2)
@@ -225,13 +241,13 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
 
 def _relay_rows(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool) -> None:
     """Long rows whose neighbours lie beside each other: read twice, but the second time from the cache."""
-    inner_blocks, parts = blocks(f.inner, _BESIDE), blocks(f.length, _RELAYED)
+    inner_blocks, parts = blocks(f.inner, _BESIDE), blocks(f.length, _RELAYED * _TILES)
     tracks = f.rows // f.inner * inner_blocks
     items = tracks * parts
     sums, counters = workspace(x.device, 2 * _BESIDE * (items + tracks), tracks + 1)
     sizes = (items, relay.lag(items, parts), parts, f.inner, inner_blocks, f.length)
     _relayed_softmax((2 * items,), x, y, sums, counters, *sizes, *f.walk, *g.walk,
-                     LOG=log, M=_BESIDE, N=_RELAYED, S=next_power(parts), warps=8)  # fmt: skip
+                     LOG=log, M=_BESIDE, N=_RELAYED, TILES=_TILES, S=next_power(parts), warps=8)  # fmt: skip
 
 
 def _split_rows(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool, double: bool) -> None:
