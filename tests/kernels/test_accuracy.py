@@ -148,7 +148,7 @@ def test_pow(device: str) -> None:
     for dtype in FLOATS:
         x, y = draw((5, 9), dtype, device, positive=True), draw((9,), dtype, device)
         check("pow", tensors, aten("pow.Tensor_Tensor"), (x, y), {}, length=64)
-        for exponent in (2, 3, 0.5, -1.5, 0):
+        for exponent in (2, 3, 0.5, -1.5, 0, -1, -2, -3):
             check(f"pow {exponent}", scalar, aten("pow.Tensor_Scalar"), (x, exponent), {}, length=64)
         check("pow", number, aten("pow.Scalar"), (2.5, y), {}, length=64)
     signs = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0, float("inf"), float("-inf"), float("nan")], device=device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton.language as tl
 
 from trireme.kernels import scalar
 from trireme.kernels.pointwise import Number, pointwise, promoted
@@ -72,6 +73,19 @@ def _cube(x):
     return x * x * x
 
 
+@pointwise()
+def _inverse(x):
+    return scalar.divide(tl.full((1,), 1.0, x.dtype), x)
+
+
+@pointwise()
+def _inverse_square(x):
+    return scalar.divide(tl.full((1,), 1.0, x.dtype), x * x)
+
+
+_SIMPLE: dict[Number, Any] = {2: _square, 3: _cube, -1: _inverse, -2: _inverse_square}
+
+
 def add(self: Any, other: Any, *, alpha: Number = 1) -> torch.Tensor:
     """x + α y"""
     _check_alpha(promoted([self, other]), alpha)
@@ -130,16 +144,14 @@ def pow_scalar(self: Number, exponent: torch.Tensor) -> torch.Tensor:
 
 
 def pow_tensor_scalar(self: torch.Tensor, exponent: Number) -> torch.Tensor:
-    """x ** c; squares and cubes by multiplication"""
+    """x ** c; squares, cubes and their like by multiplication and division"""
     dtype = promoted([self, exponent])
     if not dtype.is_floating_point:
         if not isinstance(exponent, complex) and exponent < 0:
             raise RuntimeError("Integers to negative integer powers are not allowed.")
         return _integer_power(self, exponent)
-    if exponent == 2 and self.dtype is dtype:
-        return _square(self)
-    if exponent == 3 and self.dtype is dtype:
-        return _cube(self)
+    if exponent in _SIMPLE and self.dtype is dtype:
+        return _SIMPLE[exponent](self)
     if self.dtype in _HALVES and exponent == exponent:
         return _half_power_by(self, float(exponent))
     return _half_power(self, exponent) if dtype in _HALVES else _power(self, exponent)

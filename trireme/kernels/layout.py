@@ -27,20 +27,11 @@ class Plan:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
 
-    @property
-    def crossed(self) -> bool:
-        """Whether operands are contiguous along different dimensions."""
-        rank = len(self.sizes)
-        inner = self.strides[rank - 1 :: rank]
-        return any(stride > 1 for stride in inner) and any(stride == 1 for stride in inner)
-
     def columns(self, block: int) -> int:
         """Width of a tile: one long row where the last dimension is contiguous for all, square where layouts cross."""
-        return 32 if self.crossed else block // 2
-
-    def elements(self, block: int) -> int:
-        """Size of a tile; a program of half a block writes at three quarters of the bandwidth."""
-        return block // 2 if self.crossed else block
+        rank = len(self.sizes)
+        inner = self.strides[rank - 1 :: rank]
+        return 32 if any(stride > 1 for stride in inner) and any(stride == 1 for stride in inner) else block // 2
 
 
 def plan_layout(inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None, outputs: int = 1) -> Plan:

@@ -112,7 +112,9 @@ class Pointwise:
             return
         inner = plan.sizes[-1]
         columns = min(next_power(inner), plan.columns(chip.pointwise_block))
-        rows = max(1, min(plan.elements(chip.pointwise_block) // columns, next_power(plan.count // inner)))
+        # What hardly reads writes at three quarters of the bandwidth in half a block (21.6 against 16.6 µs for 64 MiB, H200).
+        elements = chip.pointwise_block // 2 if "t" in forms else chip.pointwise_block
+        rows = max(1, min(elements // columns, next_power(plan.count // inner)))
         column_blocks = blocks(inner, columns)
         grid = (column_blocks * blocks(plan.count // inner, rows),)
         walk = (plan.count // inner, column_blocks, *plan.sizes, *plan.strides)
