@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel
-from trireme.kernels.matmul import _place
+from trireme.kernels.matmul import place
 from trireme.kernels.skinny import activate, depend
 
 
@@ -46,14 +46,14 @@ def _gated_tiles(
     done = tl.program_id(0) - tl.num_programs(0)
     depend(PDL)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
-        tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP)
+        tile_m, tile_n = place(tile, tiles_m, tiles_n, GROUP)
         both = tl.zeros((M, 2 * N), tl.float32)
         for step in range(steps):
             left = x.load([tile_m * M, step * K])
             right = weight.load([0, tile_n * N, step * K]).reshape(2 * N, K)
             both = tl.dot(left, right.T, both)
         done += tl.num_programs(0)
-        tile_m, tile_n = _place(done, tiles_m, tiles_n, GROUP)
+        tile_m, tile_n = place(done, tiles_m, tiles_n, GROUP)
         gate, up = tl.split(both.reshape(M, 2, N).permute(0, 2, 1))
         if BIASED:
             column = tile_n * N + tl.arange(0, N)

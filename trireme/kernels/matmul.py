@@ -24,7 +24,7 @@ _LARGE_SINGLE = 2**30
 
 
 @triton.jit
-def _place(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
+def place(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
     """Tile number → row and column of tiles, GROUP rows at a time so that neighbours share what they read."""
     width = GROUP * tiles_n
     first = (tile // width) * GROUP
@@ -59,7 +59,7 @@ def _descriptor_tiles(
     done = tl.program_id(0) - tl.num_programs(0)
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
         item = tile // (tiles_m * tiles_n)
-        tile_m, tile_n = _place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
+        tile_m, tile_n = place(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
         total = tl.zeros((M, N), tl.float32)
         for step in range(steps):
             if A_TURNED:
@@ -73,7 +73,7 @@ def _descriptor_tiles(
             total = tl.dot(left, right, total, input_precision=PRECISION)
         done += tl.num_programs(0)
         item = done // (tiles_m * tiles_n)
-        tile_m, tile_n = _place(done % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
+        tile_m, tile_n = place(done % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
         row = tile_m * M + tl.arange(0, M)
         if HALVES:
             # Two stores of half the width need half the shared memory, which buys one more stage of loads.
@@ -97,7 +97,7 @@ def _split_tiles(
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """c = a b (+ bias) where tiles alone do not fill the chip: programs share the summed dimension, the last one adds up"""
-    tile_m, tile_n = _place(tl.program_id(0), tl.cdiv(m, M), tl.cdiv(n, N), GROUP)
+    tile_m, tile_n = place(tl.program_id(0), tl.cdiv(m, M), tl.cdiv(n, N), GROUP)
     start = tl.program_id(1) * part
     total = tl.zeros((M, N), tl.float32)
     for at in range(start, tl.minimum(start + part, k), K):
@@ -120,7 +120,7 @@ def _pointer_tiles(
     PRECISION: tl.constexpr, BIAS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """c[item] = a[item] b[item] (+ bias), any strides"""
-    tile_m, tile_n = _place(tl.program_id(0), tl.cdiv(m, M), tl.cdiv(n, N), GROUP)
+    tile_m, tile_n = place(tl.program_id(0), tl.cdiv(m, M), tl.cdiv(n, N), GROUP)
     item = tl.program_id(1).to(tl.int64)
     row, column = tile_m * M + tl.arange(0, M), tile_n * N + tl.arange(0, N)
     inner = tl.arange(0, K)

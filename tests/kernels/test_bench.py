@@ -1,0 +1,41 @@
+"""The clock of `trireme bench kernels`: a chip that slows down while it is used does not favour whoever goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from trireme.bench import kernels as bench
+from trireme.bench.kernel_cases import Case
+
+
+def test_a_chip_that_grows_hot_favours_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = 0.0
+
+    def work(microseconds: float) -> Callable[[], None]:
+        def call() -> None:
+            nonlocal spent
+            spent += microseconds * (1.0 + 0.05 * min(spent / 1e5, 4.0))  # up to a fifth slower
+
+        return call
+
+    def record(call: Callable[[], None], count: int) -> Callable[[], None]:
+        def replay() -> None:
+            for _ in range(count):
+                call()
+
+        return replay
+
+    def elapsed(step: Callable[[], None]) -> float:
+        begun = spent
+        step()
+        return spent - begun
+
+    monkeypatch.setattr(bench.chips, "record", record)
+    monkeypatch.setattr(bench.chips, "elapsed", elapsed)
+    theirs = work(1000.0)
+    for ours, ratio in ((work(1000.0), 1.0), (work(500.0), 2.0)):
+        spent = 0.0
+        row = bench.measure(Case("abs", "", tuple, theirs, ours, ("abs",), 1.0), {"GB/s": 1.0})
+        assert row.error == "" and row.ratio == pytest.approx(ratio, rel=0.04)
