@@ -15,7 +15,7 @@ def joined() -> tuple[Channel, Channel]:
     return Channel(a, FromWorker), Channel(b, ToWorker)
 
 
-PLAN = Plan(3, [1], [Admit(0, [5, 6], 2, SamplingParams(seed=1), 7, [2])], [0, 0], [4, 9], [0], [0], [2], [1], [True])
+PLAN = Plan(3, [1], [Admit(0, bytes(8), 2, SamplingParams(seed=1), 7, [2])], [0, 0], [4, 9], [0], [0], [2], [1], [True])
 
 
 def test_messages_arrive_whole_and_typed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 
 from trireme.ipc.messages import Admit, Plan, RowNote, Sampled
@@ -36,7 +37,7 @@ def solo(prompt: list[int], seed: int, stops: set[int], max_tokens: int, min_tok
 
 class Row:
     def __init__(self, admit: Admit):
-        self.admit, self.tokens, self.pages = admit, list(admit.tokens), list[int]()
+        self.admit, self.tokens, self.pages = admit, array("i", admit.tokens).tolist(), list[int]()
         self.digests = chain(self.tokens)
 
 

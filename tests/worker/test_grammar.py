@@ -6,6 +6,7 @@ import json
 import pathlib
 import random
 import re
+from array import array
 from collections.abc import Callable
 
 import msgspec
@@ -26,6 +27,7 @@ from trireme.worker.logits import Choice
 WORDS = [b"yes", b"ye", b"no", b"nothing", b'{"', b'": ', b"true", b" ", b'"}', b"maybe \xc3", b"\xa9"]
 EOS = 256 + len(WORDS)
 VOCAB = EOS + 1
+ONE = array("i", [1]).tobytes()  # a prompt
 WIDTH = VOCAB + 5  # models pad their vocabularies
 NEGATIVE = float("-inf")
 WITHOUT_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -61,7 +63,7 @@ class Rows:
         tokens = tokens or [1, 2, 3]
         self.tokens[row, : len(tokens)] = torch.tensor(tokens)
         self.lengths[row], self.prompts[row] = len(tokens), num_prompt
-        self.grammars.admit(Admit(row, tokens, num_prompt, SamplingParams(grammar=grammar), 0, [EOS]))
+        self.grammars.admit(Admit(row, array("i", tokens).tobytes(), num_prompt, SamplingParams(grammar=grammar), 0, [EOS]))
 
     def logits(self, rows: list[int], start: torch.Tensor | None = None) -> torch.Tensor:
         """What the rule makes of flat logits."""
@@ -229,7 +231,7 @@ def test_a_costly_grammar_fails_nobody_else(smollm2_path: pathlib.Path) -> None:
     costly = LLMatcher.grammar_from_regex(r"(?s:.*)(a|b)(?s:.{0,200})(c|d)(?s:.{0,200})[a-f]x")
     tokens = torch.zeros((2, 200), dtype=torch.int32)
     for row in (0, 1):
-        grammars.admit(Admit(row, [1], 1, SamplingParams(grammar=costly), 0, [2]))
+        grammars.admit(Admit(row, ONE, 1, SamplingParams(grammar=costly), 0, [2]))
     at, chance, length = np.array([0]), random.Random(0), 1
     while 0 not in grammars.errors and length < 150:
         tokens[0, length] = chance.randrange(300, 49_000)  # any text fits until its end
@@ -240,7 +242,7 @@ def test_a_costly_grammar_fails_nobody_else(smollm2_path: pathlib.Path) -> None:
     tokens[1, 1] = 300
     for row, length in ((1, 2), (0, 1)):
         if row == 0:  # a request that comes later
-            grammars.admit(Admit(0, [1], 1, SamplingParams(grammar=costly), 0, [2]))
+            grammars.admit(Admit(0, ONE, 1, SamplingParams(grammar=costly), 0, [2]))
         grammars.prepare(np.array([row]), np.array([length]), tokens)
         choice = Choice(torch.zeros((1, tokenizer.vocab_size)), np.array([row]), np.array([length]), np.array([1]), tokens)
         grammars.apply(choice, [0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pytest
 import torch
@@ -39,7 +41,7 @@ def decode(step: int, rows: list[int], starts: list[int], **changes: list) -> Pl
 
 def admissions(rows: list[int], lengths: list[int]) -> Plan:
     admits = [
-        Admit(row=row, tokens=list(range(5, 5 + length)), num_prompt=length, sampling=SamplingParams(), seed=row)
+        Admit(row=row, tokens=array("i", range(5, 5 + length)).tobytes(), num_prompt=length, sampling=SamplingParams(), seed=row)
         for row, length in zip(rows, lengths, strict=True)
     ]
     starts = [length - 1 for length in lengths]

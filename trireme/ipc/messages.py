@@ -16,7 +16,7 @@ class Admit(msgspec.Struct, array_like=True):
     """A request takes a row of the workers' tables."""
 
     row: int
-    tokens: list[int]  # all that is known: the prompt and, after a pause, what had been generated
+    tokens: bytes  # int32 each, all that is known: the prompt and, after a pause, what had been generated
     num_prompt: int
     sampling: SamplingParams
     seed: int

@@ -257,7 +257,8 @@ class Scheduler:
         task.prompt_scores = task.prompt_scores if task.scored else []
         pages = self.memory.open(row, task.salt, match)
         draft.put_pages([row] * matched, pages)
-        draft.admit.append(Admit(row, task.tokens.tolist(), task.num_prompt, task.sampling, task.seed, task.eos_token_ids))
+        tokens = np.asarray(task.tokens).astype(np.int32).tobytes()
+        draft.admit.append(Admit(row, tokens, task.num_prompt, task.sampling, task.seed, task.eos_token_ids))
         self._plan_prompt(row, draft)
 
     # ---- update

@@ -159,7 +159,8 @@ def _plan(step: int, rows: list[_Sequence], admitted: int, free: list[int], chun
     for row, sequence in enumerate(rows):
         if row >= len(rows) - admitted:
             seed = sequence.sampling.seed or 0
-            plan.admit.append(Admit(row, sequence.prompt, len(sequence.prompt), sequence.sampling, seed))
+            prompt = np.array(sequence.prompt, np.int32)
+            plan.admit.append(Admit(row, prompt.tobytes(), len(prompt), sequence.sampling, seed))
         count = min(sequence.left, chunk)
         last = count == sequence.left
         plan.rows.append(row)

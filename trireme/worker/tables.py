@@ -236,9 +236,9 @@ class Tables:
         """The plan's new tokens and pages, packed: (table, flat index, values), to be scattered once the buffer is there."""
         updates = []
         if plan.admit:
-            index = np.concatenate([np.arange(len(a.tokens)) + a.row * self.width for a in plan.admit])
-            values = np.concatenate([np.asarray(a.tokens) for a in plan.admit])
-            updates.append((self.tokens, self.packed.put(index), self.packed.put(values)))
+            tokens = [np.frombuffer(a.tokens, np.int32) for a in plan.admit]
+            index = np.concatenate([np.arange(len(t)) + a.row * self.width for a, t in zip(plan.admit, tokens, strict=True)])
+            updates.append((self.tokens, self.packed.put(index), self.packed.put(np.concatenate(tokens))))
         if plan.page_rows:
             rows = np.asarray(plan.page_rows)
             order = _running_count(rows)

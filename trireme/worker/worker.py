@@ -74,7 +74,7 @@ class LocalWorker:
 
     def _warm_up(self) -> None:
         """Computes one token, so that no request has to wait for kernels to be built and a step to be recorded."""
-        admit = Admit(row=0, tokens=[0], num_prompt=1, sampling=SamplingParams(temperature=0.0), seed=0)
+        admit = Admit(row=0, tokens=bytes(4), num_prompt=1, sampling=SamplingParams(temperature=0.0), seed=0)
         one = Plan(0, [], [admit], page_rows=[0], page_ids=[0], rows=[0], starts=[0], counts=[1], logits=[1], samples=[True])
         self.launch(one)
         self.collect()
