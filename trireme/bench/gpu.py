@@ -12,10 +12,13 @@ import pathlib
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from trireme.backends.cuda.device import release, reserved
 from trireme.bench.choices import BASELINE
+from trireme.bench.clocks import Clocks
 from trireme.bench.engine import Prompts, measure
 from trireme.bench.flags import gpu_flags
 from trireme.bench.overhead import Served
@@ -32,8 +35,9 @@ def run(args: argparse.Namespace) -> int:
     figures: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for shape in args.shapes.split(","):
-            figures[shape] = measure_shape(write_model(shape, pathlib.Path(folder)), args)
-            print_table(shape, figures[shape])
+            with Clocks() as clocks:
+                figures[shape], notes = measure_shape(write_model(shape, pathlib.Path(folder)), args, clocks)
+            print_table(shape, figures[shape], notes)
             gc.collect()
             release()
             if args.json:
@@ -43,25 +47,32 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure_shape(path: pathlib.Path, args: argparse.Namespace) -> dict[str, float]:
-    """Every figure of one model."""
+def measure_shape(path: pathlib.Path, args: argparse.Namespace, clocks: Clocks) -> tuple[dict[str, float], dict[str, str]]:
+    """Every figure of one model, and what the chip's clock did meanwhile."""
+    figures: dict[str, float] = {}
+    notes: dict[str, str] = {}
+
+    def note(name: str, measured: Callable[[], float]) -> None:
+        begun = time.perf_counter()
+        figures[name], notes[name] = measured(), clocks.since(begun)
+
     begun = time.perf_counter()
     settings: dict[str, Any] = {"backend": args.backend, "dtype": "bfloat16", "random_weights": True, "prefix_cache": False}
     settings |= {"max_model_len": 16384, "max_step_tokens": args.max_step_tokens, "max_running": args.max_running}
     with LLM(str(path), **settings) as llm:
         draw = Prompts(llm.worker.ready.vocab_size)
         measure(llm, [draw(128)], 2)
-        figures = {"start, s": time.perf_counter() - begun}
+        figures["start, s"] = time.perf_counter() - begun
         if "step" in args.only:
             for batch in BATCHES:
-                figures[f"step x{batch}, ms"] = step_time(llm, draw, batch, 256 if batch == 1 else 128)
+                note(f"step x{batch}, ms", partial(step_time, llm, draw, batch, 256 if batch == 1 else 128))
         if "prefill" in args.only:
             for count, length in PROMPTS:
-                figures[f"prefill {count}x{length}, tok/s"] = count * length / first_time(llm, draw, count, length)
+                note(f"prefill {count}x{length}, tok/s", partial(prompt_rate, llm, draw, count, length))
         if "first" in args.only:
             figures["first token 1x128, ms"] = first_time(llm, draw, 1, 128) * 1e3
         if "trace" in args.only:
-            figures["trace, output tok/s"] = trace_rate(llm, draw, args.requests)
+            note("trace, output tok/s", partial(trace_rate, llm, draw, args.requests))
         ready, device = llm.worker.ready, getattr(llm.worker, "backend", None)
         if device is not None and device.name == "cuda":
             figures["workspace and graphs, GiB"] = (reserved(device.device) - ready.weight_bytes - ready.kv_bytes) / 2**30
@@ -70,7 +81,7 @@ def measure_shape(path: pathlib.Path, args: argparse.Namespace) -> dict[str, flo
         gc.collect()
         release()  # the server needs the memory
         figures["trace over HTTP, output tok/s"] = served_rate(path, settings, args)
-    return figures
+    return figures, notes
 
 
 def step_time(llm: LLM, draw: Prompts, batch: int, outputs: int) -> float:
@@ -87,6 +98,11 @@ def step_time(llm: LLM, draw: Prompts, batch: int, outputs: int) -> float:
 def first_time(llm: LLM, draw: Prompts, count: int, length: int) -> float:
     """Seconds until every prompt has its first token."""
     return statistics.median(measure(llm, [draw(length) for _ in range(count)], 1)[0] for _ in range(6))
+
+
+def prompt_rate(llm: LLM, draw: Prompts, count: int, length: int) -> float:
+    """Prompt tokens a second until every prompt has its first token."""
+    return count * length / first_time(llm, draw, count, length)
 
 
 def trace_rate(llm: LLM, draw: Prompts, requests: int) -> float:
@@ -114,11 +130,12 @@ def served_rate(path: pathlib.Path, settings: dict[str, Any], args: argparse.Nam
     return rate
 
 
-def print_table(shape: str, figures: dict[str, float]) -> None:
+def print_table(shape: str, figures: dict[str, float], notes: dict[str, str]) -> None:
     print(f"{shape:<26} {'trireme':>10} {'vllm':>10} {'ratio':>7}")
     for name, value in figures.items():
         peer = BASELINE.get(shape, {}).get(name)
-        print(f"  {name:<24} {value:>10,.2f}" + (f" {peer:>10,.2f} {gain(name, value, peer):>6.2f}x" if peer else ""), flush=True)
+        beside = f" {peer:>10,.2f} {gain(name, value, peer):>6.2f}x" if peer else " " * 19
+        print(f"  {name:<24} {value:>10,.2f}{beside}  {notes.get(name, '')}".rstrip(), flush=True)
 
 
 def gain(name: str, ours: float, peer: float) -> float:
