@@ -195,6 +195,9 @@ def _from_file(path: pathlib.Path) -> dict[str, Any]:
     return chosen
 
 
+_KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
 def _convert(group: str, f: dataclasses.Field, value: Any) -> Any:
     kind = kind_of(group, f.name)
     try:
@@ -209,7 +212,8 @@ def _convert(group: str, f: dataclasses.Field, value: Any) -> Any:
         else:
             converted = kind(value)
     except (ValueError, TypeError):
-        raise BadConfig(f"{f.name} is {value!r}, which is no {kind.__name__}.", f.metadata["help"]) from None
+        wanted = _KINDS.get(kind, kind.__name__)
+        raise BadConfig(f"{f.name} is {value!r}, which is not {wanted}.", f"give {wanted}: {f.metadata['help']}") from None
     if f.metadata["choices"] and converted not in f.metadata["choices"]:
         raise BadConfig(f"{f.name} is {value!r}.", f"use one of: {', '.join(f.metadata['choices'])}")
     return converted
@@ -264,5 +268,7 @@ def _check(config: Config) -> None:
         value = getattr(getattr(config, group), name)
         if value is not None and value < low:
             raise BadConfig(f"{name} is {value}; the least is {low}.", f"raise {name}")
+    if config.serve.port > 65535:
+        raise BadConfig(f"port is {config.serve.port}; the largest is 65535.", "give a smaller one, or 0 for any that is free")
     if not 0.0 < config.cache.memory_fraction <= 1.0:
         raise BadConfig(f"memory_fraction is {config.cache.memory_fraction}.", "give a share between 0 and 1")

@@ -81,6 +81,38 @@ def test_errors_are_one_line_with_their_own_code(args: tuple[str, ...], code: in
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        ("generate x --kvdtype int8", "trireme generate: Unrecognized arguments: --kvdtype int8. Fix: did you mean --kv-dtype?"),
+        (
+            "generate x --kv-dtype int9",
+            "trireme generate: Argument --kv-dtype: there is no 'int9'. Fix: use one of: auto, int8, fp8",
+        ),
+        ("generate", "trireme generate: The following arguments are required: prompt. Fix: see `trireme generate --help`"),
+        ("serv", "trireme: Argument COMMAND: there is no 'serv'. Fix: did you mean serve?"),
+        ("bench kernls", "trireme bench: Argument KIND: there is no 'kernls'. Fix: did you mean kernels?"),
+        ("bench latency --bath 2", "trireme bench latency: Unrecognized arguments: --bath 2. Fix: did you mean --batch?"),
+        ("serve --port 65536", "trireme: port is 65536; the largest is 65535. Fix: give a smaller one, or 0 for any that is free"),
+        (
+            "serve --port abc",
+            "trireme: port is 'abc', which is not a whole number. Fix: give a whole number: port to listen at (0: any free one)",
+        ),
+    ],
+)
+def test_mistyped_flags_are_one_line_with_what_was_meant(args: str, line: str) -> None:
+    done = trireme(*args.split())
+    assert (done.stdout, done.stderr) == ("", line + "\n") and done.returncode in (2, 3)
+
+
+@pytest.mark.parametrize("args", [["kernels"], ["bench", "kernels"]])
+def test_without_triton_there_is_a_line(args: list[str]) -> None:
+    code = f"import sys; sys.modules['triton'] = None; from trireme.cli.main import main; sys.exit(main({args}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.startswith(f"trireme: `trireme {' '.join(args)}` needs Triton")
+    assert done.stderr.count("\n") == 1
+
+
 def test_unknown_variable_is_refused() -> None:
     done = trireme("generate", "x", TRIREME_PAGE_SISE="3")
     assert done.returncode == 3 and "page_size" in done.stderr

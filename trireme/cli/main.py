@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 import trireme
+from trireme.cli.parser import Parser
 from trireme.errors import TriremeError
 
 COMMANDS = {
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, rest = argv[0], argv[1:]
     try:
         module = importlib.import_module(f"trireme.cli.{name}")
-        parser = argparse.ArgumentParser(prog=f"trireme {name}", description=f"{COMMANDS[name].capitalize()}.")
+        parser = Parser(prog=f"trireme {name}", description=f"{COMMANDS[name].capitalize()}.")
         module.add_arguments(parser)
         return int(module.run(parser.parse_args(rest)) or 0)
     except TriremeError as error:
@@ -45,6 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"trireme: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name != "triton" or os.environ.get("TRIREME_DEBUG"):
+            raise
+        fix = "install it: `pip install triton` (Linux; torch's CUDA build brings it along)"
+        print(f"trireme: `trireme {' '.join(argv[:2])}` needs Triton, which is not installed. Fix: {fix}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -53,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _overview(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="trireme",
         description="LLM inference and serving.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -19,9 +19,12 @@ def run(args: argparse.Namespace) -> int:
     from trireme.hub.catalogue import CATALOGUE
     from trireme.hub.registry import cached
 
+    rows = []
     for name, entry in CATALOGUE.items():
-        path = cached(name)
         mark = " (default)" if name == DEFAULT_MODEL else ""
-        place = str(path) if path else f"not here: trireme pull {name}"
-        print(f"{name + mark:<28} {entry.title:<30} {entry.size / 1e6:7.0f} MB  {entry.licence:<12} {place}")
+        place = str(cached(name) or f"not here: trireme pull {name}")
+        rows.append((name + mark, entry.title, f"{entry.size / 1e6:5.0f} MB", entry.licence, place))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
