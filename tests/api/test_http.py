@@ -28,8 +28,8 @@ def _nested(levels: int, inner: bytes = b"1") -> bytes:
         (b"[" + b"[]," * http.MAX_OBJECTS + b"[]]", "objects and lists"),
         (b"[" + b"1," * (http.MAX_VALUES + 1) + b"1]", "values"),
         (b"[" + b'"a",' * (2 * http.MAX_VALUES + 1) + b'"a"]', "values"),
-        (b"]" * 100 + b"[" * 100, "no JSON"),
-        (b'{"a": "' + b"[" * 200, "deeper|no JSON"),
+        (b"]" * 100 + b"[" * 100, "not valid JSON"),
+        (b'{"a": "' + b"[" * 200, "deeper|not valid JSON"),
     ],
 )
 def test_too_much_is_refused(body: bytes, word: str) -> None:

@@ -140,7 +140,8 @@ def _job(request: CountRequest, sampling: SamplingParams) -> ChatJob:
 def _tool(tool: AnthropicTool, number: int) -> Tool:
     if tool.input_schema is None:
         kind = (tool.type or "")[:40]
-        raise BadRequest(f"The tool of type {kind!r} is not the client's own; this server has none.", param=f"tools[{number}]")
+        cause = f"tools[{number}].input_schema is missing" + (f", and this server has no tool of type {kind!r}" if kind else "")
+        raise BadRequest(f"{cause}.", 'send "input_schema": {"type": "object", ...}', f"tools[{number}]")
     return Tool(FunctionDefinition(tool.name, tool.description, tool.input_schema))
 
 
@@ -176,7 +177,8 @@ def _plain_text(content: str | list[Block], place: str) -> str:
         return content
     for block in content:
         if block.type != "text":
-            raise BadRequest(f"This model reads text alone, not {block.type[:40]!r}.", "send text", f"{place}.content")
+            cause = f"{place} has a block of type {block.type[:40]!r}; this model reads text alone."
+            raise BadRequest(cause, 'send blocks such as {"type": "text", "text": "..."}', f"{place}.content")
     return "\n".join(block.text for block in content)
 
 

@@ -26,6 +26,7 @@ from trireme.api.guard import Guard
 from trireme.api.http import Call, Endpoint, Handler, Reply
 from trireme.api.logs import set_up_logs
 from trireme.api.native import Native
+from trireme.api.nowhere import nothing_at
 from trireme.api.ollama import Ollama
 from trireme.api.openapi import openapi_document
 from trireme.api.probes import Probes
@@ -163,10 +164,14 @@ def _routes(entries: list[RouteEntry], max_body: int, admit: Callable[[], None])
 async def _http_exception(request: Request, error: Exception) -> Response:
     """No such path, or not with this method."""
     assert isinstance(error, HTTPException)
-    path = request.scope["path"]
-    text = f"There is nothing at {path[:200]}." if error.status_code == 404 else f"{path[:200]} does not take {request.method}."
-    failure = Failure(error.status_code, text, code="not_found" if error.status_code == 404 else "method_not_allowed")
-    headers = {"connection": "close", **(error.headers or {})}  # its body has not been read
+    path, given = request.scope["path"], error.headers or {}
+    if error.status_code == 404:
+        failure = Failure(404, nothing_at(path, {getattr(route, "path", "") for route in request.app.routes}), code="not_found")
+    else:
+        allowed = " or ".join(name for name in given.get("Allow", "").split(", ") if name not in ("", "HEAD"))
+        text = f"{path[:200]} does not take {request.method[:20]}." + (f" Fix: use {allowed}" if allowed else "")
+        failure = Failure(error.status_code, text, code="method_not_allowed")
+    headers = {"connection": "close", **given}  # its body has not been read
     return Response(failure_body(failure, shape_of_path(path)), error.status_code, headers, "application/json")
 
 

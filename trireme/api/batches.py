@@ -62,7 +62,8 @@ class Batches:
     async def create(self, call: Call) -> Reply:
         request = await call.read(BatchRequest)
         if request.endpoint not in self.endpoints:
-            raise Failure(400, f"endpoint must be one of: {', '.join(self.endpoints)}.", param="endpoint")
+            known = ", ".join(map(repr, self.endpoints))
+            raise Failure(400, f"endpoint is {request.endpoint[:40]!r}; it must be one of {known}.", param="endpoint")
         if not request.input_file_id.startswith("file-"):
             raise absent(request.input_file_id)
         file = self.shelf.get(request.input_file_id, call.tenant)

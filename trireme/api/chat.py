@@ -232,10 +232,13 @@ def _text(content: str | list[ContentPart] | None, place: str) -> str:
     if isinstance(content, str) or content is None:
         return content or ""
     texts = []
-    for part in content:
+    for number, part in enumerate(content):
         text = part.text if part.text is not None else part.refusal
+        if text is None and part.type == "text":
+            raise BadRequest(f"{place}.content[{number}].text is missing.", 'send "text": "..."', f"{place}.content")
         if text is None:
-            raise BadRequest(f"This model reads text alone, not {part.type[:40]!r}.", "send text", f"{place}.content")
+            cause = f"{place}.content has a part of type {part.type[:40]!r}; this model reads text alone."
+            raise BadRequest(cause, 'send parts such as {"type": "text", "text": "..."}', f"{place}.content")
         texts.append(text)
     return "".join(texts)
 
@@ -254,7 +257,9 @@ def tools_of(tools: list[Tool] | None) -> list[dict[str, Any]]:
         raise BadRequest(f"There are {len(tools or [])} tools; at most {MAX_TOOLS} are taken.", param="tools")
     for number, tool in enumerate(tools or []):
         if not _TOOL_NAME.fullmatch(tool.function.name):
-            raise BadRequest("A tool's name has 1 to 64 letters, digits, _ - or dots.", param=f"tools[{number}].function.name")
+            place = f"tools[{number}].function.name"
+            cause = f"{place} is {tool.function.name[:40]!r}; it must have 1 to 64 letters, digits, dots, _ or -."
+            raise BadRequest(cause, param=place)
     return [
         {
             "type": "function",
@@ -277,5 +282,6 @@ def template_variables(given: dict[str, Any] | None, **more: Any) -> dict[str, A
                 f"chat_template_kwargs does not take {name[:40]!r}.", f"use: {', '.join(_TEMPLATE_KINDS)}", "chat_template_kwargs"
             )
         if type(value) not in kinds or (isinstance(value, str) and len(value) > 256):
-            raise BadRequest(f"{name} must be a {kinds[0].__name__}.", param="chat_template_kwargs")
+            expected = {bool: "true or false", int: "a whole number", str: "a string of at most 256 characters"}[kinds[0]]
+            raise BadRequest(f"chat_template_kwargs.{name} must be {expected}.", param="chat_template_kwargs")
     return {**(given or {}), **{name: value for name, value in more.items() if value is not None}}

@@ -18,6 +18,7 @@ from trireme.api.grammars import (
     with_channels,
     with_thought,
 )
+from trireme.api.mistakes import body_mistake
 from trireme.api.parsing import ParserFor
 from trireme.api.protocol import ResponseFormat, StructuredOutputs
 from trireme.api.service import Service
@@ -39,7 +40,8 @@ async def constrained(
     if response_format.type == "json_object":
         return await _with(service, sampling, object_grammar(), "response_format")
     if response_format.json_schema is None:
-        raise BadRequest("The format json_schema needs a schema.", param="response_format.json_schema")
+        cause = "response_format.json_schema is missing; the format json_schema needs it."
+        raise BadRequest(cause, 'send "json_schema": {"schema": {...}}', "response_format.json_schema")
     grammar = schema_grammar(response_format.json_schema.schema, "response_format")
     return await _with(service, sampling, grammar, "response_format")
 
@@ -66,7 +68,8 @@ def _schema(given: dict[str, Any] | str) -> Any:
     try:
         return msgspec.json.decode(given)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadRequest(f"The schema is no JSON: {error}.", param="structured_outputs.json") from None
+        cause = body_mistake(error, given.encode("utf-8", "replace"), "The schema")
+        raise BadRequest(cause, param="structured_outputs.json") from None
 
 
 async def _with(service: Service, sampling: SamplingParams, grammar: str, param: str) -> SamplingParams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import random
+import re
 from typing import Any
 
 import msgspec
@@ -11,6 +12,8 @@ import msgspec
 from trireme.errors import BadRequest, ModelNotFound, Overloaded, TriremeError, Unavailable
 
 RETRY_AFTER = (1.0, 3.0)  # seconds; a queue drains or a worker restarts in about that time
+
+_LONG_NUMBER = re.compile(r"\d{41,}")  # JSON's numbers have no bound; what is told of one has
 
 
 class Shape(enum.Enum):
@@ -45,7 +48,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, Failure):
         return error
     if isinstance(error, BadRequest):
-        return Failure(400, str(error), param=error.param)
+        return Failure(400, _LONG_NUMBER.sub(lambda found: found[0][:40] + "...", str(error)), param=error.param)
     if isinstance(error, ModelNotFound):
         return Failure(404, str(error), kind="invalid_request_error", param="model", code="model_not_found")
     if isinstance(error, Overloaded):

@@ -159,7 +159,7 @@ def _after(rules: str, grammar: str) -> str:
 def _checked(schema: Any, param: str, lenient: bool = False) -> Any:
     """The schema within bounds, its white space bounded."""
     if not isinstance(schema, dict | bool):
-        raise BadRequest("A JSON schema is an object.", param=param)
+        raise BadRequest(f"The schema in {param} must be an object.", param=param)
     schema = {} if schema is True else {"not": {}} if schema is False else schema
     _check_schema(schema, param)
     options = {**_WHITE_SPACE, "lenient": True} if lenient else _WHITE_SPACE

@@ -19,6 +19,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from trireme.api.failures import Failure, Shape, failure_body, failure_document, failure_of
+from trireme.api.mistakes import body_mistake, field_mistake, field_of
 from trireme.api.tracing import Trace
 from trireme.errors import TriremeError
 from trireme.serve.patience import LEAVING
@@ -66,15 +67,9 @@ def decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        raise Failure(400, f"{message}.", param=path.strip("`.") or _field_in(message)) from None
+        raise Failure(400, field_mistake(error, kind), param=field_of(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Failure(400, f"The body is no JSON: {error}.") from None
-
-
-def _field_in(message: str) -> str | None:
-    """The field that msgspec names in "Object missing required field `model`"."""
-    return message.split("`")[1] if "required field" in message else None
+        raise Failure(400, body_mistake(error, body)) from None
 
 
 _UNSTRUCTURED = bytes(set(range(256)) - set(b'[]{},"'))

@@ -210,11 +210,13 @@ def _sampling(parameters: Parameters, advice: dict[str, Any]) -> SamplingParams:
 def _constraint(parameters: Parameters) -> tuple[ResponseFormat | None, StructuredOutputs | None]:
     grammar = parameters.grammar
     if grammar is not None:
-        if grammar.type == "regex" and isinstance(grammar.value, str):
+        if grammar.type == "regex":
+            if not isinstance(grammar.value, str):
+                raise BadRequest("grammar.value is an object; a grammar of type 'regex' needs a string.", param="grammar")
             return None, StructuredOutputs(regex=grammar.value)
         if grammar.type in ("json", "json_schema"):
             return None, StructuredOutputs(json=grammar.value)
-        raise BadRequest("grammar takes the types json and regex.", param="grammar")
+        raise BadRequest(f"grammar.type is {grammar.type[:40]!r}; it must be 'json' or 'regex'.", param="grammar")
     if parameters.guided_json is not None:
         return None, StructuredOutputs(json=parameters.guided_json)
     if parameters.guided_grammar is not None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import trireme
 from trireme.api.chat import ChatJob, chat_tokens, messages_of, template_variables, tools_of
-from trireme.api.failures import Failure
 from trireme.api.http import Call, Reply, json_reply
 from trireme.api.metrics import kv_usage
 from trireme.api.protocol import (
@@ -134,9 +133,6 @@ class Probes:
                 "add_bos_token": tokenizer.add_bos,
             }
         )
-
-    async def nowhere(self, call: Call) -> Reply:
-        raise Failure(404, f"There is nothing at {call.path[:200]}.", code="not_found")
 
 
 def _spelled(tokenizer: Any, token: int | None) -> str | None:

@@ -112,18 +112,23 @@ def response_messages(items: list[dict[str, Any]], instructions: str | None) -> 
     return messages
 
 
+_ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+
+
 def _message(item: InputItem, raw: dict[str, Any], place: str) -> dict[str, Any]:
     if item.type == "message":
         role = "system" if item.role == "developer" else item.role
         if role is None:
-            raise BadRequest("A message has a role.", param=f"{place}.role")
+            roles = "it must be one of 'assistant', 'developer', 'system', 'user'"
+            raise BadRequest(f"{place}.role is missing; {roles}.", 'send "role": "user"', f"{place}.role")
         return {"role": role, "content": _text(raw.get("content") or "", place)}
     if item.type == "function_call":
         function = {"name": item.name or "", "arguments": arguments_of(item.arguments or "{}")}
         return {"role": "assistant", "content": "", "tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
     if item.type == "function_call_output":
         return {"role": "tool", "tool_call_id": item.call_id, "content": _text(raw.get("output") or "", place)}
-    raise BadRequest(f"An item of type {item.type[:40]!r} is not read here.", "send messages and function calls", place)
+    cause = f"{place}.type is {item.type[:40]!r}; it must be one of {', '.join(map(repr, _ITEM_TYPES))}."
+    raise BadRequest(cause, "send messages and function calls", place)
 
 
 def _text(content: str | list[dict[str, Any]], place: str) -> str:
@@ -133,7 +138,8 @@ def _text(content: str | list[dict[str, Any]], place: str) -> str:
     for part in content:
         text = part.get("text") or part.get("refusal")
         if text is None and part.get("type") not in ("input_text", "output_text", "text", "summary_text", "reasoning_text"):
-            raise BadRequest(f"This model reads text alone, not {str(part.get('type'))[:40]!r}.", "send text", f"{place}.content")
+            cause = f"{place}.content has a part of type {str(part.get('type'))[:40]!r}; this model reads text alone."
+            raise BadRequest(cause, 'send parts such as {"type": "input_text", "text": "..."}', f"{place}.content")
         texts.append(text or "")
     return "".join(texts)
 
@@ -142,9 +148,17 @@ def response_tools(tools: list[ResponseTool] | None) -> list[Tool]:
     found = []
     for number, tool in enumerate(tools or []):
         if tool.type != "function" or not tool.name:
-            raise BadRequest(f"This server runs no tools of type {tool.type[:40]!r}.", "send functions", f"tools[{number}].type")
+            raise BadRequest(*_bad_tool(tool, number))
         found.append(Tool(FunctionDefinition(tool.name, tool.description, tool.parameters, tool.strict)))
     return found
+
+
+def _bad_tool(tool: ResponseTool, number: int) -> tuple[str, str, str]:
+    """Cause, fix and field."""
+    if tool.type == "function":
+        return f"tools[{number}].name is missing; it must be a string.", 'send "name": "..."', f"tools[{number}].type"
+    cause = f"tools[{number}].type is {tool.type[:40]!r}; this server runs no tools of its own."
+    return cause, "send tools of type 'function'", f"tools[{number}].type"
 
 
 def response_format(text: TextOptions | None) -> ResponseFormat | None:
@@ -154,5 +168,5 @@ def response_format(text: TextOptions | None) -> ResponseFormat | None:
     if wanted.type == "json_object":
         return ResponseFormat("json_object")
     if wanted.schema is None:
-        raise BadRequest("The format json_schema needs a schema.", param="text.format.schema")
+        raise BadRequest("text.format.schema is missing; the format json_schema needs it.", "send the schema", "text.format.schema")
     return ResponseFormat("json_schema", JsonSchema(wanted.name, wanted.schema, wanted.strict))

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from trireme.api.mistakes import field_mistake, field_of
 from trireme.api.protocol import SamplingFields
 from trireme.errors import BadRequest
 from trireme.types import SamplingParams
@@ -57,7 +58,7 @@ def sampling_params(chosen: dict[str, Any]) -> SamplingParams:
     try:
         sampling = msgspec.convert(chosen, SamplingParams)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"{error}.", param=str(error).rpartition("$.")[2].strip("`") or None) from None
+        raise BadRequest(field_mistake(error, SamplingParams), param=field_of(error)) from None
     sampling.check(1 << 31)
     return sampling
 

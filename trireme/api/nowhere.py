@@ -1,0 +1,49 @@
+"""What is told of a path that leads nowhere: whose it is, or which one was meant. Knows paths alone, not what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+# What other servers have, and this one has not.
+_ELSEWHERE = {
+    "OpenAI": (
+        "/v1/assistants",
+        "/v1/audio",
+        "/v1/containers",
+        "/v1/conversations",
+        "/v1/embeddings",
+        "/v1/evals",
+        "/v1/fine_tuning",
+        "/v1/images",
+        "/v1/moderations",
+        "/v1/organization",
+        "/v1/realtime",
+        "/v1/threads",
+        "/v1/uploads",
+        "/v1/vector_stores",
+        "/v1/videos",
+    ),
+    "Anthropic": ("/v1/complete", "/v1/messages/batches"),
+    "Ollama": (
+        "/api/blobs",
+        "/api/copy",
+        "/api/create",
+        "/api/delete",
+        "/api/embed",
+        "/api/embeddings",
+        "/api/pull",
+        "/api/push",
+    ),
+}
+
+
+def nothing_at(path: str, known: Collection[str]) -> str:
+    """The text of a 404; `known` are the paths that there are."""
+    for owner, prefixes in _ELSEWHERE.items():
+        if any(path == prefix or path.startswith(f"{prefix}/") for prefix in prefixes):
+            return f"{path[:200]} is an {owner} endpoint that is not supported here. Fix: GET /openapi.json lists those that are"
+    plain = "/" + path.strip("/")
+    for meant in (plain, f"/v1{plain}", plain.removeprefix("/v1"), f"{plain}/chat/completions"):
+        if meant in known and meant not in (path, "/"):
+            return f"There is nothing at {path[:200]}. Fix: use {meant}"
+    return f"There is nothing at {path[:200]}. Fix: GET /openapi.json lists what there is"
