@@ -110,12 +110,22 @@ class Conversation:
             raise BadRequest("There is no message to answer.")
         self.answer()
 
-    def set(self, name: str, value: str) -> None:
-        changed = msgspec.convert(
-            {**{f: getattr(self.sampling, f) for f in SamplingParams.__struct_fields__}, name: value}, SamplingParams, strict=False
-        )
-        if name not in SamplingParams.__struct_fields__:
-            raise BadRequest(f"There is no sampling parameter {name!r}.")
+    def set(self, name: str = "", value: str = "") -> None:
+        names = SamplingParams.__struct_fields__
+        if not value:
+            raise BadRequest("It takes a name and a value.", "say, for example, /set temperature 0.7")
+        if name not in names:
+            raise BadRequest(f"There is no sampling parameter {name[:40]!r}.", f"use one of {', '.join(names)}")
+        from trireme.api.mistakes import expected_at, shortened
+
+        expected = expected_at(SamplingParams, name)
+        written_as_json = expected.startswith(("a list", "an object"))
+        try:
+            given = msgspec.json.decode(value) if written_as_json else value
+            changed = msgspec.convert({**{f: getattr(self.sampling, f) for f in names}, name: given}, SamplingParams, strict=False)
+        except (msgspec.MsgspecError, RecursionError):
+            cause = f"{name} is {shortened(value)!r}; it must be {expected}."
+            raise BadRequest(cause, "write it as JSON" if written_as_json else "") from None
         changed.check(self.llm.worker.ready.vocab_size)
         self.sampling = changed
 
