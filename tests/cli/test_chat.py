@@ -1,7 +1,8 @@
-"""The chat's /set: what it takes, and what it tells of the rest. No model is needed for it."""
+"""The chat's /set and /load: what they take, and what they tell of the rest. No model is needed for it."""
 
 from __future__ import annotations
 
+import pathlib
 import types
 
 import pytest
@@ -54,3 +55,19 @@ def test_set_lists_the_names(conversation: Conversation, capsys: pytest.CaptureF
     assert told.startswith(
         "/set: There is no sampling parameter 'heat'. Fix: use one of max_tokens, min_tokens, temperature, top_k"
     )
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'[{"role": "user"}]', b"[" * 100_000, b'["\xff"]'])
+def test_load_takes_only_conversations(
+    content: bytes, conversation: Conversation, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "talk.json"
+    conversation.messages = [{"role": "user", "content": "Hello."}]
+    conversation.command("save", str(file))
+    said, conversation.messages = conversation.messages, []
+    conversation.command("load", str(file))
+    assert conversation.messages == said
+    file.write_bytes(content)
+    conversation.command("load", str(file))
+    assert conversation.messages == said, "a file that cannot be read changes nothing"
+    assert capsys.readouterr().out == f"/load: {file} holds no conversation. Fix: give a file that /save wrote\n"

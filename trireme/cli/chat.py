@@ -97,7 +97,7 @@ class Conversation:
             elif name == "save":
                 pathlib.Path(argument).expanduser().write_text(json.dumps(self.messages, indent=1, ensure_ascii=False))
             elif name == "load":
-                self.messages = msgspec.json.decode(pathlib.Path(argument).expanduser().read_bytes(), type=list[dict[str, str]])
+                self.messages = _conversation(pathlib.Path(argument).expanduser())
             else:
                 print(f"/{name} is no command; /help lists them")
         except (TriremeError, OSError, msgspec.MsgspecError, TypeError, ValueError) as error:
@@ -146,6 +146,17 @@ class Conversation:
         if first:
             took = max(time.monotonic() - first, 1e-9)
             self.stats = f"{count} tokens, {max(count - 1, 0) / took:.1f} a second, the first after {first - begun:.2f} s"
+
+
+def _conversation(path: pathlib.Path) -> list[dict[str, str]]:
+    """What /save wrote."""
+    try:
+        messages = msgspec.json.decode(path.read_bytes(), type=list[dict[str, str]])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        messages = [{}]
+    if not all({"role", "content"} <= set(message) for message in messages):
+        raise BadRequest(f"{path} holds no conversation.", "give a file that /save wrote")
+    return messages
 
 
 def _read() -> str:
