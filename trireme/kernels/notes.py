@@ -12,6 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
 from trireme.kernels.launch import Recording
+from trireme.kernels.quick import launch as launch_quickly
 
 _STREAM, _VALUES = 3, 13  # places in a raw start's arguments
 Function = Callable[..., Any]
@@ -116,6 +117,9 @@ def _single(notes: Notes, launch: Any, returned: list[Any], finish: Function) ->
     sources = [(at[number], index) for number, index in enumerate(notes.tensors)]
     targets = [(at[number], *notes.layouts[number - first]) for number in results]
     empty, stream, device = chips.allocator(), chips.getters()[1], chips.current_device()
+    quick = launch_quickly(start, template, _STREAM, sources, floats, targets, empty, stream, device, finish is tuple)
+    if quick is not None:
+        return quick
     if len(sources) == 1 == len(targets) and not floats and finish is not tuple:
         (source, index), (target, shape, stride, dtype) = sources[0], targets[0]
 

@@ -33,6 +33,7 @@ from trireme.kernels import (
 )
 from trireme.kernels.launch import Unsupported
 from trireme.kernels.originals import original, overload_of
+from trireme.kernels.quick import standing_for
 from trireme.kernels.repeat import repeating
 
 MEASURED = Path(__file__).with_name("measured.json")
@@ -187,7 +188,7 @@ def _with_gradient(operator: Operator) -> Function:
                     return derived(*args, **kwargs)
         return repeated(*args, **kwargs)
 
-    return call
+    return standing_for(call, repeated.__dict__["recent"], traced, transformed)
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

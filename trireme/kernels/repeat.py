@@ -13,6 +13,7 @@ import torch
 from trireme.kernels import chips
 from trireme.kernels.launch import Recording, current, recordings
 from trireme.kernels.notes import Notes
+from trireme.kernels.quick import standing_for
 
 _MOST = 4096  # kinds of calls that one operator remembers
 _RECORDINGS = 8  # how often one kind may be noted anew, because settings, streams or shared memory changed
@@ -21,8 +22,8 @@ _CHANGES = 64  # after so many changes among these an operator has too many kind
 _tables: list[Any] = []
 Function = Callable[..., Any]
 # How many arguments, whether tensors are laid out like those, which arguments these are (None: all), the others by type and
-# value, those by sign alone, what repeats.
-_Kind = tuple[int, Function, Function | None, list[tuple[int, type, Any]], list[tuple[int, Any]], Function]
+# value, those by sign alone, what repeats, where the tensors stand. quick.c knows this order.
+_Kind = tuple[int, Function, Function | None, list[tuple[int, type, Any]], list[tuple[int, Any]], Function, tuple[int, ...]]
 _NOTHING: dict[str, Any] = {}
 
 
@@ -113,8 +114,8 @@ def repeating(function: Function) -> Function:
                 return memory.record(function, key, args, kwargs)
         return function(*args, **kwargs)
 
-    call.__dict__.update(known=known, recall=recall)
-    return call
+    call.__dict__.update(known=known, recall=recall, recent=memory.recent)
+    return standing_for(call, memory.recent)
 
 
 def _recalling(memory: _Memory) -> Function:
@@ -126,7 +127,7 @@ def _recalling(memory: _Memory) -> Function:
         if recordings and current.recording is not None:
             return None
         count = len(args)
-        for number, alike, tensors, others, signs, again in recent:
+        for number, alike, tensors, others, signs, again, _ in recent:
             if number == count and alike(*(args if tensors is None else tensors(args))):
                 for i, kind, value in others:
                     x = args[i]
@@ -155,7 +156,7 @@ def _kind(args: tuple[Any, ...], again: Function, exact: list[bool]) -> _Kind | 
     others = [
         (i, type(args[i]), list(args[i]) if type(args[i]) is list else args[i]) for i, token in tokens if type(token) is not str
     ]
-    return len(args), alike, tensors, others, [(i, token) for i, token in tokens if type(token) is str], again
+    return len(args), alike, tensors, others, [(i, token) for i, token in tokens if type(token) is str], again, tuple(places)
 
 
 def _token(x: Any, exact: list[bool]) -> Any:

@@ -1,0 +1,107 @@
+"""Remembered calls in C: they do what Python does, let go of what they hold, and pass on what goes wrong."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+
+import pytest
+import torch
+
+from trireme.kernels import pointwise, quick, repeat
+
+needs_compiler = pytest.mark.skipif(quick._module() is None, reason="nothing can be built here")
+PLACE, STREAM = 13, 3
+
+
+@pointwise.pointwise()
+def _sum(x, y):
+    return x + y
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_the_same_with_a_compiler_and_without(built: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not built:
+        monkeypatch.setattr(quick, "_module", lambda: None)
+    plus = repeat.repeating(lambda x, y: _sum(x, y))
+    assert type(plus).__name__ == ("Call" if built and quick._module() else "function")
+    shapes = [(4, 8), (3, 5), (4, 8)]
+    for shape in shapes * 4:
+        x, y = torch.randn(shape, device=device), torch.randn(shape, device=device)
+        assert torch.equal(plus(x, y), x + y)
+    memory = torch.randn(33, device=device)
+    for _ in range(4):  # as long as the recorded one, but its memory begins elsewhere
+        assert torch.equal(plus(memory[:32].view(4, 8), memory[1:].view(4, 8)), (memory[:32] + memory[1:]).view(4, 8))
+    assert plus.__dict__["known"], "the function behind it can be asked"
+    for wrong in ((), (torch.ones(2, device=device),), (torch.ones(2, device=device), torch.ones(3, device=device))):
+        with pytest.raises((TypeError, RuntimeError)):
+            plus(*wrong)
+
+
+def made(start, empty, **changes):  # type: ignore[no-untyped-def]
+    layout = ((2, 2), (2, 1), torch.float32)
+    settings = {"sources": [(PLACE, 0)], "floats": [(PLACE + 2, 1)], "targets": [(PLACE + 1, *layout)], "as_tuple": False} | changes
+    template = [1, 1, 1, None, *[None] * 9, None, None, None, "constant"]
+    order = (settings["sources"], settings["floats"], settings["targets"])
+    return quick.launch(start, template, STREAM, *order, empty, lambda device: 77 + device, 0, settings["as_tuple"])
+
+
+@needs_compiler
+def test_a_launch_fills_in_what_changes() -> None:
+    seen: list[tuple] = []
+    results: list[torch.Tensor] = []
+
+    def empty(shape, stride, dtype):  # type: ignore[no-untyped-def]
+        results.append(torch.empty_strided(shape, stride, dtype=dtype))
+        return results[-1]
+
+    launch = made(lambda *values: seen.append(values), empty)
+    x = torch.randn(4)
+    assert launch((x, 2.5), {}) is results[0]
+    assert seen == [(1, 1, 1, 77, *[None] * 9, x.data_ptr(), results[0].data_ptr(), 2.5, "constant")]
+    assert made(lambda *values: None, empty, as_tuple=True)((x, 2.5), {}) == (results[-1],)
+    assert launch((torch.randn(5)[1:], 2.5), {}) is None, "memory that begins elsewhere is another call's"
+    assert launch((x,), {}) is None and launch((), {}) is None
+
+
+@needs_compiler
+def test_nothing_is_held_or_lost(device: str) -> None:
+    plus = repeat.repeating(lambda x, y: _sum(x, y))
+    x, y = torch.randn(64, device=device), torch.randn(64, device=device)
+    for _ in range(4):
+        plus(x, y)
+    counts = [sys.getrefcount(thing) for thing in (x, y, torch.float32)]
+    result = weakref.ref(plus(x, y))
+    for _ in range(2000):
+        plus(x, y)
+    gc.collect()
+    assert result() is None and counts == [sys.getrefcount(thing) for thing in (x, y, torch.float32)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("at", ["start", "empty", "pointer"])
+def test_errors_are_passed_on(at: str) -> None:
+    def fails(*values: object) -> None:
+        raise RuntimeError("out of memory")
+
+    class Odd:
+        def data_ptr(self) -> str:
+            return "nowhere"
+
+    good = lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype)  # noqa: E731
+    launch = made(fails if at == "start" else lambda *values: None, fails if at == "empty" else good)
+    x = Odd() if at == "pointer" else torch.randn(4)
+    before = sys.getrefcount(x)
+    for _ in range(3):
+        with pytest.raises(TypeError if at == "pointer" else RuntimeError):
+            launch((x, 1.5), {})
+    assert sys.getrefcount(x) == before
+
+
+@needs_compiler
+def test_too_many_values_are_left_to_python() -> None:
+    many = [(PLACE, i) for i in range(9)]
+    assert made(lambda *values: None, None, sources=many) is None
+    assert made(lambda *values: None, None, targets=[]) is None
+    assert made(lambda *values: None, None, sources=[(400, 0)]) is None
