@@ -39,6 +39,25 @@ def test_the_same_with_a_compiler_and_without(built: bool, device: str, monkeypa
             plus(*wrong)
 
 
+@needs_compiler
+def test_floats_count_by_sign_only_where_they_may(device: str) -> None:
+    """Numbers with a fraction share one remembered call; whole ones, infinite ones and other types do not slip into it."""
+    calls: list[object] = []
+
+    def scaled(x: torch.Tensor, y: object) -> torch.Tensor:
+        calls.append(y)
+        return _sum(x, y)
+
+    plus = repeat.repeating(scaled)
+    x = torch.zeros(16, device=device)
+    for y in (0.5, 1.5, 2.25, 0.125):
+        assert plus(x, y)[0] == y
+    assert calls == [0.5, 1.5], "the third is repeated, with its own number"
+    for y in (-0.5, 2.0, 2, True, float("inf"), 1e16, -0.75):
+        assert plus(x, y)[0] == y
+    assert calls == [0.5, 1.5, -0.5, 2.0, 2, True, float("inf"), 1e16, -0.75]
+
+
 def made(start, empty, **changes):  # type: ignore[no-untyped-def]
     layout = ((2, 2), (2, 1), torch.float32)
     settings = {"sources": [(PLACE, 0)], "floats": [(PLACE + 2, 1)], "targets": [(PLACE + 1, *layout)], "as_tuple": False} | changes

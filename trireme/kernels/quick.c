@@ -168,7 +168,7 @@ static PyTypeObject LaunchType = {
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *slow, *recent, *recordings, *traced, *transformed;
+    PyObject *slow, *recent, *exact, *recordings, *traced, *transformed;
 } Call;
 
 /* 1 if nobody watches calls (a tracer, a transform), 0 if somebody may, -1 for an error. */
@@ -187,12 +187,26 @@ static int unwatched(const Call *self) {
     return free;
 }
 
+/* Whether floats that count by their sign alone have a fraction and the signs of this kind; none does once `exact` holds something. */
+static int are_signed(PyObject *signs, PyObject *const *args, PyObject *exact) {
+    Py_ssize_t count = PyList_GET_SIZE(signs);
+    if (count && PyList_GET_SIZE(exact)) return 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *sign = PyList_GET_ITEM(signs, i), *x = args[PyLong_AsSsize_t(PyTuple_GET_ITEM(sign, 0))];
+        if (!PyFloat_CheckExact(x)) return 0;
+        double value = PyFloat_AS_DOUBLE(x);
+        int whole = !(value > -9e15 && value < 9e15) || value == (double)(long long)value; /* so are infinities, and what is no number */
+        if (whole || (value > 0) != (PyUnicode_READ_CHAR(PyTuple_GET_ITEM(sign, 1), 0) == '+')) return 0;
+    }
+    return 1;
+}
+
 /* Whether the arguments are of this kind: (number, alike, tensors, others, signs, again, places) of repeat.py. */
-static int is_kind(PyObject *kind, PyObject *const *args, Py_ssize_t count) {
+static int is_kind(PyObject *kind, PyObject *const *args, Py_ssize_t count, PyObject *exact) {
     PyObject *places = PyTuple_GET_ITEM(kind, 6), *others = PyTuple_GET_ITEM(kind, 3), *stack[TENSORS];
     Py_ssize_t tensors = PyTuple_GET_SIZE(places);
     if (PyLong_AsSsize_t(PyTuple_GET_ITEM(kind, 0)) != count || tensors > TENSORS) return 0;
-    if (PyList_GET_SIZE(PyTuple_GET_ITEM(kind, 4))) return 0; /* floats by sign: repeat.py's */
+    if (!are_signed(PyTuple_GET_ITEM(kind, 4), args, exact)) return 0;
     for (Py_ssize_t i = 0; i < tensors; i++) stack[i] = args[PyLong_AsSsize_t(PyTuple_GET_ITEM(places, i))];
     PyObject *answer = PyObject_Vectorcall(PyTuple_GET_ITEM(kind, 1), stack, tensors, NULL);
     if (!answer) return -1;
@@ -223,7 +237,7 @@ static PyObject *call_call(PyObject *callable, PyObject *const *args, size_t nar
     if (quick < 0) return NULL;
     for (Py_ssize_t i = 0; quick && i < PyList_GET_SIZE(self->recent); i++) {
         PyObject *kind = Py_NewRef(PyList_GET_ITEM(self->recent, i)), *result = NULL;
-        int same = is_kind(kind, args, count);
+        int same = is_kind(kind, args, count, self->exact);
         if (same == 1) result = again_of(kind, args, count);
         Py_DECREF(kind);
         if (same < 0 || (same == 1 && !result)) return NULL;
@@ -234,18 +248,21 @@ static PyObject *call_call(PyObject *callable, PyObject *const *args, size_t nar
 }
 
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *slow, *recent, *recordings, *traced, *transformed;
-    if (!PyArg_ParseTuple(args, "OO!O!OO", &slow, &PyList_Type, &recent, &PyList_Type, &recordings, &traced, &transformed)) return NULL;
+    PyObject *slow, *recent, *exact, *recordings, *traced, *transformed;
+    if (!PyArg_ParseTuple(args, "OO!O!O!OO", &slow, &PyList_Type, &recent, &PyList_Type, &exact, &PyList_Type, &recordings, &traced,
+                          &transformed))
+        return NULL;
     Call *self = (Call *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     self->vectorcall = call_call;
-    self->slow = Py_NewRef(slow), self->recent = Py_NewRef(recent), self->recordings = Py_NewRef(recordings);
+    self->slow = Py_NewRef(slow), self->recent = Py_NewRef(recent), self->exact = Py_NewRef(exact);
+    self->recordings = Py_NewRef(recordings);
     self->traced = Py_NewRef(traced), self->transformed = Py_NewRef(transformed);
     return (PyObject *)self;
 }
 
 static void call_dealloc(Call *self) {
-    Py_XDECREF(self->slow), Py_XDECREF(self->recent), Py_XDECREF(self->recordings);
+    Py_XDECREF(self->slow), Py_XDECREF(self->recent), Py_XDECREF(self->exact), Py_XDECREF(self->recordings);
     Py_XDECREF(self->traced), Py_XDECREF(self->transformed);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }

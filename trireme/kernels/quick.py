@@ -24,11 +24,14 @@ def _module() -> Any:
 
 
 def standing_for(
-    slow: Function, recent: list[Any], traced: Function | None = None, transformed: Function | None = None
+    slow: Function, recent: list[Any], exact: list[bool], traced: Function | None = None, transformed: Function | None = None
 ) -> Function:
-    """A function that tries the recent kinds of calls and otherwise is `slow`; where calls may be watched, it asks that first."""
+    """A function that tries the recent kinds of calls and otherwise is `slow`; where calls may be watched, it asks that first.
+
+    `exact`: not empty once floats with a fraction count by value.
+    """
     module = _module()
-    return slow if module is None else module.Call(slow, recent, recordings, traced, transformed)
+    return slow if module is None else module.Call(slow, recent, exact, recordings, traced, transformed)
 
 
 def launch(

@@ -188,7 +188,8 @@ def _with_gradient(operator: Operator) -> Function:
                     return derived(*args, **kwargs)
         return repeated(*args, **kwargs)
 
-    return standing_for(call, repeated.__dict__["recent"], traced, transformed)
+    memory = repeated.__dict__["memory"]
+    return standing_for(call, memory.recent, memory.exact, traced, transformed)
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -114,8 +114,8 @@ def repeating(function: Function) -> Function:
                 return memory.record(function, key, args, kwargs)
         return function(*args, **kwargs)
 
-    call.__dict__.update(known=known, recall=recall, recent=memory.recent)
-    return standing_for(call, memory.recent)
+    call.__dict__.update(known=known, recall=recall, memory=memory)
+    return standing_for(call, memory.recent, memory.exact)
 
 
 def _recalling(memory: _Memory) -> Function:
