@@ -22,7 +22,8 @@ from trireme.ops import Ops
 from trireme.ops.cases import cases
 from trireme.worker.conformance import check_models
 
-BUILT_IN = [name for name in ("reference", "cpu", "cuda") if name in names()]
+ON_GPU = {"cuda": pytest.mark.gpu}
+BUILT_IN = [pytest.param(name, marks=ON_GPU.get(name, ())) for name in ("reference", "cpu", "cuda") if name in names()]
 
 
 def available(name: str) -> str:

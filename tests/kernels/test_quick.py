@@ -25,7 +25,7 @@ def test_the_same_with_a_compiler_and_without(built: bool, device: str, monkeypa
     if not built:
         monkeypatch.setattr(quick, "_module", lambda: None)
     plus = repeat.repeating(lambda x, y: _sum(x, y))
-    assert type(plus).__name__ == ("Call" if built and quick._module() else "function")
+    assert type(plus).__name__ == ("Call" if built and quick._module() else "function"), "both ways are tried here"
     shapes = [(4, 8), (3, 5), (4, 8)]
     for shape in shapes * 4:
         x, y = torch.randn(shape, device=device), torch.randn(shape, device=device)
@@ -39,9 +39,11 @@ def test_the_same_with_a_compiler_and_without(built: bool, device: str, monkeypa
             plus(*wrong)
 
 
-@needs_compiler
-def test_floats_count_by_sign_only_where_they_may(device: str) -> None:
+@pytest.mark.parametrize("built", [True, False])
+def test_floats_count_by_sign_only_where_they_may(built: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers with a fraction share one remembered call; whole ones, infinite ones and other types do not slip into it."""
+    if not built:
+        monkeypatch.setattr(quick, "_module", lambda: None)
     calls: list[object] = []
 
     def scaled(x: torch.Tensor, y: object) -> torch.Tensor:

@@ -150,7 +150,7 @@ def test_older_spellings_of_the_config(family: str, tmp_path: pathlib.Path, fold
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_on_other_backends(family: str, backend: str, folders: dict, expected: dict) -> None:
     """Chunks, decodes and neighbours at once, in float32; then the same tokens from captured steps."""
     reason = reason_against(backend)

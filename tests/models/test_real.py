@@ -52,7 +52,7 @@ def test_smollm2_is_what_transformers_computes(smollm2: Drive, smollm2_path: pat
     compare(run, *transformers_says(smollm2_path, [9, *FRANCE], 12))
 
 
-@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_reference_tokens_on_other_backends(backend: str, smollm2_path: pathlib.Path) -> None:
     reason = reason_against(backend)
     if reason:

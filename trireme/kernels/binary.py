@@ -9,6 +9,7 @@ import triton.language as tl
 
 from trireme.kernels import scalar
 from trireme.kernels.pointwise import Number, pointwise, promoted
+from trireme.kernels.unary import reciprocal
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -74,16 +75,11 @@ def _cube(x):
 
 
 @pointwise()
-def _inverse(x):
-    return scalar.divide(tl.full((1,), 1.0, x.dtype), x)
-
-
-@pointwise()
 def _inverse_square(x):
     return scalar.divide(tl.full((1,), 1.0, x.dtype), x * x)
 
 
-_SIMPLE: dict[Number, Any] = {2: _square, 3: _cube, -1: _inverse, -2: _inverse_square}
+_SIMPLE: dict[Number, Any] = {2: _square, 3: _cube, -1: reciprocal, -2: _inverse_square}
 
 
 def add(self: Any, other: Any, *, alpha: Number = 1) -> torch.Tensor:

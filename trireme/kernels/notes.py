@@ -120,21 +120,6 @@ def _single(notes: Notes, launch: Any, returned: list[Any], finish: Function) ->
     quick = launch_quickly(start, template, _STREAM, sources, floats, targets, empty, stream, device, finish is tuple)
     if quick is not None:
         return quick
-    if len(sources) == 1 == len(targets) and not floats and finish is not tuple:
-        (source, index), (target, shape, stride, dtype) = sources[0], targets[0]
-
-        def directly(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            values = template[:]
-            values[source] = pointer = args[index].data_ptr()
-            if pointer & 15:
-                return None
-            result = empty(shape, stride, dtype)
-            values[target] = result.data_ptr()
-            values[_STREAM] = stream(device)
-            start(*values)
-            return result
-
-        return directly
 
     def again(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values = template[:]

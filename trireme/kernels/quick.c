@@ -201,9 +201,9 @@ static int are_signed(PyObject *signs, PyObject *const *args, PyObject *exact) {
     return 1;
 }
 
-/* Whether the arguments are of this kind: (number, alike, tensors, others, signs, again, places) of repeat.py. */
+/* Whether the arguments are of this kind: (number, alike, places, others, signs, again) of repeat.py. */
 static int is_kind(PyObject *kind, PyObject *const *args, Py_ssize_t count, PyObject *exact) {
-    PyObject *places = PyTuple_GET_ITEM(kind, 6), *others = PyTuple_GET_ITEM(kind, 3), *stack[TENSORS];
+    PyObject *places = PyTuple_GET_ITEM(kind, 2), *others = PyTuple_GET_ITEM(kind, 3), *stack[TENSORS];
     Py_ssize_t tensors = PyTuple_GET_SIZE(places);
     if (PyLong_AsSsize_t(PyTuple_GET_ITEM(kind, 0)) != count || tensors > TENSORS) return 0;
     if (!are_signed(PyTuple_GET_ITEM(kind, 4), args, exact)) return 0;

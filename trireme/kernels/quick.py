@@ -1,5 +1,5 @@
-"""The C side of remembered calls (quick.c), built once by the tool with which Triton builds its launchers. Where that cannot be,
-all is done in Python, as it is written in `repeat` and `notes`."""
+"""The shortest way through remembered calls: C (quick.c), built once by the tool with which Triton builds its launchers; where that
+cannot be, the same in Python. Knows the kinds of calls that `repeat` lists, never what they compute."""
 
 from __future__ import annotations
 
@@ -31,7 +31,35 @@ def standing_for(
     `exact`: not empty once floats with a fraction count by value.
     """
     module = _module()
-    return slow if module is None else module.Call(slow, recent, exact, recordings, traced, transformed)
+    if module is not None:
+        return module.Call(slow, recent, exact, recordings, traced, transformed)
+
+    @functools.wraps(slow)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        watched = recordings or (traced is not None and transformed is not None and (traced() or transformed() is not None))
+        for kind in () if kwargs or watched else recent:
+            if _is_kind(kind, args, exact):
+                result = kind[5](args, {})
+                if result is not None:
+                    return result
+        return slow(*args, **kwargs)
+
+    return call
+
+
+def _is_kind(kind: Any, args: tuple[Any, ...], exact: list[bool]) -> bool:
+    """Whether the arguments are of this kind, as `repeat` lists it; the look at the tensors also tells if a gradient is wanted."""
+    number, alike, places, others, signs, _ = kind
+    if number != len(args) or not alike(*[args[i] for i in places]):
+        return False
+    if any(type(args[i]) is not wanted or args[i] != value for i, wanted, value in others):
+        return False
+    return not (exact and signs) and all(_signed(args[i], sign) for i, sign in signs)
+
+
+def _signed(x: Any, sign: str) -> bool:
+    """Whether x is a float with a fraction and this sign."""
+    return type(x) is float and not x.is_integer() and x - x == 0.0 and (x > 0.0) == (sign == "+")
 
 
 def launch(

@@ -172,16 +172,11 @@ def _with_gradient(operator: Operator) -> Function:
             return torchs.decompose(*args, **kwargs)
 
     repeated, differentiable = repeating(plain), operator.gradient != "none"
-    recall = repeated.__dict__["recall"]
     traced, transformed = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if traced() or transformed() is not None:
             return torchs.decompose(*args, **kwargs)
-        if not kwargs:
-            result = recall(args)
-            if result is not None:
-                return result
         if differentiable and torch.is_grad_enabled():
             for x in args:
                 if isinstance(x, torch.Tensor) and x.requires_grad:

@@ -4,7 +4,6 @@ Knows arguments by type and layout and launches by their handles, never which op
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +20,9 @@ _RECENT = 4  # kinds of calls that are tried before a key is made, which costs a
 _CHANGES = 64  # after so many changes among these an operator has too many kinds
 _tables: list[Any] = []
 Function = Callable[..., Any]
-# How many arguments, whether tensors are laid out like those, which arguments these are (None: all), the others by type and
-# value, those by sign alone, what repeats, where the tensors stand. quick.c knows this order.
-_Kind = tuple[int, Function, Function | None, list[tuple[int, type, Any]], list[tuple[int, Any]], Function, tuple[int, ...]]
-_NOTHING: dict[str, Any] = {}
+# How many arguments, whether tensors are laid out like those, where these stand, the other arguments by type and value, floats
+# by sign alone, what repeats. `quick` knows this order.
+_Kind = tuple[int, Function, tuple[int, ...], list[tuple[int, type, Any]], list[tuple[int, str]], Function]
 
 
 def forget() -> None:
@@ -75,14 +73,9 @@ def repeating(function: Function) -> Function:
     tensor, parameter = torch.Tensor, torch.nn.Parameter
     memory = _Memory()
     known, seen, exact = memory.known, memory.seen, memory.exact
-    recall = _recalling(memory)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs:
-            result = recall(args)
-            if result is not None:
-                return result
         if current.recording is not None:
             return function(*args, **kwargs)
         key: Any = []
@@ -114,34 +107,8 @@ def repeating(function: Function) -> Function:
                 return memory.record(function, key, args, kwargs)
         return function(*args, **kwargs)
 
-    call.__dict__.update(known=known, recall=recall, memory=memory)
+    call.__dict__.update(known=known, memory=memory)
     return standing_for(call, memory.recent, memory.exact)
-
-
-def _recalling(memory: _Memory) -> Function:
-    """Repeats a call of one of the recent kinds, told by one look at its tensors; None if it is none of them. That look also
-    tells whether a gradient is wanted."""
-    recent, exact = memory.recent, memory.exact
-
-    def recall(args: tuple[Any, ...]) -> Any:
-        if recordings and current.recording is not None:
-            return None
-        count = len(args)
-        for number, alike, tensors, others, signs, again, _ in recent:
-            if number == count and alike(*(args if tensors is None else tensors(args))):
-                for i, kind, value in others:
-                    x = args[i]
-                    if type(x) is not kind or x != value:
-                        break
-                else:
-                    for i, token in signs:
-                        if type(args[i]) is not float or _token(args[i], exact) != token:
-                            break
-                    else:
-                        return again(args, _NOTHING)
-        return None
-
-    return recall
 
 
 def _kind(args: tuple[Any, ...], again: Function, exact: list[bool]) -> _Kind | None:
@@ -150,13 +117,11 @@ def _kind(args: tuple[Any, ...], again: Function, exact: list[bool]) -> _Kind | 
     alike = chips.layout_check([args[i] for i in places])
     if alike is None or not places:
         return None
-    one = operator.itemgetter(slice(places[0], places[0] + 1))
-    tensors = None if len(places) == len(args) else one if len(places) == 1 else operator.itemgetter(*places)
     tokens = [(i, _token(x, exact)) for i, x in enumerate(args) if i not in places]
     others = [
         (i, type(args[i]), list(args[i]) if type(args[i]) is list else args[i]) for i, token in tokens if type(token) is not str
     ]
-    return len(args), alike, tensors, others, [(i, token) for i, token in tokens if type(token) is str], again, tuple(places)
+    return len(args), alike, tuple(places), others, [(i, token) for i, token in tokens if type(token) is str], again
 
 
 def _token(x: Any, exact: list[bool]) -> Any:
