@@ -171,7 +171,9 @@ def _with_gradient(operator: Operator) -> Function:
         except Unsupported:
             return torchs.decompose(*args, **kwargs)
 
-    repeated, differentiable = repeating(plain), operator.gradient != "none"
+    # of the remembered calls the recent ones are tried here, before anything else is asked
+    parts, differentiable = repeating(plain).__dict__, operator.gradient != "none"
+    memory, keyed = parts["memory"], parts["keyed"]
     traced, transformed = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -181,9 +183,8 @@ def _with_gradient(operator: Operator) -> Function:
             for x in args:
                 if isinstance(x, torch.Tensor) and x.requires_grad:
                     return derived(*args, **kwargs)
-        return repeated(*args, **kwargs)
+        return keyed(*args, **kwargs)
 
-    memory = repeated.__dict__["memory"]
     return standing_for(call, memory.recent, memory.exact, traced, transformed)
 
 

@@ -107,7 +107,7 @@ def repeating(function: Function) -> Function:
                 return memory.record(function, key, args, kwargs)
         return function(*args, **kwargs)
 
-    call.__dict__.update(known=known, memory=memory)
+    call.__dict__.update(known=known, memory=memory, keyed=call)
     return standing_for(call, memory.recent, memory.exact)
 
 
