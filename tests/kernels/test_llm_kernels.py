@@ -230,6 +230,11 @@ def test_gated_products(shape: tuple[int, int, int], kind: str, biased: bool, dt
     close(gate.linear(x, weight, kind, bias, config=gate.Config(64, 64, 32, 4, 3)), PLAIN.gated(wide, kind))
 
 
+def test_no_rows_are_no_gated_product() -> None:
+    """A step of unfinished prompts alone: nothing can be described to the copy engine."""
+    assert not gate.fits(drawn(0, 64, dtype=torch.bfloat16), drawn(32, 64, dtype=torch.bfloat16))
+
+
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_rows(dtype: torch.dtype) -> None:
     x, weight, residual = drawn(5, 100, dtype=dtype), drawn(100, dtype=dtype), drawn(5, 100, dtype=dtype)

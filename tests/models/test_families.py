@@ -38,7 +38,7 @@ def check(run: Run, family: str, tokens: list[int], known: dict, seed: int = 1, 
     assert run.tokens == answer
     assert not every or sorted(run.logits) == list(range(len(logits)))
     scale = logits.abs().max()
-    worst = max(float((run.logits[at] - logits[at]).abs().max() / scale) for at in run.logits)
+    worst = max(float((run.logits[at].cpu() - logits[at]).abs().max() / scale) for at in run.logits)
     assert worst <= TOLERANCE
 
 

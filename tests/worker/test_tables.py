@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -71,3 +72,18 @@ def test_going_on_is_laying_out_anew(padded: int, random: bool, apart: bool) -> 
         assert first == second, plan
         assert torch.equal(going.tokens, anew.tokens)
     assert moved == 5  # three after the prompts, two after the page
+
+
+@pytest.mark.parametrize("counts, logits, padding, every", [
+    ([1, 1, 1], [1, 1, 1], None, True),
+    ([1, 1, 1], [1, 1, 1], Padding(4, 4, True), True),
+    ([2, 3], [2, 3], None, True),
+    ([2, 3], [1, 1], None, False),
+    ([2, 3], [0, 0], None, False),
+    ([1, 1, 1], [1, 1, 1], Padding(3, 3, False), False),  # the next one that is replayed may hold a prompt
+])  # fmt: skip
+def test_all_tokens_are_wanted(counts: list[int], logits: list[int], padding: Padding | None, every: bool) -> None:
+    tables, rows = Tables(Reference(DeviceOptions()), 8, 64, 16, 32, 64), list(range(len(counts)))
+    plan = admissions(rows, [5] * len(rows))
+    step = tables.fill(msgspec.structs.replace(plan, starts=[0] * len(rows), counts=counts, logits=logits), None, padding)
+    assert (step.logits_at is None) == every

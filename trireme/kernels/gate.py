@@ -71,7 +71,7 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     described = chips.current().descriptors and x.element_size() == 2 and weight.dtype == x.dtype and weight.is_contiguous()
     outputs, inner = weight.shape[0] // 2, weight.shape[1]
     aligned = x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0 and outputs % 8 == 0 and inner % 8 == 0
-    return described and x.dim() == 2 and x.is_contiguous() and aligned
+    return described and x.dim() == 2 and x.shape[0] > 0 and x.is_contiguous() and aligned
 
 
 def linear(

@@ -7,8 +7,10 @@ from trireme.layers.mlp import MLP, GatedMLP
 from trireme.layers.module import Module
 from trireme.layers.norm import HeadNorm, LayerNorm, RMSNorm
 from trireme.layers.rope import Rope
+from trireme.layers.stack import run_blocks
 
 __all__ = [
     "MLP", "Attention", "Batch", "Embedding", "Env", "GatedMLP", "Head", "HeadNorm", "HeadNormSpec", "Heads", "LayerNorm", "Linear",
     "Module", "RMSNorm", "Read", "Rope", "Rows", "alibi_slopes",
+    "run_blocks",
 ]  # fmt: skip

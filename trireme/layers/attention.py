@@ -56,13 +56,15 @@ class Attention(Module):
     def cache_spec(self) -> CacheSpec:
         return CacheSpec(self.num_kv_heads, self.dim)
 
-    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, x: Tensor, batch: Batch, only: Tensor | None = None) -> Tensor:
+        """What each token gathers from those before it; `only`: of these tokens alone, whose values go on from here."""
         q, k, v = (part.unflatten(-1, (-1, self.dim)) for part in self.qkv.split(x))
         if self.q_norm and self.k_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         cache = batch.caches[self.layer]
         q = self.env.ops.qkv_rope_store(q, k, v, *self.rope.at(batch), cache, batch.slots)
-        return self.out(self.env.ops.attention(q, cache, batch.plan, self.kind).flatten(1))
+        mixed = self.env.ops.attention(q, cache, batch.plan, self.kind).flatten(1)
+        return self.out(self.env.keep(mixed, only))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from trireme.ops import Ops
 from trireme.parallel import Group
@@ -45,6 +46,10 @@ class Env:
         """Builds a layer, or the backend's own version of it."""
         return self.backend.layers.get(cls, cls)(self, *args, **kwargs)
 
-    def weights(self, parts: list[Stored], bias: torch.Tensor | None) -> WeightMethod:
+    def keep(self, x: Tensor, only: Tensor | None) -> Tensor:
+        """The rows of x that are still wanted; None: all of them."""
+        return x if only is None else self.ops.select(x, only)
+
+    def weights(self, parts: list[Stored], bias: Tensor | None) -> WeightMethod:
         """Loads stacked matrices in the form chosen for this backend."""
         return choose(self.quantize, parts, self.backend.methods).load(parts, bias, self.dtype, self.device)

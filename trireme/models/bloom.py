@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from trireme.layers import MLP, Batch, Embedding, Env, Head, Heads, LayerNorm, Linear, Module, Rows, alibi_slopes
+from trireme.layers import MLP, Batch, Embedding, Env, Head, Heads, LayerNorm, Linear, Module, Rows, alibi_slopes, run_blocks
 from trireme.models.config import MAX_LAYERS, ModelConfig, number
 from trireme.models.registry import register
 from trireme.ops import AttentionKind, CacheSpec
@@ -29,25 +29,28 @@ class Attention(Module):
     def cache_spec(self) -> CacheSpec:
         return CacheSpec(self.num_heads, self.dim)
 
-    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, x: Tensor, batch: Batch, only: Tensor | None = None) -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, self.dim)) for part in self.qkv.split(x))
         cache = batch.caches[self.layer]
         self.env.ops.store_kv(k, v, cache, batch.slots)
-        return self.out(self.env.ops.attention(q, cache, batch.plan, self.kind).flatten(1))
+        mixed = self.env.ops.attention(q, cache, batch.plan, self.kind).flatten(1)
+        return self.out(self.env.keep(mixed, only))
 
 
 class Block(Module):
     def __init__(self, env: Env, cfg: ModelConfig, layer: int):
+        self.env = env
         self.input_layernorm = env.new(LayerNorm, cfg.hidden, cfg.eps)
         self.self_attention = env.new(Attention, cfg, layer)
         self.post_attention_layernorm = env.new(LayerNorm, cfg.hidden, cfg.eps)
         self.mlp = env.new(MLP, cfg.hidden, cfg.inner, ("dense_h_to_4h", "dense_4h_to_h"), cfg.activation)
         self.residual_after_norm = bool(cfg.raw.get("apply_residual_connection_post_layernorm"))
 
-    def __call__(self, x: Tensor, residual: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, residual: Tensor | None, batch: Batch, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
         residual = x if self.residual_after_norm else residual
-        x, residual = self.post_attention_layernorm(self.self_attention(x, batch), residual)
+        x, residual = self.self_attention(x, batch, only), self.env.keep(residual, only)
+        x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), x if self.residual_after_norm else residual
 
 
@@ -62,12 +65,7 @@ class Decoder(Module):
     def __call__(self, batch: Batch) -> Tensor:
         """The hidden states of the tokens that need logits."""
         x, _ = self.word_embeddings_layernorm(self.word_embeddings(batch.tokens))
-        residual: Tensor | None = None
-        for layer in self.h:
-            x, residual = layer(x, residual, batch)
-        assert residual is not None, "a model has at least one layer"
-        select = self.env.ops.select
-        return self.ln_f(select(x, batch.logits_at), select(residual, batch.logits_at))[0]
+        return self.ln_f(*run_blocks(self.env, self.h, x, batch))[0]
 
 
 @register("BloomForCausalLM")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trireme.layers import Attention, Batch, Embedding, Env, GatedMLP, Head, HeadNormSpec, Module, RMSNorm, Rope
+from trireme.layers import Attention, Batch, Embedding, Env, GatedMLP, Head, HeadNormSpec, Module, RMSNorm, Rope, run_blocks
 from trireme.models.config import ModelConfig, read_config, rope_settings, windows
 from trireme.models.registry import register
 
@@ -39,10 +39,10 @@ class Block(Module):
         self.mlp = env.new(GatedMLP, cfg.hidden, cfg.inner, cfg.activation)
         self.post_feedforward_layernorm = norm()
 
-    def __call__(self, x: Tensor, residual: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, residual: Tensor | None, batch: Batch, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
-        x, _ = self.post_attention_layernorm(self.self_attn(x, batch))
-        x, residual = self.pre_feedforward_layernorm(x, residual)
+        x, _ = self.post_attention_layernorm(self.self_attn(x, batch, only))
+        x, residual = self.pre_feedforward_layernorm(x, self.env.keep(residual, only))
         x, _ = self.post_feedforward_layernorm(self.mlp(x))
         return x, residual
 
@@ -59,13 +59,8 @@ class Decoder(Module):
 
     def __call__(self, batch: Batch) -> Tensor:
         """The hidden states of the tokens that need logits."""
-        residual: Tensor | None = None
         x = self.embed_tokens(batch.tokens) * self.scale
-        for layer in self.layers:
-            x, residual = layer(x, residual, batch)
-        assert residual is not None, "a model has at least one layer"
-        select = self.env.ops.select
-        return self.norm(select(x, batch.logits_at), select(residual, batch.logits_at))[0]
+        return self.norm(*run_blocks(self.env, self.layers, x, batch))[0]
 
 
 @register("Gemma3ForCausalLM")

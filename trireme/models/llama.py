@@ -6,13 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from trireme.layers import Attention, Batch, Embedding, Env, GatedMLP, Head, HeadNormSpec, Module, RMSNorm, Rope
+from trireme.layers import Attention, Batch, Embedding, Env, GatedMLP, Head, HeadNormSpec, Module, RMSNorm, Rope, run_blocks
 from trireme.models.config import ModelConfig, read_config
 from trireme.models.registry import register
 
 
 class Block(Module):
     def __init__(self, env: Env, cfg: ModelConfig, layer: int, rope: Rope):
+        self.env = env
         self.input_layernorm = env.new(RMSNorm, cfg.hidden, cfg.eps)
         self.self_attn = self.attention(env, cfg, layer, rope)
         self.post_attention_layernorm = env.new(RMSNorm, cfg.hidden, cfg.eps)
@@ -25,9 +26,9 @@ class Block(Module):
     def feed_forward(self, env: Env, cfg: ModelConfig, layer: int) -> Module:
         return env.new(GatedMLP, cfg.hidden, cfg.inner, cfg.activation, bias=bool(cfg.raw.get("mlp_bias")))
 
-    def __call__(self, x: Tensor, residual: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, residual: Tensor | None, batch: Batch, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(x, batch)
+        x, residual = self.self_attn(x, batch, only), self.env.keep(residual, only)
         x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), residual
 
@@ -42,13 +43,8 @@ class Decoder(Module):
 
     def __call__(self, batch: Batch) -> Tensor:
         """The hidden states of the tokens that need logits."""
-        residual: Tensor | None = None
         x = self.embed_tokens(batch.tokens)
-        for layer in self.layers:
-            x, residual = layer(x, residual, batch)
-        assert residual is not None, "a model has at least one layer"
-        select = self.env.ops.select
-        return self.norm(select(x, batch.logits_at), select(residual, batch.logits_at))[0]
+        return self.norm(*run_blocks(self.env, self.layers, x, batch))[0]
 
 
 @register("LlamaForCausalLM", "MistralForCausalLM")

@@ -398,7 +398,7 @@ def _two_layers(ops: Ops, d: Draw) -> Result:
 
 
 def _blocks() -> Iterator[Case]:
-    for rows in (1, 6):
+    for rows in (0, 1, 6):
         for kind in ("silu", "gelu_tanh"):
             yield Case("ffn_block", f"{kind}, {rows} rows", lambda ops, d, n=rows, k=kind: _ffn(ops, d, n, k), CHAINED)
 

@@ -110,7 +110,7 @@ class Runner:
     def _forward(self, step: Step) -> Tensor:
         plan = self.backend.ops.plan_attention(step.layout)
         tokens, slots = self.tables.inputs(step)
-        batch = Batch(tokens, step.positions, slots, step.logits_at, step.reach, step.layout, plan, self.caches)
+        batch = Batch(tokens, step.positions, slots, step.logits_at, step.reach, step.layout, plan, self.caches, self.eager)
         return self.model(batch)
 
     # --- captured steps -------------------------------------------------------------------------------------------------------

@@ -68,9 +68,9 @@ class Step:
         return self.column("reach")
 
     @property
-    def logits_at(self) -> Tensor:
-        """[wanted]"""
-        return self.column("logits_at")
+    def logits_at(self) -> Tensor | None:
+        """[wanted]; None where every token is wanted, in this step and in all that replay it"""
+        return None if not self.room and self.num_tokens == self.logits.sum() else self.column("logits_at")
 
     @property
     def pick_rows(self) -> Tensor:
