@@ -63,6 +63,31 @@ def test_reference_tokens_on_other_backends(backend: str, smollm2_path: pathlib.
     assert kept.run("plain", FRANCE, eos=[2], max_tokens=5).tokens == FRANCE_GOES_ON[:5]
 
 
+@pytest.mark.gpu
+def test_bfloat16_is_as_near_as_the_reference_in_it(smollm2_path: pathlib.Path) -> None:
+    """The text that float32 writes, token by token: no further from it than plain torch in bfloat16; where the best token is another
+    one, float32's two best lie as near as that."""
+    reason = reason_against("cuda")
+    if reason:
+        pytest.skip(f"cuda: {reason}")
+    tokens = [*FRANCE, *FRANCE_GOES_ON]
+    exact = _likelihoods(Drive(smollm2_path, **SETTINGS).run("text", tokens, max_tokens=1))
+    errors = {}
+    for backend in ("reference", "cuda"):
+        drive = Drive(smollm2_path, backend=backend, dtype="bfloat16", quantize="none", **SETTINGS)
+        found = _likelihoods(drive.run("text", tokens, max_tokens=1))
+        errors[backend] = float((found - exact).gather(1, torch.tensor([*tokens[1:], 0])[:, None])[:-1].abs().mean())
+        elsewhere = found.argmax(-1) != exact.argmax(-1)
+        best = exact[elsewhere].topk(2).values
+        print(f"{backend}: mean error {errors[backend]:.4f}, another best token at {int(elsewhere.sum())} of {len(tokens)}")
+        assert elsewhere.sum() <= 3 and (best[:, 0] - best[:, 1] < 0.2).all()
+    assert errors["cuda"] <= 1.2 * errors["reference"]
+
+
+def _likelihoods(run: Run) -> Tensor:
+    return torch.stack([run.logits[at].float().cpu() for at in sorted(run.logits)]).log_softmax(-1)
+
+
 def test_int8_keeps_the_first_tokens(smollm2_path: pathlib.Path) -> None:
     drive = Drive(smollm2_path, quantize="int8", **SETTINGS)
     run = drive.run("plain", FRANCE, eos=[2], max_tokens=8)

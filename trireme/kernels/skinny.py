@@ -190,16 +190,18 @@ def _few_rows(
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None, norm: Tensor | None = None,
-    eps: float = 0.0, gated: str = "", config: Config | None = None, pdl: bool = False,
+    eps: float = 0.0, gated: str = "", config: Config | None = None, pdl: bool = False, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """The product of at most MAX_ROWS rows, with whatever is to happen before and after it in the same kernel.
+
+    dtype: of the result, where it is not x's.
 
     x: [rows, in]; weight: [out, in], [2 out, in] where gated (an activation's name); bias: [out or 2 out]; residual: [rows, out]
     """
     rows, inner = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
     config = config or choose(rows, weight.shape[0], inner, bool(gated))
-    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, outputs), dtype=dtype or x.dtype, device=x.device)
     # an argument that is not there is never read
     inputs = (x, weight, *(part if part is not None else x for part in (bias, residual, norm)), out)
     flags: dict[str, Any] = {"BIASED": bias is not None, "ADDED": residual is not None, "NORMED": norm is not None}

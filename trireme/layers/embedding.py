@@ -6,7 +6,7 @@ from torch import Tensor
 
 from trireme.layers.env import Env, Read
 from trireme.layers.module import Module
-from trireme.quant import WeightMethod
+from trireme.quant import Dense, WeightMethod
 
 
 class Embedding(Module):
@@ -32,7 +32,7 @@ class Embedding(Module):
 
 
 class Head(Embedding):
-    """Logits of hidden states. Tied, it multiplies by the embedding's own weights."""
+    """Logits of hidden states, in float32. Tied, it multiplies by the embedding's own weights."""
 
     def __init__(self, env: Env, vocab: int, size: int, tied: Embedding | None = None):
         super().__init__(env, vocab, size)
@@ -46,5 +46,6 @@ class Head(Embedding):
             self.weight = source.weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        logits = self.weight.linear(self.env.ops, x)
+        ops, weight = self.env.ops, self.weight
+        logits = ops.logits(x, weight.weight) if isinstance(weight, Dense) else weight.linear(ops, x).float()
         return logits if self.env.tp.size == 1 else self.env.tp.comm.all_gather(logits, self.env.tp.sizes(self.vocab))

@@ -157,6 +157,13 @@ def _linear(ops: Ops, d: Draw, shape: tuple[int, int, int], bias: bool) -> Resul
     return ops.linear(d.normal(rows, n_in), d.normal(n_out, n_in, scale=n_in**-0.5), d.normal(n_out) if bias else None)
 
 
+def _logits(ops: Ops, d: Draw, shape: tuple[int, int, int]) -> Result:
+    rows, inner, outputs = shape
+    found = ops.logits(d.normal(rows, inner), d.normal(outputs, inner, scale=inner**-0.5))
+    assert found.dtype == torch.float32, found.dtype
+    return found
+
+
 def _grouped(ops: Ops, d: Draw, sizes: list[int]) -> Result:
     return ops.grouped_linear(d.normal(sum(sizes), 24), d.normal(len(sizes), 10, 24, scale=0.2), d.int32(sizes))
 
@@ -175,6 +182,7 @@ def _products() -> Iterator[Case]:
         for bias in (False, True):
             name = f"{shape[0]} rows, {shape[1]} to {shape[2]}{', bias' if bias else ''}"
             yield Case("linear", name, lambda ops, d, s=shape, b=bias: _linear(ops, d, s, b), SUMMED)
+        yield Case("logits", f"{shape[0]} rows, {shape[1]} to {shape[2]}", lambda ops, d, s=shape: _logits(ops, d, s), SUMMED)
     for sizes in ([3, 0, 5], [1], [0, 0, 2, 9]):
         yield Case("grouped_linear", f"groups of {sizes}", lambda ops, d, s=sizes: _grouped(ops, d, s), SUMMED)
     yield Case("lora_linear", "rank 4", _lora, CHAINED)

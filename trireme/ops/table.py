@@ -66,6 +66,13 @@ class Ops:
         """x weightᵀ + bias.  weight: [out, in]"""
         return F.linear(x, weight, bias)
 
+    def logits(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x weightᵀ in float32, rounded to x's type before only where that saves much: rounded logits are often equal.
+
+        weight: [vocabulary, in]
+        """
+        return self.linear(x, weight).float()
+
     def grouped_linear(self, x: Tensor, weights: Tensor, group_sizes: Tensor) -> Tensor:
         """Consecutive groups of rows of x, each times its own weights[g]ᵀ.  weights: [groups, out, in]"""
         parts = x.split([int(n) for n in group_sizes])

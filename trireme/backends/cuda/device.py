@@ -44,6 +44,11 @@ def dependent_launch(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
+def sums_stay_wide(device: torch.device) -> bool:
+    """Whether a product of 16-bit numbers can be had in float32; torch asks it of NVIDIA's library alone."""
+    return device.type == "cuda" and torch.version.hip is None
+
+
 def half_type(device: torch.device) -> torch.dtype:
     """The 16-bit type that matrix units take at full speed."""
     return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16

@@ -76,6 +76,14 @@ class CudaOps(Ops):
             return skinny.linear(x, weight, bias, pdl=self.pdl)
         return super().linear(x, weight, bias)
 
+    def logits(self, x: Tensor, weight: Tensor) -> Tensor:
+        """As the products are summed up: in bf16 logits above 16 are 0.125 apart, and the best two are often equal."""
+        if _skinny(x, weight) and skinny.pays(x.shape[0], weight.shape[0], weight.shape[1]):
+            return skinny.linear(x, weight, pdl=self.pdl, dtype=torch.float32)
+        if x.dtype in HALVES and x.shape[0] and gpu.sums_stay_wide(x.device):
+            return torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return super().logits(x, weight)
+
     def ffn_block(self, x: Tensor, gate_up: Projection, down: Projection, kind: str) -> Tensor:
         """The product and its gate in one kernel where the weights are plain."""
         if isinstance(gate_up, Linear) and isinstance(gate_up.weight, Dense):
