@@ -65,8 +65,8 @@ def test_reference_tokens_on_other_backends(backend: str, smollm2_path: pathlib.
 
 @pytest.mark.gpu
 def test_bfloat16_is_as_near_as_the_reference_in_it(smollm2_path: pathlib.Path) -> None:
-    """The text that float32 writes, token by token: no further from it than plain torch in bfloat16; where the best token is another
-    one, float32's two best lie as near as that."""
+    """Over the text that float32 writes, no further from float32 than plain torch in bfloat16; where the best token is another one,
+    float32's two best lie near each other."""
     reason = reason_against("cuda")
     if reason:
         pytest.skip(f"cuda: {reason}")
