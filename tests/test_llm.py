@@ -1,8 +1,10 @@
 """The offline API on the real default model: generate, chat, streaming, asyncio, n, stops, errors that hurt nobody else."""
 
 import asyncio
+import gc
 import math
 import pathlib
+import weakref
 
 import pytest
 import torch
@@ -187,3 +189,14 @@ def test_unknown_model_says_what_to_do() -> None:
     with pytest.raises(ModelNotFound) as caught:
         LLM("no-such-model")
     assert "smollm2" in str(caught.value)
+
+
+def test_what_was_loaded_is_not_searched_for_garbage() -> None:
+    """A full collection in the midst of an answer would take 0.1 s; afterwards everything can be collected again."""
+    with LLM("smollm2", max_model_len=64, kv_tokens=64) as engine:
+        assert gc.get_freeze_count() > 10_000
+        held = weakref.ref(engine.worker)
+    assert gc.get_freeze_count() == 0
+    del engine
+    gc.collect()
+    assert held() is None

@@ -6,6 +6,7 @@ The same scheduler, worker and loop as the server, without channels. Knows text 
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import queue
 import sys
@@ -68,6 +69,10 @@ class LLM:
         )
         self._loop = EngineLoop(Engine(self.scheduler, self.worker))
         self._ids = itertools.count()
+        # A full collection would look through all that was loaded: 0.1 s between two tokens. Not where the caller has seen to that.
+        self._froze = gc.isenabled()
+        if self._froze:
+            gc.freeze()
 
     # --- asking ---------------------------------------------------------------------------------------------------------------
 
@@ -144,6 +149,9 @@ class LLM:
         """Ends the loop and its workers."""
         self._loop.close()
         self.worker.close()
+        if self._froze:
+            gc.unfreeze()  # so that what this held, a device's memory too, can be collected
+            self._froze = False
 
     def __enter__(self) -> LLM:
         return self
