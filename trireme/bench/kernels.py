@@ -29,6 +29,8 @@ _TARGET_SECONDS = 0.012  # device time of one measurement
 _TURNS = 3  # in which both sides are timed one after the other
 _CALLS = 10  # calls in one recorded graph
 _SHARES = 4  # side processes that share the candidates of one product
+_LAUNCHES, _LAUNCH_TURNS = 40, 9
+_WARM_CALLS = 4  # new, noted, repeated, and once more
 _SHORT_US, _SHORT_CALLS = 30.0, 60  # of short ones more, so that starting the graph does not count
 _ALWAYS = (
     "mm",
@@ -92,18 +94,29 @@ def device_time(call: Callable[[], Any], recorded: bool) -> float:
     return clock.median
 
 
-def launch_cost(call: Callable[[], Any], calls: int = 200) -> float:
-    """Microseconds the host spends on one call, the device's queue kept from filling."""
+def launch_cost(call: Callable[[], Any]) -> float:
+    """Microseconds the host spends on one call: a sample, taken over few enough that the device's queue does not fill."""
     module = chips.device_module()
-    rounds = []
-    for _ in range(5):
-        module.synchronize()
-        begin = time.perf_counter()
-        for _ in range(calls // 5):
-            call()
-        rounds.append((time.perf_counter() - begin) * 1e6 / (calls // 5))
+    for _ in range(_WARM_CALLS):
+        call()
     module.synchronize()
-    return statistics.median(rounds)
+    begin = time.perf_counter()
+    for _ in range(_LAUNCHES):
+        call()
+    spent = time.perf_counter() - begin
+    module.synchronize()
+    return spent * 1e6 / _LAUNCHES
+
+
+def launch_costs(theirs: Callable[[], Any], ours: Callable[[], Any], names: tuple[str, ...]) -> tuple[float, float]:
+    """What launching costs torch and us, medians of samples in turns: a busy host is as slow for both."""
+    samples = []
+    for _ in range(_LAUNCH_TURNS):
+        cost = launch_cost(theirs)
+        with kernels.use(include=names):
+            samples.append((cost, launch_cost(ours)))
+    torch_costs, our_costs = zip(*samples, strict=True)
+    return statistics.median(torch_costs), statistics.median(our_costs)
 
 
 def measure(case: Case, ceilings: dict[str, float]) -> Row:
@@ -113,16 +126,15 @@ def measure(case: Case, ceilings: dict[str, float]) -> Row:
         inputs = case.make()
         theirs, ours = (lambda: case.theirs(*inputs)), (lambda: case.ours(*inputs))
         clock = Clock(theirs, case.recorded)
-        torch_launch = launch_cost(theirs) if case.launch else 0.0
         with kernels.use(include=case.enables):
             our_clock = Clock(ours, case.recorded)
-            ours_launch = launch_cost(ours) if case.launch else 0.0
         # In turns: whoever computes first has a cool chip, which on an H200 was worth 11 % of the largest products.
         for _ in range(_TURNS):
             clock.turn()
             with kernels.use(include=case.enables):
                 our_clock.turn()
         torch_us, ours_us = clock.median, our_clock.median
+        torch_launch, ours_launch = launch_costs(theirs, ours, case.enables) if case.launch else (0.0, 0.0)
     except Exception as error:
         empty.error = f"{type(error).__name__}: {error}".splitlines()[0][:160]
         return empty
