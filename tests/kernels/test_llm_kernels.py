@@ -280,3 +280,27 @@ def test_greedy_shows_broken_rows() -> None:
     assert sampling.greedy(logits, checked=True).tolist() == [int(logits[0].argmax()), -1, -1]
     ones = torch.ones(3, device=DEVICE)
     assert sampling.sample(logits, ones, ones.int() * 9, ones, ones * 0, ones / 2, checked=True).tolist()[1:] == [-1, -1]
+
+
+@pytest.mark.parametrize("prompts", [[40], [40, 50], [7, 130, 64]], ids=str)
+def test_a_plan_lies_aligned(prompts: list[int]) -> None:
+    """Whatever the number of tiles: memory that is aligned now and then would be another compiled form of the attention kernel."""
+    counts = np.array(prompts, np.int32)
+    plan = attention.make_plan(np.zeros_like(counts), counts, 4, 64, torch.device(DEVICE))
+    assert plan.kv_starts.data_ptr() % 16 == 0 and plan.tiles.data_ptr() % 16 == 0
+    assert plan.kv_starts.tolist() == [0, *np.cumsum(counts).tolist()]
+
+
+@pytest.mark.gpu
+def test_any_number_of_rows_is_one_compiled_form() -> None:
+    """A step with another number of prompts than ever before must not wait for a compiler."""
+    if not GPU:
+        pytest.skip("nothing is compiled in the interpreter")
+    weight, scale = drawn(96, 64, dtype=torch.bfloat16), drawn(64, dtype=torch.bfloat16)
+    compiled = []
+    for count in (33, 48, 64, 47):
+        x = drawn(count, 64, dtype=torch.bfloat16)
+        skinny.linear(x, weight, config=skinny.Config(32, 64, 4, 2))
+        rows.rms_norm(x, scale, 1e-5)
+        compiled.append((len(skinny._few_rows.compiled), len(rows._norm.compiled)))
+    assert len(set(compiled)) == 1

@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
-from trireme.kernels.launch import blocks, kernel, next_power
+from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -161,7 +161,7 @@ def _attend(
     tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
-@kernel
+@kernel_of_any("num_sequences", "num_tiles")
 def _plan(
     query_starts, tiles, num_sequences, num_tiles,
     LEAST: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SEQUENCES: tl.constexpr,
@@ -223,10 +223,13 @@ def make_plan(
     keys = starts[sequence] + np.minimum((tile + 1) * shape.rows // group, counts[sequence])
     order = np.argsort(-keys, kind="stable")
     kv_starts = np.concatenate([[0], np.cumsum(lengths)])
-    listed = np.concatenate([np.stack([sequence, tile], 1)[order].ravel(), kv_starts]).astype(np.int32)
+    tiles = np.stack([sequence, tile], 1)[order].ravel()
+    even = -(-len(tiles) // 4) * 4  # memory that is aligned now and then is another compiled form of a kernel
+    listed = np.zeros(even + len(kv_starts), np.int32)
+    listed[: len(tiles)], listed[even:] = tiles, kv_starts
     moved = torch.from_numpy(listed).to(device, non_blocking=True)
     dense = not few and total >= LEAST_DENSE and head_dim in (64, 128, 256) and chips.current().descriptors
-    return PromptPlan(shape, moved[: 2 * len(order)].view(-1, 2), moved[2 * len(order) :], total, longest, dense)
+    return PromptPlan(shape, moved[: len(tiles)].view(-1, 2), moved[even:], total, longest, dense)
 
 
 def plan_on_device(

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trireme.kernels import chips
-from trireme.kernels.launch import blocks, kernel, next_power
+from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 from trireme.kernels.skinny import depend
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -45,7 +45,7 @@ class DecodePlan:
     partial: Tensor  # [num_spans, heads, head_dim + 2] float32: weighted values, maximum, sum
 
 
-@kernel
+@kernel_of_any("num_sequences", "num_spans", "target")
 def _plan(
     query_starts, contexts, sequence, begin, info, num_sequences, num_spans, target, window,
     LEAST: tl.constexpr, SEQUENCES: tl.constexpr,

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
-from trireme.kernels.launch import blocks, kernel
+from trireme.kernels.launch import blocks, kernel_of_any
 from trireme.kernels.matmul import place
 from trireme.kernels.skinny import activate, depend
 
@@ -32,7 +32,7 @@ class Config:
     group: int = 8
 
 
-@kernel
+@kernel_of_any("m")
 def _gated_tiles(
     x, weight, bias, out, m, n, k,
     KIND: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,

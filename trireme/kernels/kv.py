@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trireme.kernels.launch import blocks, kernel, next_power
+from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 from trireme.kernels.skinny import depend
 
 HEADS_PER_PROGRAM = 16  # 16 heads of 128 are 32 bytes a thread and access pair with 4 warps
@@ -98,7 +98,7 @@ def _store(k, v, cache_k, cache_v, slots, k_stride, v_stride, slot_stride, SIZE:
     tl.store(cache_v + slot * slot_stride + d, kept(tl.load(v + token * v_stride + d, mask=mask), cache_v), mask=mask)
 
 
-@kernel
+@kernel_of_any("count")
 def _inputs(
     tokens, pages, rows, positions, ids, slots, width, pages_per_row, count,
     PAGE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -113,7 +113,7 @@ def _inputs(
     tl.store(slots + t, page * PAGE + position % PAGE, mask=live)
 
 
-@kernel
+@kernel_of_any("count")
 def _append(tokens, rows, positions, ids, width, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """tokens[rows[i], positions[i]] = max(ids[i], 0)"""
     depend(PDL)

@@ -121,9 +121,10 @@ def unrepeatable() -> None:
 class Kernel:
     """A Triton function with its compiled forms. Call it with the grid, then run-time arguments, then constants by name."""
 
-    def __init__(self, function: Callable[..., None]) -> None:
+    def __init__(self, function: Callable[..., None], counts: tuple[str, ...] = ()) -> None:
         self.function = function
-        self.jit = triton.jit(function)
+        self.jit = triton.jit(function, do_not_specialize=counts)
+        self.counts = frozenset(function.__code__.co_varnames.index(name) for name in counts)
         self.compiled: dict[tuple[Any, ...], Handle] = {}
         self.direct = not chips.current().interpreted
 
@@ -142,9 +143,11 @@ class Kernel:
         key: list[Any] = [warps, stages, dependent, *constants.values()]
         values: list[Any] = []
         device = -1
-        for value in args:
+        for index, value in enumerate(args):
             if type(value) is int:
                 values.append(value)
+                if index in self.counts:
+                    continue
                 small = -(2**31) <= value < 2**31
                 key.append(-1 if value == 1 else (value & 15 == 0) if small else _specialisation(value))
             elif isinstance(value, torch.Tensor):
@@ -244,6 +247,12 @@ def _specialisation(value: Any) -> Any:
 def kernel(function: Callable[..., None]) -> Kernel:
     """Decorator: makes a Triton function startable through the thin path."""
     return Kernel(function)
+
+
+def kernel_of_any(*counts: str) -> Callable[[Callable[..., None]], Kernel]:
+    """The same for a function whose arguments of these names are any small numbers from call to call: one compiled form serves all,
+    where Triton would make others for 1 and for multiples of 16."""
+    return lambda function: Kernel(function, counts)
 
 
 def next_power(value: int) -> int:

@@ -14,11 +14,11 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from trireme.kernels.launch import blocks, kernel, next_power
+from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 from trireme.kernels.skinny import activate, depend
 
 
-@kernel
+@kernel_of_any("count")
 def _norm(
     x, residual, weight, out, x_stride, x_inner, count, eps, HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr, ADDED: tl.constexpr, PDL: tl.constexpr,

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trireme.kernels import chips
-from trireme.kernels.launch import blocks, kernel, next_power
+from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 
 MAX_ROWS = 64
 
@@ -117,7 +117,7 @@ def _one_row(
     tl.store(out + n, y.to(out.dtype.element_ty), mask=n < N)
 
 
-@kernel
+@kernel_of_any("M")
 def _few_rows(
     x, weight, bias, residual, norm, out, partial, counters, M, K, N, x_stride, share, eps,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr, BIASED: tl.constexpr,
