@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,6 +13,7 @@ from tests.sched.fake_worker import FakeWorker, solo
 from trireme.config import ScheduleOptions
 from trireme.errors import BadRequest, Overloaded
 from trireme.sched.engine import Engine
+from trireme.sched.plan import Draft
 from trireme.sched.policy import Load, Policy
 from trireme.sched.scheduler import Scheduler
 from trireme.types import FinishReason, Progress, Request, SamplingParams
@@ -453,3 +455,20 @@ def test_the_door_admits_only_what_fits_now(cached: bool) -> None:
     assert house.scheduler.stats().running == 1
     house.run()
     assert house.tokens["next"] == solo([1] * 32 + [3] * 12, 0, set(), 2)
+
+
+def test_only_so_many_prompt_logprobs_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their logits take memory by the token; a prompt beside them goes on as ever."""
+    monkeypatch.setattr("trireme.sched.scheduler.Draft", functools.partial(Draft, scores=6))
+    house = House(max_step_tokens=40, slots=400)
+    prompts = {name: [4 + (7 * i + n) % 40 for i in range(n)] for name, n in (("a", 13), ("b", 7), ("c", 19))}
+    house.add("a", prompts["a"], max_tokens=2, prompt_logprobs=0)
+    house.add("b", prompts["b"], max_tokens=2, prompt_logprobs=1)
+    house.add("c", prompts["c"], max_tokens=2)
+    house.run()
+    first = house.worker.plans[0]
+    assert first.counts == [6, 19] and first.logits == [6, 1]
+    assert all(sum(plan.logits) <= 6 + 3 for plan in house.worker.plans)
+    for name in ("a", "b"):
+        [scores] = [item.prompt_logprobs for item in house.all if item.id == name and item.prompt_logprobs is not None]
+        assert [score.token for score in scores[1:]] == prompts[name][1:]

@@ -11,12 +11,15 @@ from trireme.ipc.messages import Admit, Plan
 from trireme.sched.request import Task
 from trireme.sched.rows import Rows
 
+MOST_SCORED = 512  # tokens of a step that need logits for their own sake: with 262,144 words they take half a gigabyte
+
 
 @dataclass
 class Draft:
     """What the next step will hold so far."""
 
     budget: int  # tokens that may still be given out
+    scores: int = MOST_SCORED  # of them, those of prompts whose log-probabilities are wanted
     ones: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # rows of one token each; they come first
     rows: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)

@@ -190,6 +190,9 @@ class Scheduler:
         start, held = int(rows.scheduled[row]), int(rows.num_pages[row])
         room = (held + memory.available) * memory.page_size - start
         count = min(int(min(rows.total[row], rows.need[row])) - start, draft.budget, room)
+        if rows.scoring[row]:
+            count = min(count, draft.scores)
+            draft.scores -= max(count, 0)
         if count > 0:
             lacking = memory.pages_for(start + count) - held
             self._grow([row] * lacking, draft)
