@@ -5,6 +5,7 @@ import gc
 import math
 import pathlib
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -200,3 +201,26 @@ def test_what_was_loaded_is_not_searched_for_garbage() -> None:
     del engine
     gc.collect()
     assert held() is None
+
+
+def test_more_prompts_than_the_queue_holds(smollm2_path: pathlib.Path) -> None:
+    """They go in as others end; those that go in together begin in the same step, whatever thread runs first."""
+    prompts = [[504, 3575, 282, 4649 + i] for i in range(11)]
+    sampling = [SamplingParams(temperature=0.0, max_tokens=3, n=2 if i == 4 else 1) for i in range(11)]
+    plain: dict[str, Any] = {"quantize": "none", "dtype": "float32"}
+    with LLM(str(smollm2_path), max_model_len=64, kv_tokens=1024, max_waiting=8, prefix_cache=False, **plain) as engine:
+        plans: list[int] = []
+        schedule = engine.scheduler.schedule
+
+        def noted() -> Any:
+            plan = schedule()
+            plans.append(len(plan.rows) if plan else 0)
+            return plan
+
+        engine.scheduler.schedule = noted  # type: ignore[method-assign]
+        outputs = engine.generate(prompts, sampling)
+        assert plans[0] == 4, "half of the queue, all at once"
+        assert [len(output.completions) for output in outputs] == [2 if i == 4 else 1 for i in range(11)]
+        assert engine.generate([], sampling[:0]) == []
+        alone = [engine.generate(prompt, sampling[0])[0].token_ids for prompt in prompts]
+        assert [output.token_ids for output in outputs] == alone

@@ -10,6 +10,7 @@ import gc
 import itertools
 import queue
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -181,7 +182,7 @@ class LLM:
         return LocalAnswer(f"offline-{next(self._ids)}", prompt, tokens, sampling, self.tokenizer)
 
     def _submit(self, answer: LocalAnswer, deliver: Callable[[Progress | TriremeError], Any]) -> None:
-        self._loop.submit(answer.requests(self.eos_token_ids), deliver)
+        self._loop.submit((answer.requests(self.eos_token_ids), deliver))
 
     def _take(self, answer: LocalAnswer, item: Progress | TriremeError) -> Piece | None:
         """Progress into the answer. A stop string ends the sequence here before the scheduler knows: it is told."""
@@ -202,22 +203,32 @@ class LLM:
             raise BadRequest(f"{len(prompts)} prompts, but {len(wanted)} sampling parameters.", "give one, or one per prompt")
         inbox: queue.SimpleQueue[tuple[LocalAnswer, Progress | TriremeError]] = queue.SimpleQueue()
         answers = [self._open(text, ids, params) for (text, ids), params in zip(prompts, wanted, strict=True)]
+        unsent, under_way = deque(answers), 0
         try:
-            for answer in answers:
-                self._submit(answer, _together(answer, inbox.put))
             with _bar(len(answers), progress) as advance:
-                left = len(answers)
-                while left:
+                while unsent or under_way:
+                    under_way += self._submit_some(unsent, under_way, inbox.put)
                     answer, item = inbox.get()
                     piece = self._take(answer, item)
                     finished = piece is not None and piece.finish_reason is not None and answer.done
-                    left -= finished
+                    under_way -= answer.sampling.num_sequences if finished else 0
                     advance(finished, len(piece.token_ids) if piece else 0)
         except BaseException:
             for answer in answers:
                 self._abandon(answer)
             raise
         return [answer.output() for answer in answers]
+
+    def _submit_some(self, unsent: deque[LocalAnswer], under_way: int, put: Callable[..., Any]) -> int:
+        """As many as leave others half of the queue, all for the same step; returns how many sequences these are."""
+        most, orders, added = max(self.config.schedule.max_waiting // 2, 1), [], 0
+        while unsent and (under_way + added + unsent[0].sampling.num_sequences <= most or not under_way + added):
+            answer = unsent.popleft()
+            orders.append((answer.requests(self.eos_token_ids), _together(answer, put)))
+            added += answer.sampling.num_sequences
+        if orders:
+            self._loop.submit(*orders)
+        return added
 
     def _stream(self, prompt: str | None, tokens: list[int], sampling: SamplingParams | None) -> Iterator[Piece]:
         answer = self._open(prompt, tokens, sampling)

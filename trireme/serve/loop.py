@@ -26,11 +26,16 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="trireme-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, requests: list[Request], deliver: Deliver) -> None:
-        """Queues requests; a refusal is delivered as an error."""
+    def submit(self, *orders: tuple[list[Request], Deliver]) -> None:
+        """Queues requests, all before the next step; a refusal is delivered as an error to whom the request was for."""
         if self._closed is not None:
             raise self._closed
-        self._command(lambda: self._add(requests, deliver))
+
+        def add() -> None:
+            for requests, deliver in orders:
+                self._add(requests, deliver)
+
+        self._command(add)
 
     def abort(self, id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """Ends a request. Nothing more is delivered for it."""
