@@ -41,6 +41,8 @@ class Shape:
 LARGE = {64: Shape(64, 64, 4, 3), 128: Shape(64, 64, 4, 3), 256: Shape(128, 64, 8, 2)}
 LONG = {64: Shape(64, 64, 4, 3), 128: Shape(128, 128, 8, 3), 256: Shape(128, 64, 8, 2)}
 SMALL = {64: Shape(16, 64, 4, 3), 128: Shape(16, 64, 4, 3), 256: Shape(16, 32, 4, 2)}  # drafts: a few tokens a sequence
+# Chips on which a program has less shared memory than this: NVIDIA's for desks, AMD's.
+ROOMY, SLENDER = 1 << 17, {64: Shape(64, 64, 4, 2), 128: Shape(64, 32, 4, 2), 256: Shape(32, 32, 4, 1)}
 WIDE = Shape(16, 32, 4, 1)  # float32, for checks: no tensor cores, and twice the memory
 LONG_CONTEXT = 4096
 LEAST_DENSE = 2048  # keys in all from which copying them together pays
@@ -215,8 +217,7 @@ def make_plan(
     lengths = np.where(ours, starts + counts, 0)
     longest, total = int(lengths.max(initial=0)), int(lengths.sum())
     few = int(counts[ours].max(initial=0)) * group <= 64
-    if shape is None:
-        shape = (SMALL if few else LONG if longest >= LONG_CONTEXT else LARGE)[max(next_power(head_dim), 64)]
+    shape = shape or _shape(head_dim, few, longest)
     each = np.where(ours, -(-counts * group // shape.rows), 0)
     sequence = np.repeat(np.arange(len(counts)), each)
     tile = np.arange(len(sequence)) - np.repeat(np.cumsum(each) - each, each)
@@ -232,11 +233,18 @@ def make_plan(
     return PromptPlan(shape, moved[: len(tiles)].view(-1, 2), moved[even:], total, longest, dense)
 
 
+def _shape(head_dim: int, few: bool = False, longest: int = 0) -> Shape:
+    """The best tile of those measured that the chip has room for."""
+    roomy = chips.current().shared_memory >= ROOMY
+    table = SMALL if few else SLENDER if not roomy else LONG if longest >= LONG_CONTEXT else LARGE
+    return table[max(next_power(head_dim), 64)]
+
+
 def plan_on_device(
     query_starts: Tensor, num_tokens: int, group: int, head_dim: int, least: int = 2, shape: Shape | None = None
 ) -> PromptPlan:
     """As make_plan, worked out on the device for any division of `num_tokens` among the sequences: fit for capture."""
-    shape = shape or LARGE[max(next_power(head_dim), 64)]
+    shape = shape or _shape(head_dim)
     sequences = query_starts.shape[0] - 1
     most = blocks(num_tokens * group, shape.rows) + min(sequences, num_tokens // least)
     tiles = torch.empty((most, 2), dtype=torch.int32, device=query_starts.device)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.runtime import interpreter
+from triton.runtime import OutOfResources, interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
@@ -186,7 +186,7 @@ class Kernel:
     ) -> Handle | None:  # fmt: skip
         """Compiles through Triton, which also runs it, and keeps the raw handle when Triton's internals look as expected."""
         options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-        built = self.jit[grid](*args, **sizes, **options, **constants)
+        built = self._compiled(grid, args, sizes | options, constants)
         launcher: Any = getattr(built, "run", None)
         if not hasattr(launcher, "launch"):
             self.direct = False
@@ -201,6 +201,16 @@ class Kernel:
             built.packed_metadata,
         )
         return self.compiled[key]
+
+    def _compiled(self, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any], constants: dict[str, Any]) -> Any:
+        """Compiles and runs it; on a chip with less shared memory than the cut was made for, with fewer stages in flight."""
+        while True:
+            try:
+                return self.jit[grid](*args, **options, **constants)
+            except OutOfResources:
+                if options["num_stages"] == 1:
+                    raise
+                options = options | {"num_stages": options["num_stages"] - 1}
 
     def _through_triton(
         self, grid: tuple[int, ...], args: tuple[Any, ...], sizes: dict[str, int], constants: dict[str, Any]

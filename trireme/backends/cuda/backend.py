@@ -30,11 +30,11 @@ WORKSPACE = 3 << 30
 class Cuda(Backend):
     name = "cuda"
     depth = 2
-    kv_kinds = ("plain", "fp8")
 
     def __init__(self, options: DeviceOptions, rank: int = 0):
         super().__init__(options, rank)
         self.device = gpu.select(rank)
+        self.kv_kinds = gpu.kv_kinds(self.device)
         self.ops = CudaOps(pdl=gpu.dependent_launch(self.device))
         self.graphs = gpu.Graphs(self.device)
 

@@ -1,6 +1,6 @@
 """Everything this backend asks of torch's device module: memory, streams, events, graphs. Knows nothing of models or kernels.
 
-ROCm's torch answers to the same names, so the backend loads there too; it has not been run there.
+ROCm's torch answers to the same names, so the backend loads there too. Its kernels compile for AMD's chips; none has run there.
 """
 
 from __future__ import annotations
@@ -47,6 +47,12 @@ def dependent_launch(device: torch.device) -> bool:
 def sums_stay_wide(device: torch.device) -> bool:
     """Whether a product of 16-bit numbers can be had in float32; torch asks it of NVIDIA's library alone."""
     return device.type == "cuda" and torch.version.hip is None
+
+
+def kv_kinds(device: torch.device) -> tuple[str, ...]:
+    """What keys and values can be kept as. For NVIDIA's chips before Ada (8.9) Triton compiles no floats of eight bits."""
+    eight_bits = torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 9)
+    return ("plain", "fp8") if eight_bits else ("plain",)
 
 
 def half_type(device: torch.device) -> torch.dtype:

@@ -1,0 +1,154 @@
+"""Compiles what operators and engine would start on a chip that is not here: `python compile_for.py CHIP [--all]`.
+
+Nothing runs: each start of a kernel compiles it for the target instead, and asks whether it fits the chip's shared memory with as
+many stages as it wants or fewer. A process of its own, because Triton decides once whether it interprets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime import OutOfResources
+
+from trireme.kernels import chips, launch, pointwise, registry
+from trireme.ops import AttentionKind, CacheSpec, KVCache
+from trireme.ops.cases import Draw
+
+CPU = {"device_type": "cpu", "dispatch_key": "CPU"}  # tensors lie here; only compiling is asked for
+HALF, SMALL = torch.bfloat16, 101376
+CHIPS = {  # what Triton compiles for, and what kernels are told of the chip
+    "sm_80": (GPUTarget("cuda", 80, 32), replace(chips.AMPERE, **CPU)),
+    "sm_89": (GPUTarget("cuda", 89, 32), replace(chips.AMPERE, shared_memory=SMALL, **CPU)),
+    "sm_100": (GPUTarget("cuda", 100, 32), replace(chips.GENERIC, shared_memory=232448, **CPU)),
+    "sm_120": (GPUTarget("cuda", 120, 32), replace(chips.GENERIC, shared_memory=SMALL, **CPU)),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), replace(chips.GENERIC, warp_size=64, **CPU)),
+    "gfx1100": (GPUTarget("hip", "gfx1100", 32), replace(chips.GENERIC, **CPU)),
+}
+MODELS = {  # hidden, inner, heads, KV heads, head size, vocabulary
+    "Llama-8B": (4096, 14336, 32, 8, 128, 128256),
+    "Qwen-0.5B": (896, 4864, 14, 2, 64, 151936),
+    "Gemma-1B": (1152, 6912, 4, 1, 256, 262144),
+}
+STEPS = [[(100, 1)] * 4, [(0, 600), (0, 40)], [(0, 5000)], [(300, 1), (0, 700)], [(4000, 2)]]  # (first new position, new tokens)
+TYPES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float64: "fp64", torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32",
+    torch.int64: "i64", torch.bool: "i1",
+}  # fmt: skip
+forms: dict[str, str] = {}
+
+
+class Compiling:
+    """Stands in for a kernel's function: calling it compiles that."""
+
+    def __init__(self, jit: Any, counts: frozenset[int], target: GPUTarget, limit: int):
+        self.jit, self.counts, self.target, self.limit = jit, counts, target, limit
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return self.compile
+
+    def compile(self, *args: Any, num_warps: int, num_stages: int, launch_pdl: bool = False, **constants: Any) -> None:
+        jit, signature, constexprs, attributes = self.jit, {}, {}, {}
+        for i, (name, value) in enumerate((dict(zip(jit.arg_names, args, strict=False)) | constants).items()):
+            known = type(value) is int and value == 1 and i not in self.counts
+            if name in constants or value is None or known:
+                signature[name], constexprs[(i,)] = "constexpr", value
+                continue
+            signature[name] = self.type_of(value)
+            whole = value.data_ptr() if isinstance(value, torch.Tensor) else value
+            if type(whole) is int and whole % 16 == 0 and i not in self.counts:
+                attributes[(i,)] = [["tt.divisibility", 16]]
+        form = f"{jit.fn.__module__}.{jit.fn.__name__} {num_warps} {num_stages} {signature} {constexprs} {attributes}"
+        if form in forms:
+            return
+        options = {"num_warps": num_warps, "num_stages": num_stages}
+        built = triton.compile(ASTSource(jit, signature, constexprs, attributes), target=self.target, options=options)
+        if built.metadata.shared > self.limit:
+            raise OutOfResources(built.metadata.shared, self.limit, "shared memory")
+        forms[form] = jit.fn.__name__
+
+    @staticmethod
+    def type_of(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return "*" + TYPES[value.dtype]
+        return "fp32" if type(value) is float else "i1" if type(value) is bool else "i32"
+
+
+def stand_in(target: GPUTarget, chip: chips.Chip) -> None:
+    chips.current = lambda: chip  # type: ignore[assignment]
+    chips.current_device, chips.capturing = lambda: -1, lambda: False
+
+    def compiled(
+        self: launch.Kernel, grid: Any, *args: Any, warps: int = 4, stages: int = 3, dependent: bool = False, **constants: Any
+    ):
+        if grid[0]:
+            jit, self.jit = self.jit, Compiling(self.jit, self.counts, target, chip.shared_memory)  # type: ignore[assignment]
+            try:
+                self._compiled(grid, args, {"num_warps": warps, "num_stages": stages}, constants)
+            finally:
+                self.jit = jit
+
+    launch.Kernel.__call__ = compiled  # type: ignore[method-assign]
+    for thing in gc.get_objects():
+        if isinstance(thing, pointwise.Pointwise) and not isinstance(thing.function, triton.JITFunction):
+            thing.function = triton.jit(thing.function)
+            thing.kernels.clear()
+
+
+def operators(calls: dict[str, tuple[Any, ...]]) -> None:
+    for name, arguments in calls.items():
+        made = [x("cpu") if callable(x) else x for x in arguments]
+        args = [x.to(HALF) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in made]
+        with contextlib.suppress(launch.Unsupported):  # torch's own then
+            registry.OPERATORS[name].function(*args)
+
+
+def engine(model: str, counts: tuple[int, ...]) -> None:
+    from trireme.backends.cuda.ops import CudaOps
+
+    ops, (hidden, inner, heads, kv_heads, dim, vocab) = CudaOps(), MODELS[model]
+
+    def blank(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=HALF)
+
+    weights = blank((heads + 2 * kv_heads) * dim, hidden), blank(2 * inner, hidden), blank(hidden, inner), blank(vocab, hidden)
+    for count in counts:
+        x, wide = blank(count, hidden), blank(count, inner)
+        ops.linear(x, weights[0])
+        ops.ffn_block(x, lambda y: ops.linear(y, weights[1]), lambda y: ops.linear(y, weights[2]), "silu")
+        ops.linear(wide, weights[2])
+        ops.logits(x, weights[3])
+        ops.add_rms_norm(x, blank(count, hidden), blank(hidden), 1e-5)
+    for step in STEPS:
+        draw = Draw(1, HALF)
+        layout, total = draw.layout(step, 16), sum(count for _, count in step)
+        slots = draw.num_slots(layout)
+        cache = KVCache.allocate(CacheSpec(kv_heads, dim), slots, HALF, lambda shape, dtype: torch.zeros(shape, dtype=dtype))
+        index = torch.zeros(total, dtype=torch.int32)
+        k = blank(total, kv_heads, dim)
+        q = ops.qkv_rope_store(blank(total, heads, dim), k, k.clone(), torch.zeros(8192, dim), index, cache, index)
+        ops.attention(q, cache, ops.plan_attention(layout), AttentionKind(scale=0.1))
+    ops.choose_greedy(torch.empty(4, vocab))
+
+
+def main() -> None:
+    name, everything = sys.argv[1], "--all" in sys.argv
+    stand_in(*CHIPS[name])
+    from test_repeat import CALLS
+
+    operators(CALLS)
+    for model in MODELS if everything else ("Llama-8B",):
+        engine(model, (1, 2, 8, 16, 24, 32, 48, 64) if everything else (1, 8, 64))
+    print(f"{name}: {len(forms)} forms of {len(set(forms.values()))} kernels")
+
+
+if __name__ == "__main__":
+    main()

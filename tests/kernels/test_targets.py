@@ -1,0 +1,73 @@
+"""Chips that are not here: every kernel compiles for them and finds room in their shared memory. That it computes the right thing
+there is for somebody with such a chip to see."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from trireme.kernels import launch
+
+HERE = pathlib.Path(__file__).parent
+
+
+def compiled(chip: str, cache: pathlib.Path, *flags: str) -> int:
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environ |= {
+        "TRITON_CACHE_DIR": str(cache),
+        "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent), str(HERE.parent.parent))),
+    }
+    command = [sys.executable, str(HERE / "compile_for.py"), chip, *flags]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.search(r"(\d+) forms of (\d+) kernels", done.stdout)
+    assert found, done.stdout
+    assert int(found[2]) >= 20, done.stdout  # those of one formula each share a name
+    return int(found[1])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("chip", ["sm_89", "gfx942"])
+def test_kernels_compile_for(chip: str, tmp_path: pathlib.Path) -> None:
+    assert compiled(chip, tmp_path) > 80
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1300)
+@pytest.mark.parametrize("chip", ["sm_80", "sm_89", "sm_100", "sm_120", "gfx942", "gfx1100"])
+def test_all_forms_compile_for(chip: str, tmp_path: pathlib.Path) -> None:
+    assert compiled(chip, tmp_path, "--all") > 120
+
+
+def test_fewer_stages_where_shared_memory_is_small() -> None:
+    kernel, tried = launch.Kernel(_nothing), list[int]()
+
+    class Jit:
+        def __getitem__(self, grid: Any) -> Any:
+            def run(*args: Any, num_warps: int, num_stages: int) -> str:
+                tried.append(num_stages)
+                if num_stages > 2:
+                    raise launch.OutOfResources(70_000 * num_stages, 150_000, "shared memory")
+                return f"{num_stages} stages"
+
+            return run
+
+    kernel.jit = Jit()  # type: ignore[assignment]
+    assert kernel._compiled((1,), (), {"num_warps": 4, "num_stages": 5}, {}) == "2 stages" and tried == [5, 4, 3, 2]
+    Jit.__getitem__ = lambda self, grid: _refuse  # type: ignore[assignment, method-assign]
+    with pytest.raises(launch.OutOfResources):
+        kernel._compiled((1,), (), {"num_warps": 4, "num_stages": 3}, {})
+
+
+def _nothing() -> None:
+    """No kernel at all."""
+
+
+def _refuse(*args: Any, **options: Any) -> None:
+    raise launch.OutOfResources(1, 0, "shared memory")
