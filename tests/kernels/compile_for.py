@@ -92,7 +92,7 @@ def stand_in(target: GPUTarget, chip: chips.Chip) -> None:
         if grid[0]:
             jit, self.jit = self.jit, Compiling(self.jit, self.counts, target, chip.shared_memory)  # type: ignore[assignment]
             try:
-                self._compiled(grid, args, {"num_warps": warps, "num_stages": stages}, constants)
+                self._fitted(grid, args, {"num_warps": warps, "num_stages": stages}, constants)
             finally:
                 self.jit = jit
 

@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,10 +60,31 @@ def test_fewer_stages_where_shared_memory_is_small() -> None:
             return run
 
     kernel.jit = Jit()  # type: ignore[assignment]
-    assert kernel._compiled((1,), (), {"num_warps": 4, "num_stages": 5}, {}) == "2 stages" and tried == [5, 4, 3, 2]
+    assert kernel._fitted((1,), (), {"num_warps": 4, "num_stages": 5}, {}) == "2 stages" and tried == [5, 4, 3, 2]
     Jit.__getitem__ = lambda self, grid: _refuse  # type: ignore[assignment, method-assign]
     with pytest.raises(launch.OutOfResources):
-        kernel._compiled((1,), (), {"num_warps": 4, "num_stages": 3}, {})
+        kernel._fitted((1,), (), {"num_warps": 4, "num_stages": 3}, {})
+
+
+def test_another_vendors_launcher_is_left_to_triton() -> None:
+    """AMD's has a raw start too, but its arguments come in another order."""
+    kernel, started = launch.Kernel(_nothing), list[int]()
+    launcher = SimpleNamespace(launch=_refuse, launch_cooperative_grid=False, profile_scratch_size=0)
+
+    class Jit:
+        def __getitem__(self, grid: Any) -> Any:
+            def run(*args: Any, num_warps: int, num_stages: int) -> Any:
+                started.append(num_stages)
+                if num_stages > 2:
+                    raise launch.OutOfResources(70_000 * num_stages, 150_000, "shared memory")
+                return SimpleNamespace(run=launcher)
+
+            return run
+
+    kernel.jit, kernel.direct = Jit(), True  # type: ignore[assignment]
+    for _ in range(2):
+        kernel((1,), stages=3)
+    assert started == [3, 2, 3, 2] and not kernel.direct and not kernel.compiled
 
 
 def _nothing() -> None:

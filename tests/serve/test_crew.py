@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from trireme.errors import WorkerDied
 from trireme.ipc.messages import Ready
 from trireme.serve.crew import FAILURES_TO_TELL, HEALTHY_SECONDS, LONGEST_BACKOFF, Crew, backoff
+from trireme.serve.supervisor import _numbers
 
 READY = Ready(8, 16, 128, 100, True, 1, "fake", "float32", 1, 1, 0.0)
 
@@ -104,3 +106,10 @@ def test_workers_that_die_while_waking_are_tried_again() -> None:
     assert bench.crew.standing.name == "starting" and not bench.crew.takes_requests
     bench.now += LONGEST_BACKOFF
     bench.bring_up()
+
+
+def test_what_a_worker_took_is_one_line() -> None:
+    taken = msgspec.structs.replace(READY, weight_bytes=7 << 20, kv_bytes=5 << 20)
+    assert _numbers(taken) == "fake, float32, weights 7 MiB, KV 128 tokens in 5 MiB"
+    roomy = msgspec.structs.replace(taken, workspace_bytes=3 << 30)
+    assert _numbers(roomy).endswith("in 5 MiB, 3072 MiB left for activations and graphs")

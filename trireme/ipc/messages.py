@@ -79,6 +79,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     weight_bytes: int
     kv_bytes: int
     load_seconds: float
+    workspace_bytes: int = 0  # kept free for activations and captured graphs
 
 
 class Phase(msgspec.Struct, array_like=True, tag="phase"):

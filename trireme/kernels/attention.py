@@ -225,7 +225,7 @@ def make_plan(
     order = np.argsort(-keys, kind="stable")
     kv_starts = np.concatenate([[0], np.cumsum(lengths)])
     tiles = np.stack([sequence, tile], 1)[order].ravel()
-    even = -(-len(tiles) // 4) * 4  # memory that is aligned now and then is another compiled form of a kernel
+    even = blocks(len(tiles), 4) * 4  # memory that is aligned now and then is another compiled form of a kernel
     listed = np.zeros(even + len(kv_starts), np.int32)
     listed[: len(tiles)], listed[even:] = tiles, kv_starts
     moved = torch.from_numpy(listed).to(device, non_blocking=True)

@@ -55,6 +55,8 @@ class Unsupported(Exception):
     """These arguments are outside what a kernel covers; the registry then calls torch's own kernel."""
 
 
+# What NVIDIA's launcher of Triton 3.6 has, whose raw start is called directly.
+_LAUNCHER = ("launch", "launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
 Handle = tuple[Any, Any, bool, bool, Any]  # the raw start, and what it takes besides grid, stream and values
 
 
@@ -186,9 +188,9 @@ class Kernel:
     ) -> Handle | None:  # fmt: skip
         """Compiles through Triton, which also runs it, and keeps the raw handle when Triton's internals look as expected."""
         options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-        built = self._compiled(grid, args, sizes | options, constants)
+        built = self._fitted(grid, args, sizes | options, constants)
         launcher: Any = getattr(built, "run", None)
-        if not hasattr(launcher, "launch"):
+        if not all(hasattr(launcher, name) for name in _LAUNCHER):  # another vendor's, whose raw start takes other arguments
             self.direct = False
             return None
         if launcher.global_scratch_size or launcher.profile_scratch_size:
@@ -202,7 +204,7 @@ class Kernel:
         )
         return self.compiled[key]
 
-    def _compiled(self, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any], constants: dict[str, Any]) -> Any:
+    def _fitted(self, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any], constants: dict[str, Any]) -> Any:
         """Compiles and runs it; on a chip with less shared memory than the cut was made for, with fewer stages in flight."""
         while True:
             try:
@@ -216,7 +218,7 @@ class Kernel:
         self, grid: tuple[int, ...], args: tuple[Any, ...], sizes: dict[str, int], constants: dict[str, Any]
     ) -> None:
         """Starts it as Triton does, interpreted or not; only an interpreted start can be noted, by what repeats it."""
-        self.jit[grid](*args, **sizes, **constants)
+        self._fitted(grid, args, sizes, constants)
         if current.recording is None:
             return
         types = [value.dtype if isinstance(value, torch.Tensor) else None for value in args]

@@ -24,7 +24,7 @@ from trireme.config import Config
 from trireme.errors import TriremeError, WorkerDied
 from trireme.ipc.channel import Channel, pair
 from trireme.ipc.lifeline import show_stacks
-from trireme.ipc.messages import Failed, Stop
+from trireme.ipc.messages import Failed, Ready, Stop
 from trireme.ipc.serving import Alive, Begin, Drain, FromChild, Standing
 from trireme.ipc.switchboard import Switchboard
 from trireme.serve.crew import FAILURES_TO_TELL, HEALTHY_SECONDS, backoff
@@ -274,9 +274,7 @@ class Supervisor:
             ready = standing.ready
             if ready is not None:
                 self.display.phase("")
-                slots = ready.num_pages * ready.page_size
-                numbers = f"{ready.backend}, {ready.dtype}, weights {ready.weight_bytes / 2**20:.0f} MiB, KV {slots} tokens"
-                self.display.line(f"{'model':>12}  {self.orders.model}: {numbers} in {ready.kv_bytes / 2**20:.0f} MiB")
+                self.display.line(f"{'model':>12}  {self.orders.model}: {_numbers(ready)}")
             self.display.done(f"Ready at {self._url}")
 
     # ---- the end
@@ -346,3 +344,11 @@ def _says_the_same(one: Standing, other: Standing) -> bool:
 
 def _discard(sock: socket.socket) -> None:
     sock.recv(64)
+
+
+def _numbers(ready: Ready) -> str:
+    """What a worker took, in one line."""
+    weights, kv, workspace = (size / 2**20 for size in (ready.weight_bytes, ready.kv_bytes, ready.workspace_bytes))
+    slots = ready.num_pages * ready.page_size
+    room = f", {workspace:.0f} MiB left for activations and graphs" if workspace else ""
+    return f"{ready.backend}, {ready.dtype}, weights {weights:.0f} MiB, KV {slots} tokens in {kv:.0f} MiB{room}"

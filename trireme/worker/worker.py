@@ -70,6 +70,7 @@ class LocalWorker:
             weight_bytes=loaded.weight_bytes,
             kv_bytes=kv.num_bytes,
             load_seconds=time.monotonic() - started,
+            workspace_bytes=backend.workspace_bytes(),
         )
 
     def _warm_up(self) -> None:

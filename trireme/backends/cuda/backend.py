@@ -56,7 +56,10 @@ class Cuda(Backend):
         """What is left of the fraction after the weights and the workspace."""
         free, total = self.memory()
         used = total - free
-        return max(int(total * fraction) - used - min(WORKSPACE, total // 8), 0)
+        return max(int(total * fraction) - used - self.workspace_bytes(), 0)
+
+    def workspace_bytes(self) -> int:
+        return min(WORKSPACE, self.memory()[1] // 8)
 
     def kv_default_tokens(self, max_len: int, max_running: int) -> int:
         """All that every running request could ever use; the memory left decides before that."""
