@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 import weakref
@@ -65,7 +66,8 @@ def made(start, empty, **changes):  # type: ignore[no-untyped-def]
     settings = {"sources": [(PLACE, 0)], "floats": [(PLACE + 2, 1)], "targets": [(PLACE + 1, *layout)], "as_tuple": False} | changes
     template = [1, 1, 1, None, *[None] * 9, None, None, None, "constant"]
     order = (settings["sources"], settings["floats"], settings["targets"])
-    return quick.launch(start, template, STREAM, *order, empty, lambda device: 77 + device, 0, settings["as_tuple"])
+    tail = (settings["as_tuple"], settings.get("raw"))
+    return quick.launch(start, template, STREAM, *order, empty, lambda device: 77 + device, 0, *tail)
 
 
 @needs_compiler
@@ -84,6 +86,36 @@ def test_a_launch_fills_in_what_changes() -> None:
     assert made(lambda *values: None, empty, as_tuple=True)((x, 2.5), {}) == (results[-1],)
     assert launch((torch.randn(5)[1:], 2.5), {}) is None, "memory that begins elsewhere is another call's"
     assert launch((x,), {}) is None and launch((), {}) is None
+
+
+@needs_compiler
+@pytest.mark.parametrize("code", [0, 201])
+def test_a_driver_is_given_the_same(code: int) -> None:
+    """The kernel's parameters bit by bit; a launch that the driver refuses is made again by Triton's start."""
+    seen: list[tuple] = []
+    started: list[tuple] = []
+    number, place = ctypes.c_uint, ctypes.c_void_p
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, place, *[number] * 7, place, ctypes.POINTER(place), place)
+
+    def driver(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):  # type: ignore[no-untyped-def]
+        types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_float, ctypes.c_uint64, ctypes.c_uint64)
+        values = [kind.from_address(parameters[i]).value for i, kind in enumerate(types)]
+        seen.append((function, gx, gy, gz, bx, by, bz, shared, stream, extra, *values))
+        return code
+
+    call = kind(driver)
+    address = ctypes.cast(call, ctypes.c_void_p).value
+    raw = (address, 42, 128, 4096, "-" * PLACE + "ppf-")
+    empty = lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype)  # noqa: E731
+    launch = made(lambda *values: started.append(values), empty, raw=raw)
+    x = torch.randn(4)
+    y = launch((x, 2.5), {})
+    assert seen == [(42, 1, 1, 1, 128, 1, 1, 4096, 77, None, x.data_ptr(), y.data_ptr(), 2.5, 0, 0)]
+    assert len(started) == (code != 0)
+    with pytest.raises(ValueError):
+        quick._module().Launch(
+            None, [1, 1, 1, None], 3, [], [], [(0, ((1,), (1,), None))], None, None, 0, False, (address, 42, 32, 0, "pp")
+        )
 
 
 @needs_compiler

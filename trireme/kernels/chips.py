@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -76,6 +77,17 @@ def allocator() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], tor
     kind = current().device_type
     quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None)
     return quick or (lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=kind))
+
+
+@functools.cache
+def driver_launch() -> int | None:
+    """The address of the driver's own start of a kernel; None where Triton's launcher is the only one that was ever tried."""
+    if current().interpreted or current().device_type != "cuda" or torch.version.hip is not None:
+        return None
+    try:
+        return ctypes.cast(ctypes.CDLL("libcuda.so.1").cuLaunchKernel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
 
 
 def layout_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:

@@ -57,7 +57,8 @@ class Unsupported(Exception):
 
 # What NVIDIA's launcher of Triton 3.6 has, whose raw start is called directly.
 _LAUNCHER = ("launch", "launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
-Handle = tuple[Any, Any, bool, bool, Any]  # the raw start, and what it takes besides grid, stream and values
+# The raw start, what it takes besides grid, stream and values, and the kinds of the values, where the driver could start it itself.
+Handle = tuple[Any, Any, bool, bool, Any, str | None]
 
 
 class Recording:
@@ -171,7 +172,7 @@ class Kernel:
         if handle is None:
             handle = self._first(tuple(key), grid, args, {"num_warps": warps, "num_stages": stages}, dependent, constants)
         else:
-            start, function, cooperative, dependent, metadata = handle
+            start, function, cooperative, dependent, metadata, _ = handle
             grid_y = grid[1] if len(grid) > 1 else 1
             grid_z = grid[2] if len(grid) > 2 else 1
             stream = chips.current_stream(device)
@@ -201,6 +202,7 @@ class Kernel:
             launcher.launch_cooperative_grid,
             launcher.launch_pdl,
             built.packed_metadata,
+            _kinds(built),
         )
         return self.compiled[key]
 
@@ -231,8 +233,19 @@ class Kernel:
             self.jit[(x, y, z)](*given, **sizes, **named)
 
         described = any(isinstance(value, TensorDescriptor) for value in args)
-        handle = (start, None, False, False, None) if chips.current().interpreted and not described else None
+        handle = (start, None, False, False, None, None) if chips.current().interpreted and not described else None
         _note(current.recording, handle, grid, args, constants)
+
+
+_LETTERS = {"constexpr": "-", "fp32": "f", "fp64": "d"} | {f"{sign}{bits}": "i" for sign in "iu" for bits in (1, 8, 16, 32, 64)}
+
+
+def _kinds(built: Any) -> str | None:
+    """What each argument of a compiled kernel is to a driver, by the letters of `quick.launch`; None if one is something else."""
+    try:
+        return "".join("p" if kind[0] == "*" else _LETTERS[kind] for kind in built.src.signature.values())
+    except (AttributeError, KeyError, TypeError):
+        return None
 
 
 def _note(recording: Recording, handle: Handle | None, grid: tuple[int, ...], args: tuple[Any, ...], constants: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
-from trireme.kernels.launch import Recording
+from trireme.kernels.launch import Handle, Recording
 from trireme.kernels.quick import launch as launch_quickly
 
 _STREAM, _VALUES = 3, 13  # places in a raw start's arguments
@@ -53,7 +53,7 @@ class Notes:
 
     def _launch(self, handle: Any, grid: tuple[int, ...], values: tuple[Any, ...]) -> Any:
         """A raw start, its arguments, and which of these to fill in: (place, memory, offset, descriptor) and (place, float)."""
-        start, function, cooperative, dependent, metadata = handle
+        start, function, cooperative, dependent, metadata, _ = handle
         template: list[Any] = [*grid, 0, function, cooperative, dependent, None, None, metadata, None, None, None, *values]
         slots: list[Any] = []
         floats: list[Any] = []
@@ -70,7 +70,7 @@ class Notes:
                     floats.append((place, same[0]))
         for place, *_ in slots:
             template[place] = None  # the recorded call's memory is not ours to keep
-        return start, template, slots, floats
+        return start, template, slots, floats, _raw(handle, len(values))
 
     def _origin(self, x: torch.Tensor) -> tuple[int, int]:
         """Which memory a tensor lies in and how far; memory that lasts has a number below zero."""
@@ -103,9 +103,21 @@ class Notes:
         return number, layout[0], layout[1], offset // x.element_size()
 
 
+def _raw(handle: Handle, num_values: int) -> tuple[int, int, int, int, str] | None:
+    """How the driver itself starts the kernel; None for what only Triton's launcher knows: clusters, early starts, descriptors."""
+    _, function, cooperative, dependent, metadata, kinds = handle
+    driver = chips.driver_launch()
+    if driver is None or kinds is None or cooperative or dependent or len(kinds) != num_values:
+        return None
+    num_warps, num_ctas, shared = metadata
+    if num_ctas != 1:
+        return None
+    return driver, function, num_warps * chips.current().warp_size, shared, "-" * _VALUES + kinds
+
+
 def _single(notes: Notes, launch: Any, returned: list[Any], finish: Function) -> Function | None:
     """The shortest way to repeat one launch that takes every argument and writes every result; None if this is not one."""
-    start, template, slots, floats = launch
+    start, template, slots, floats, raw = launch
     first = len(notes.tensors)
     at = {number: place for place, number, _, _ in slots}
     each_once = len(at) == len(slots) and sorted(at) == list(range(len(notes.memory)))
@@ -117,7 +129,7 @@ def _single(notes: Notes, launch: Any, returned: list[Any], finish: Function) ->
     sources = [(at[number], index) for number, index in enumerate(notes.tensors)]
     targets = [(at[number], *notes.layouts[number - first]) for number in results]
     empty, stream, device = chips.allocator(), chips.getters()[1], chips.current_device()
-    quick = launch_quickly(start, template, _STREAM, sources, floats, targets, empty, stream, device, finish is tuple)
+    quick = launch_quickly(start, template, _STREAM, sources, floats, targets, empty, stream, device, finish is tuple, raw)
     if quick is not None:
         return quick
 
@@ -164,7 +176,7 @@ def _general(notes: Notes, launches: list[Any], returned: list[Any], finish: Fun
             memory.append(made)
             pointers.append(made.data_ptr())
         pointers += lasting  # so that -1, -2, … are these
-        for start, template, slots, floats in launches:
+        for start, template, slots, floats, _ in launches:
             values = template[:]
             values[_STREAM] = now
             for place, number, offset, fixed in slots:

@@ -1,13 +1,17 @@
 /* The shortest way through a remembered call: what repeat.py and notes.py do, without a frame of Python.
  *
  * Call tries the recent kinds of calls and otherwise asks the function it stands for. Launch repeats one launch: it allocates the
- * results, fills in addresses and stream, and starts the kernel. Knows tuples and addresses; nothing of tensors but data_ptr().
+ * results, fills in addresses and stream, and starts the kernel, through the driver where it knows how. Knows tuples and addresses;
+ * nothing of tensors but data_ptr().
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stddef.h>
 
-enum { VALUES = 64, TENSORS = 8, RESULTS = 4 };
+enum { VALUES = 64, TENSORS = 8, RESULTS = 4, PARAMETERS = 48, SCRATCH = 2 };
+
+/* A driver's own start of a kernel: grid, block, shared memory, stream, the addresses of its parameters. CUDA and HIP have the same. */
+typedef int (*Driver)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
 typedef struct {
     int place, index;
@@ -21,6 +25,10 @@ typedef struct {
     Slot sources[TENSORS], floats[TENSORS];
     int targets[RESULTS];
     int num_values, num_sources, num_floats, num_targets, stream_place, as_tuple;
+    Driver driver;                             /* NULL: only through `start` */
+    void *function;
+    unsigned grid[3], threads, shared;
+    char kinds[VALUES];                        /* of each value: p an address, i a whole number, f and d floats, - no parameter */
 } Launch;
 
 static PyObject *data_ptr_name;
@@ -44,6 +52,40 @@ static PyObject *results_of(const Launch *self, PyObject **made) {
     PyObject *tuple = PyTuple_New(self->num_targets);
     for (int i = 0; tuple && i < self->num_targets; i++) PyTuple_SET_ITEM(tuple, i, Py_NewRef(made[i]));
     return tuple;
+}
+
+/* One parameter's bits; 0 for an error. */
+static int bits_of(PyObject *value, char kind, unsigned long long *bits) {
+    float narrow;
+    double wide;
+    if (kind == 'p' && value == Py_None) return *bits = 0, 1;
+    if (kind == 'p' || kind == 'i') *bits = PyLong_AsUnsignedLongLongMask(value);
+    else {
+        wide = PyFloat_AsDouble(value), narrow = (float)wide, *bits = 0;
+        if (kind == 'f') memcpy(bits, &narrow, sizeof narrow);
+        else memcpy(bits, &wide, sizeof wide);
+    }
+    return !PyErr_Occurred();
+}
+
+/* Whether the driver took the launch. It does not where this thread has no context yet; Triton's own start makes one. */
+static int driven(const Launch *self, PyObject *const *values) {
+    unsigned long long bits[PARAMETERS], none = 0;
+    void *parameters[PARAMETERS + SCRATCH], *stream = PyLong_AsVoidPtr(values[self->stream_place]);
+    int count = 0, code;
+    for (int i = 0; i < self->num_values; i++) {
+        if (self->kinds[i] == '-') continue;
+        if (count == PARAMETERS || !bits_of(values[i], self->kinds[i], &bits[count])) break;
+        parameters[count] = &bits[count];
+        count++;
+    }
+    if (PyErr_Occurred() || count == PARAMETERS) return PyErr_Clear(), 0;
+    for (int i = 0; i < SCRATCH; i++) parameters[count + i] = &none; /* memory that Triton would give it; none is wanted */
+    Py_BEGIN_ALLOW_THREADS;
+    code = self->driver(self->function, self->grid[0], self->grid[1], self->grid[2], self->threads, 1, 1, self->shared, stream,
+                        parameters, NULL);
+    Py_END_ALLOW_THREADS;
+    return code == 0;
 }
 
 /* New reference to the result; None where an argument lies otherwise than that of the recorded call; NULL for an error. */
@@ -74,6 +116,10 @@ static PyObject *repeat(const Launch *self, PyObject *const *args) {
     PyObject *stream = PyObject_CallOneArg(self->stream, self->device);
     if (!stream) goto done;
     values[self->stream_place] = owned[num_owned++] = stream;
+    if (self->driver && driven(self, values)) {
+        result = results_of(self, made);
+        goto done;
+    }
     PyObject *started = PyObject_Vectorcall(self->start, values, self->num_values, NULL);
     if (started) result = results_of(self, made);
     Py_XDECREF(started);
@@ -116,11 +162,25 @@ static int inside(const Launch *self) {
     return good;
 }
 
+/* The driver's address, the function's, threads, shared memory and the kinds of the values; or None. */
+static int read_driver(PyObject *raw, Launch *self) {
+    unsigned long long driver, function;
+    const char *kinds;
+    Py_ssize_t length;
+    if (raw == Py_None) return 1;
+    if (!PyArg_ParseTuple(raw, "KKIIs#", &driver, &function, &self->threads, &self->shared, &kinds, &length)) return 0;
+    if (length != self->num_values || self->num_values < 3) return 0;
+    memcpy(self->kinds, kinds, length);
+    for (int i = 0; i < 3; i++) self->grid[i] = (unsigned)PyLong_AsUnsignedLongMask(self->values[i]);
+    self->driver = (Driver)(uintptr_t)driver, self->function = (void *)(uintptr_t)function;
+    return !PyErr_Occurred();
+}
+
 static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *start, *template, *sources, *floats, *targets, *empty, *stream, *device;
+    PyObject *start, *template, *sources, *floats, *targets, *empty, *stream, *device, *raw;
     int stream_place, as_tuple;
-    if (!PyArg_ParseTuple(args, "OO!iOOOOOOp", &start, &PyList_Type, &template, &stream_place, &sources, &floats, &targets, &empty,
-                          &stream, &device, &as_tuple))
+    if (!PyArg_ParseTuple(args, "OO!iOOOOOOpO", &start, &PyList_Type, &template, &stream_place, &sources, &floats, &targets, &empty,
+                          &stream, &device, &as_tuple, &raw))
         return NULL;
     Launch *self = (Launch *)type->tp_alloc(type, 0);
     if (!self) return NULL;
@@ -131,7 +191,7 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     int good = count <= VALUES;
     for (Py_ssize_t i = 0; good && i < count; i++) self->values[self->num_values++] = Py_NewRef(PyList_GET_ITEM(template, i));
     good = good && read_slots(sources, self->sources, &self->num_sources) && read_slots(floats, self->floats, &self->num_floats);
-    good = good && read_targets(targets, self) && inside(self);
+    good = good && read_targets(targets, self) && inside(self) && read_driver(raw, self);
     if (good) return (PyObject *)self;
     Py_DECREF(self);
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "more values than a quick launch holds");

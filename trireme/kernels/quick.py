@@ -73,13 +73,18 @@ def launch(
     stream: Function,
     device: int,
     as_tuple: bool,
+    raw: tuple[int, int, int, int, str] | None = None,
 ) -> Function | None:
-    """One launch to be repeated; None if it has more of anything than a quick one holds."""
+    """One launch to be repeated; None if it has more of anything than a quick one holds.
+
+    raw: how the driver starts it (its address, the function's, threads, shared memory, what each value of the template is: p an
+    address, i a whole number, f and d floats, - no parameter); None: `start` alone does.
+    """
     module = _module()
     if module is None:
         return None
     made = [(place, (shape, stride, dtype)) for place, shape, stride, dtype in targets]
     try:
-        return module.Launch(start, template, stream_place, sources, floats, made, allocator, stream, device, as_tuple)
+        return module.Launch(start, template, stream_place, sources, floats, made, allocator, stream, device, as_tuple, raw)
     except ValueError:
         return None
