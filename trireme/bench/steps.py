@@ -45,10 +45,13 @@ def account(llm: LLM, draw: Prompts, requests: int, prompt: int, outputs: int) -
             spent[name] += event.time_range.elapsed_us()
             calls[name] += 1
             spans.append((event.time_range.start, event.time_range.end))
+    first, last = min(s for s, _ in spans), max(e for _, e in spans)
+    middle = (first + last) / 2
     return {
         "wall, us": wall * 1e6,
-        "span, us": max(e for _, e in spans) - min(s for s, _ in spans),
+        "span, us": last - first,
         "busy, us": _union(spans),
+        "late busy share": _union([(max(s, middle), e) for s, e in spans if e > middle]) / (last - middle),
         "kernels": [(name, round(us, 1), calls[name]) for name, us in spent.most_common(24)],
     }
 
@@ -88,7 +91,8 @@ def one_shape(path: pathlib.Path, args: argparse.Namespace) -> dict[str, dict[st
 
 def show(name: str, result: dict, steps: int, top: int) -> None:
     wall, span, busy = (result[key] / steps for key in ("wall, us", "span, us", "busy, us"))
-    print(f"{name}: per step {wall:.0f} us wall, {span:.0f} from first to last kernel, {busy:.0f} busy", flush=True)
+    late = result["late busy share"]  # where a load has both, its second half is answers alone
+    print(f"{name}: per step {wall:.0f} us wall, {span:.0f} from first to last kernel, {busy:.0f} busy; {late:.1%} in the second half")
     for kernel, us, calls in result["kernels"][:top]:
         print(f"    {us / steps:9.1f} us  {calls / steps:6.1f} x {us / calls:7.2f}  {kernel}")
 
