@@ -31,7 +31,7 @@ from trireme.worker.group import RankGroup, open_ranks
 from trireme.worker.worker import LocalWorker
 
 CALM = {"temperature": 0.2, "top_p": 0.9}
-TOGETHER = 32  # steps of a sequence whose progress is taken at once where nobody watches it grow
+SHOWN_TOGETHER = 32  # steps of a sequence that move the progress bar at once
 Prompt = str | list[int]
 Messages = list[dict[str, Any]]
 
@@ -207,7 +207,7 @@ class LLM:
         try:
             with _bar(len(answers), progress) as advance:
                 while unsent or under_way:
-                    under_way += self._submit_some(unsent, under_way, inbox.put)
+                    under_way += self._submit_some(unsent, under_way, inbox.put, progress)
                     answer, item = inbox.get()
                     piece = self._take(answer, item)
                     finished = piece is not None and piece.finish_reason is not None and answer.done
@@ -219,12 +219,12 @@ class LLM:
             raise
         return [answer.output() for answer in answers]
 
-    def _submit_some(self, unsent: deque[LocalAnswer], under_way: int, put: Callable[..., Any]) -> int:
+    def _submit_some(self, unsent: deque[LocalAnswer], under_way: int, put: Callable[..., Any], watched: bool) -> int:
         """As many as leave others half of the queue, all for the same step; returns how many sequences these are."""
         most, orders, added = max(self.config.schedule.max_waiting // 2, 1), [], 0
         while unsent and (under_way + added + unsent[0].sampling.num_sequences <= most or not under_way + added):
             answer = unsent.popleft()
-            orders.append((answer.requests(self.eos_token_ids), _together(answer, put)))
+            orders.append((answer.requests(self.eos_token_ids), _together(answer, put, watched)))
             added += answer.sampling.num_sequences
         if orders:
             self._loop.submit(*orders)
@@ -264,11 +264,13 @@ def _tokenizer(path: Any, config: Config) -> Tokenizer | None:
         raise
 
 
-def _together(answer: LocalAnswer, put: Callable[[tuple[LocalAnswer, Progress | TriremeError]], Any]) -> Callable[..., None]:
+def _together(
+    answer: LocalAnswer, put: Callable[[tuple[LocalAnswer, Progress | TriremeError]], Any], watched: bool
+) -> Callable[..., None]:
     """Hands an answer's progress on in larger pieces: to wake another thread at every step of hundreds of sequences would hold up
     the steps themselves. Where a stop string may end a sequence, each token is looked at as it comes."""
     held: dict[str, list[Progress]] = {}
-    enough = 1 if answer.sampling.stop else TOGETHER
+    enough = 1 if answer.sampling.stop else SHOWN_TOGETHER if watched else sys.maxsize
 
     def deliver(item: Progress | TriremeError) -> None:
         if isinstance(item, TriremeError):

@@ -13,7 +13,7 @@ from trireme.backends.reference import Reference
 from trireme.config import DeviceOptions
 from trireme.ipc.messages import Admit, Plan
 from trireme.types import SamplingParams
-from trireme.worker.tables import Padding, Step, Tables
+from trireme.worker.tables import FLOATS, Padding, Step, Tables
 
 NAMES = (
     "rows",
@@ -25,12 +25,11 @@ NAMES = (
     "pick_rows",
     "pick_positions",
     "logits_at",
-    "uniform",
 )
 
 
 def columns(tables: Tables, step: Step) -> dict[str, list[int]]:
-    found = {name: step.column(name).tolist() for name in NAMES}
+    found = {name: step.column(name).tolist() for name in (*NAMES, *(FLOATS if "uniform" in step.columns else ()))}
     return found | {"starts": step.starts.tolist(), "pages": tables.page_table.tolist()}
 
 
@@ -68,10 +67,11 @@ def test_going_on_is_laying_out_anew(padded: int, random: bool, apart: bool) -> 
         uniforms = draw.random(3, dtype=np.float32) if random else None
         moved += going._goes_on(plan, size)
         anew.before = None
-        first, second = columns(going, going.fill(plan, uniforms, size)), columns(anew, anew.fill(plan, uniforms, size))
-        assert first == second, plan
+        step = going.fill(plan, uniforms, size)
+        assert columns(going, step) == columns(anew, anew.fill(plan, uniforms, size)), plan
         assert torch.equal(going.tokens, anew.tokens)
-    assert moved == 5  # three after the prompts, two after the page
+        assert ("uniform" in step.columns) == random
+    assert moved == 6  # three after the prompts, the one with a page more, two after it
 
 
 @pytest.mark.parametrize("counts, logits, padding, every", [

@@ -118,7 +118,7 @@ class Tables:
         self.num_prompt = np.ones(max_rows + 1, dtype=np.int32)
         self.sampling = {name: np.zeros(max_rows + 1, dtype=np.float32) for name in FLOATS[:3]}
         self.top_k = np.zeros(max_rows + 1, dtype=np.int32)
-        size = 4 * step_tokens + 16 * (max_rows + 2) + 2 * (step_tokens + self.width) + 65536
+        size = 4 * step_tokens + 16 * (max_rows + 2) + 3 * (step_tokens + self.width) + 65536
         self.packed = _Packed(backend, size, backend.depth + 1)
         self.before: tuple[Plan, Padding, Step] | None = None  # the last step, if it was a captured one of single tokens
 
@@ -129,13 +129,13 @@ class Tables:
         """
         if self._goes_on(plan, padding):
             return self._one_further(plan, uniforms)
-        step = self._lay_out(plan, np.zeros(len(plan.rows), np.float32) if uniforms is None else uniforms, padding)
+        step = self._lay_out(plan, uniforms, padding)
         self.before = (plan, padding, step) if padding is not None and padding.decode else None
         return step
 
     def _goes_on(self, plan: Plan, padding: Padding | None) -> bool:
         """Whether this is the step before once more, each row one token further, as most steps of long answers are."""
-        if self.before is None or plan.admit or plan.page_rows:
+        if self.before is None or plan.admit:
             return False
         before, size, _ = self.before
         return padding == size and plan.rows == before.rows and plan.starts == [start + 1 for start in before.starts]
@@ -150,12 +150,12 @@ class Tables:
             host[last.begin(name) : last.begin(name) + count] += 1
         if uniforms is not None:
             host[last.begin("uniform") : last.begin("uniform") + count] = uniforms.view(np.int32)
-        self.packed.send()
+        self._send(plan)
         step = dataclasses.replace(last, starts=starts)
         self.before = (plan, padding, step)
         return step
 
-    def _lay_out(self, plan: Plan, uniforms: np.ndarray, padding: Padding | None) -> Step:
+    def _lay_out(self, plan: Plan, uniforms: np.ndarray | None, padding: Padding | None) -> Step:
         count = padding.sequences if padding else len(plan.rows)
         lone = int(padding is not None and padding.decode)  # a sequence that pads a decode step has one token like the others
         rows = _column(plan.rows, count, self.scratch_row)
@@ -171,11 +171,8 @@ class Tables:
         columns |= self._token_columns(rows, starts, counts, ends, tokens)
         columns |= self._pick_columns(rows, lengths, samples, uniforms, padding)
         columns["logits_at"] = put(_wanted(ends[1:], logits), count if padding else 0)
-        updates = self._updates(plan)
-        self.packed.send()
+        self._send(plan)
         padded, room = count > len(plan.rows), tokens if padding and not padding.decode else 0
-        for table, index, values in updates:
-            table.view(-1).index_copy_(0, self.packed.at(index).long(), self.packed.at(values))
         return Step(rows, starts, counts, logits, samples, tokens, columns, self.packed.target, self._layout, padded, room)
 
     def _layout(self, step: Step) -> StepLayout:
@@ -210,7 +207,7 @@ class Tables:
         }
 
     def _pick_columns(
-        self, rows: np.ndarray, lengths: np.ndarray, samples: np.ndarray, uniforms: np.ndarray, padding: Padding | None
+        self, rows: np.ndarray, lengths: np.ndarray, samples: np.ndarray, uniforms: np.ndarray | None, padding: Padding | None
     ) -> dict[str, Column]:
         """What is known of each sequence that samples.
 
@@ -219,8 +216,10 @@ class Tables:
         picks = np.flatnonzero(samples)
         count, put = padding.sequences if padding else len(picks), self.packed.put
         chosen = _column(rows[picks], count, self.scratch_row)
-        columns = {name: put(values[chosen]) for name, values in self.sampling.items()}
-        columns |= {"uniform": put(uniforms[picks], count), "top_k": put(self.top_k[chosen])}
+        columns: dict[str, Column] = {}
+        if uniforms is not None:
+            columns = {name: put(values[chosen]) for name, values in self.sampling.items()}
+            columns |= {"uniform": put(uniforms[picks], count), "top_k": put(self.top_k[chosen])}
         return columns | {"pick_rows": put(chosen), "pick_positions": put(lengths[picks], count)}
 
     def _note_admissions(self, plan: Plan) -> None:
@@ -232,19 +231,27 @@ class Tables:
                 self.sampling[name][admit.row] = getattr(sampling, name)
             self.top_k[admit.row] = max(sampling.top_k, 0)
 
+    def _send(self, plan: Plan) -> None:
+        """Sends the columns, and behind them the plan's new tokens and pages, which then go where they belong."""
+        columns, updates = self.packed.used, self._updates(plan)
+        self.packed.send()
+        self.packed.used = columns
+        for table, index, values in updates:
+            table.index_copy_(0, self.packed.at(index).view(torch.int64), self.packed.at(values))
+
     def _updates(self, plan: Plan) -> list[tuple[Tensor, Column, Column]]:
-        """The plan's new tokens and pages, packed: (table, flat index, values), to be scattered once the buffer is there."""
-        updates = []
+        """The plan's new tokens and pages, packed: (flat table, index of 64 bits, values)."""
+        updates, put = [], self.packed.put
         if plan.admit:
             tokens = [np.frombuffer(a.tokens, np.int32) for a in plan.admit]
             index = np.concatenate([np.arange(len(t)) + a.row * self.width for a, t in zip(plan.admit, tokens, strict=True)])
-            updates.append((self.tokens, self.packed.put(index), self.packed.put(np.concatenate(tokens))))
+            updates.append((self.tokens.view(-1), put(index.view(np.int32)), put(np.concatenate(tokens))))
         if plan.page_rows:
             rows = np.asarray(plan.page_rows)
             order = _running_count(rows)
             index = rows * self.pages_per_row + self.num_held[rows] + order
             np.add.at(self.num_held, rows, 1)
-            updates.append((self.page_table, self.packed.put(index), self.packed.put(np.asarray(plan.page_ids))))
+            updates.append((self.page_table.view(-1), put(index.view(np.int32)), put(np.asarray(plan.page_ids))))
         return updates
 
     def inputs(self, step: Step) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,9 @@ ROCm's torch answers to the same names, so the backend loads there too. Its kern
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -99,6 +101,18 @@ def mark(device: torch.device) -> Callable[[], None]:
     return event.synchronize
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keeps the garbage collector away: what it frees during a capture, it might free on the device."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 class Graphs:
     """Captured steps. They share one pool of memory: no two run at once, and each result is used before the next replay."""
 
@@ -117,8 +131,13 @@ class Graphs:
             step()
         current.wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            result = step()
+        # Not torch's own context: it waits for the device, collects garbage and gives all cached memory back, 0.2 s in one step.
+        with torch.cuda.stream(self.stream), _uncollected():
+            graph.capture_begin(pool=self.pool)
+            try:
+                result = step()
+            finally:
+                graph.capture_end()
 
         def replay() -> Any:
             graph.replay()
