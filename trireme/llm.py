@@ -269,32 +269,31 @@ def _together(
 ) -> Callable[..., None]:
     """Hands an answer's progress on in larger pieces: to wake another thread at every step of hundreds of sequences would hold up
     the steps themselves. Where a stop string may end a sequence, each token is looked at as it comes."""
-    held: dict[str, list[Progress]] = {}
+    held: dict[str, Progress] = {}
     enough = 1 if answer.sampling.stop else SHOWN_TOGETHER if watched else sys.maxsize
 
     def deliver(item: Progress | TriremeError) -> None:
         if isinstance(item, TriremeError):
             return put((answer, item))
-        parts = held.setdefault(item.id, [])
-        parts.append(item)
-        if len(parts) >= enough or item.finish is not None:
-            put((answer, _joined(held.pop(item.id))))
+        so_far = held.setdefault(item.id, item)
+        if so_far is not item:
+            _add(so_far, item)
+        if item.finish is not None or len(so_far.tokens) >= enough:
+            put((answer, held.pop(item.id)))
 
     return deliver
 
 
-def _joined(parts: list[Progress]) -> Progress:
-    """What one sequence gained in several steps, as if it were one."""
-    last = parts[-1]
-    return Progress(
-        id=last.id,
-        tokens=[token for part in parts for token in part.tokens],
-        logprobs=[entry for part in parts for entry in part.logprobs or ()] or None,
-        prompt_logprobs=next((part.prompt_logprobs for part in parts if part.prompt_logprobs is not None), None),
-        finish=last.finish,
-        error=last.error,
-        cached_tokens=max(part.cached_tokens for part in parts),
-    )
+def _add(so_far: Progress, item: Progress) -> None:
+    """Takes into a sequence's progress what it gained in a later step."""
+    so_far.tokens += item.tokens
+    if item.logprobs is not None:
+        so_far.logprobs = so_far.logprobs or []
+        so_far.logprobs += item.logprobs
+    if item.prompt_logprobs is not None:
+        so_far.prompt_logprobs = item.prompt_logprobs
+    so_far.finish, so_far.error = item.finish, item.error
+    so_far.cached_tokens = max(so_far.cached_tokens, item.cached_tokens)
 
 
 def _is_prompt(prompts: Any) -> bool:

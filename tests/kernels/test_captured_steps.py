@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +25,12 @@ from trireme.config import DeviceOptions
 from trireme.kernels import chips
 from trireme.llm import LLM
 from trireme.types import SamplingParams
+from trireme.worker import runner
 
 pytestmark = pytest.mark.skipif(not chips.current().interpreted, reason="graphs themselves are tested on the GPU")
 CAPTURED: list[Any] = []
+SETTINGS: dict[str, Any] = {"random_weights": True, "dtype": "float32", "max_model_len": 32, "kv_tokens": 256, "page_size": 4}
+SETTINGS |= {"max_step_tokens": 14, "max_running": 2, "prefix_cache": False}
 
 
 class Emulated(Backend):
@@ -49,18 +53,52 @@ class Emulated(Backend):
         return step
 
 
-def test_replayed_steps_give_the_references_tokens(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Timed(Emulated):
+    """One on which the host's share of a step takes a second, and the wait for the device as long as is said."""
+
+    name, graph_tokens_surely = "timed", 0
+    now, wait = 0.0, 0.0
+
+    def mark(self) -> Callable[[], None]:
+        Timed.now += 1.0
+
+        def waited() -> None:
+            Timed.now += Timed.wait
+
+        return waited
+
+
+@pytest.fixture
+def tiny(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
     small = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 16, "vocab_size": 96, "num_hidden_layers": 1}
     monkeypatch.setitem(shapes.SHAPES, "tiny", shapes.SHAPES["tiny"] | small)
+    return str(shapes.write_model("tiny", tmp_path))
+
+
+@pytest.mark.parametrize("wait, captured", [(0.5, True), (2.0, False)])
+def test_large_steps_are_captured_where_the_device_waits_for_the_host(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, wait: float, captured: bool
+) -> None:
+    monkeypatch.setitem(registry.BUILT_IN, "timed", f"{__name__}:Timed")
+    monkeypatch.setattr(Timed, "wait", wait)
+    monkeypatch.setattr(runner, "time", types.SimpleNamespace(perf_counter=lambda: Timed.now))
+    once = SamplingParams(temperature=0.0, max_tokens=1)
+    with LLM(tiny, backend="timed", **SETTINGS) as llm:
+        graphs = []
+        for i in range(4):
+            llm.generate([5 + i] * 12, once)
+            graphs.append([padding.tokens for padding, _ in llm.worker.runner.graphs if not padding.decode])
+    late = [16] if captured else []
+    assert graphs == [[], [], late, late]  # the first is not measured, the second is
+
+
+def test_replayed_steps_give_the_references_tokens(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.BUILT_IN, "emulated", f"{__name__}:Emulated")
-    path = shapes.write_model("tiny", tmp_path)
     prompts = [[(7 * i * j + i) % 80 + 5 for j in range(n)] for i, n in enumerate((3, 12, 1, 9, 6))]
     sampling = [SamplingParams(temperature=0.9 * (i % 2), seed=i, max_tokens=2 + i % 3, ignore_eos=True) for i in range(5)]
-    settings: dict[str, Any] = {"random_weights": True, "dtype": "float32", "max_model_len": 32, "kv_tokens": 256, "page_size": 4}
-    settings |= {"max_step_tokens": 14, "max_running": 2, "prefix_cache": False}
     found = []
     for backend in ("reference", "emulated"):
-        with LLM(str(path), backend=backend, **settings) as llm:
+        with LLM(tiny, backend=backend, **SETTINGS) as llm:
             found.append([output.token_ids for output in llm.generate(prompts, sampling)])
     assert found[0] == found[1]
     assert len(CAPTURED) >= 2, "neither decode steps nor steps with prompts were captured"

@@ -6,6 +6,7 @@ An empty subclass is a slow, working port. Nothing above this folder names a ven
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -81,6 +82,11 @@ class Backend:
     def graph_tokens(self, max_rows: int) -> tuple[int, ...]:
         """The padded numbers of tokens at which steps with prompts are captured; none where graphs bring nothing."""
         return ()
+
+    @property
+    def graph_tokens_surely(self) -> int:
+        """Up to this many tokens, steps with prompts are captured in any case; larger ones once the device had to wait for the host."""
+        return sys.maxsize
 
     @property
     def graph_batches(self) -> tuple[int, ...]:

@@ -240,6 +240,12 @@ def _shape(head_dim: int, few: bool = False, longest: int = 0) -> Shape:
     return table[max(next_power(head_dim), 64)]
 
 
+def lanes(sequences: int) -> int:
+    """How many sequences a plan is worked out for at a time. Two widths serve all: another would be compiled when it is first met, in
+    the midst of a step."""
+    return 32 if sequences <= 32 else max(512, next_power(sequences))
+
+
 def plan_on_device(
     query_starts: Tensor, num_tokens: int, group: int, head_dim: int, least: int = 2, shape: Shape | None = None
 ) -> PromptPlan:
@@ -250,7 +256,7 @@ def plan_on_device(
     tiles = torch.empty((most, 2), dtype=torch.int32, device=query_starts.device)
     _plan(
         (1,), query_starts, tiles, sequences, most, LEAST=least, GROUP=group, ROWS=shape.rows,
-        SEQUENCES=next_power(max(sequences, 32)),
+        SEQUENCES=lanes(sequences),
     )  # fmt: skip
     return PromptPlan(shape, tiles, query_starts, 0, 0, False)
 

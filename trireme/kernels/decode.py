@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trireme.kernels import chips
+from trireme.kernels.attention import lanes
 from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 from trireme.kernels.skinny import depend
 
@@ -196,7 +197,7 @@ def plan(into: DecodePlan, query_starts: Tensor, contexts: Tensor, window: int =
     # fmt: off
     _plan(
         (1,), query_starts, contexts, into.sequence, into.begin, into.info, n, into.num_spans, into.target, window,
-        LEAST=min_span, SEQUENCES=next_power(max(n, 32)), warps=4,
+        LEAST=min_span, SEQUENCES=lanes(n), warps=4,
     )
     # fmt: on
 

@@ -5,9 +5,10 @@ Holds only what every model needs. Knows no policy and no text.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,7 +30,9 @@ class Launched:
     ids: Tensor  # [sequences] on the host once the mark is reached
     wait: Callable[[], None]
     logprobs: dict[int, tuple]
-    notes: list[RowNote] = field(default_factory=list)
+    notes: list[RowNote]
+    seconds: float  # what the host spent on it
+    trial: tuple[Padding, str] | None = None  # the graph that could run it, if the device turns out to have waited for the host
 
 
 class Runner:
@@ -38,9 +41,9 @@ class Runner:
         self.graph_sizes = backend.graph_sizes(max_rows) if backend.options.graphs else ()
         self.graph_tokens = backend.graph_tokens(max_rows) if backend.options.graphs else ()
         self.graphs: dict[tuple[Padding, str], tuple[Step, Callable[[], Tensor]]] = {}
-        self.met: set[tuple[Padding, str]] = (
-            set()
-        )  # sizes of steps with prompts that came by once; the second time they are captured
+        self.met: set[tuple[Padding, str]] = set()  # sizes of steps with prompts that came by; the second time they are captured
+        self.tried: set[tuple[Padding, str]] = set()  # larger sizes; the first step of one may have waited for a compiler
+        self.trial: tuple[Padding, str] | None = None  # the larger size of the step that is being launched
         self.answers = [backend.buffer((max_rows + 1,), torch.int64) for _ in range(backend.depth + 1)]
         self.launched: deque[Launched] = deque()
         self.eager = False  # set while values are captured: a replayed graph calls no layer
@@ -48,6 +51,7 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: Plan) -> None:
         """Puts a plan on the device without waiting for it."""
+        begun, self.trial = time.perf_counter(), None
         for admit in plan.admit:
             self.sampler.admit(admit)
         padding, mode = self._graph_key(plan)
@@ -62,7 +66,8 @@ class Runner:
         wanted = sum(plan.samples)
         answer = self.answers[plan.step % len(self.answers)][:wanted]
         answer.copy_(pick.ids[:wanted], non_blocking=True)
-        self.launched.append(Launched(plan, answer, self.backend.mark(), pick.logprobs, notes))
+        mark, seconds = self.backend.mark(), time.perf_counter() - begun
+        self.launched.append(Launched(plan, answer, mark, pick.logprobs, notes, seconds, self.trial))
 
     def rehearse(self, counts: list[int], mode: str) -> None:
         """Records a step of sequences with so many tokens before anybody wants it, on the scratch row, which nobody reads."""
@@ -79,8 +84,10 @@ class Runner:
 
     def collect(self) -> Sampled:
         """The answer to the oldest launched plan; waits for it."""
-        launched = self.launched.popleft()
+        launched, begun = self.launched.popleft(), time.perf_counter()
         launched.wait()
+        if launched.trial and time.perf_counter() - begun < launched.seconds:
+            self.met.add(launched.trial)
         plan = launched.plan
         sampling = [row for row, samples in zip(plan.rows, plan.samples, strict=True) if samples]
         tokens = launched.ids[: len(sampling)].tolist()
@@ -138,7 +145,12 @@ class Runner:
         padding = Padding(next(size for size in self.graph_tokens if size >= tokens), sequences, False)
         if (padding, mode) in self.met:
             return padding, mode
-        self.met.add((padding, mode))
+        if padding.tokens <= self.backend.graph_tokens_surely:
+            self.met.add((padding, mode))
+        elif (padding, mode) in self.tried:
+            self.trial = padding, mode
+        elif self.backend.options.tp == 1:  # ranks would measure differently, and must run the same
+            self.tried.add((padding, mode))
         return None, ""
 
     def _replay(self, step: Step, padding: Padding, mode: str) -> Tensor:

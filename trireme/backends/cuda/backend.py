@@ -20,8 +20,10 @@ from trireme.parallel.comm import ProcessComm
 
 # Padding costs a row's attention and nothing else below 64 rows, so sizes are sparse there and dense where rows cost time.
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, *range(48, 257, 16), *range(288, 513, 32))
-# Steps with prompts: the host needs 8 to 12 ms for one that is not captured, which the device hides only in larger ones.
-GRAPH_TOKENS = (*range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256))
+# Steps with prompts: the host needs 8 to 20 ms for one that is not captured, which the device hides only in larger ones; in none of
+# them where the model is small.
+GRAPH_TOKENS = (*range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256), *range(2560, 8193, 512))
+SURELY = 2048
 # Left beside weights and KV for activations of a full step, logits, captured graphs and cuBLAS: with an 8B model, 8192 tokens and
 # 256 rows a step torch held 1.9 GiB of it (H200).
 WORKSPACE = 3 << 30
@@ -78,6 +80,10 @@ class Cuda(Backend):
 
     def graph_tokens(self, max_rows: int) -> tuple[int, ...]:
         return GRAPH_TOKENS
+
+    @property
+    def graph_tokens_surely(self) -> int:
+        return SURELY
 
     def mark(self) -> Callable[[], None]:
         return gpu.mark(self.device)
