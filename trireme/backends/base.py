@@ -85,7 +85,7 @@ class Backend:
 
     @property
     def graph_tokens_surely(self) -> int:
-        """Up to this many tokens, steps with prompts are captured in any case; larger ones once the device had to wait for the host."""
+        """Up to so many tokens steps with prompts are captured anyway; larger ones once the device was seen to wait for the host."""
         return sys.maxsize
 
     @property

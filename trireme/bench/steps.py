@@ -91,8 +91,8 @@ def one_shape(path: pathlib.Path, args: argparse.Namespace) -> dict[str, dict[st
 
 def show(name: str, result: dict, steps: int, top: int) -> None:
     wall, span, busy = (result[key] / steps for key in ("wall, us", "span, us", "busy, us"))
-    late = result["late busy share"]  # where a load has both, its second half is answers alone
-    print(f"{name}: per step {wall:.0f} us wall, {span:.0f} from first to last kernel, {busy:.0f} busy; {late:.1%} in the second half")
+    late = f"{result['late busy share']:.1%} of the second half"  # where a load has both, that is answers alone
+    print(f"{name}: per step {wall:.0f} us wall, {span:.0f} from first to last kernel, {busy:.0f} busy; {late}", flush=True)
     for kernel, us, calls in result["kernels"][:top]:
         print(f"    {us / steps:9.1f} us  {calls / steps:6.1f} x {us / calls:7.2f}  {kernel}")
 

@@ -241,8 +241,8 @@ def _shape(head_dim: int, few: bool = False, longest: int = 0) -> Shape:
 
 
 def lanes(sequences: int) -> int:
-    """How many sequences a plan is worked out for at a time. Two widths serve all: another would be compiled when it is first met, in
-    the midst of a step."""
+    """How many sequences a plan is worked out for at a time. Two widths serve all: another would be compiled when first met,
+    in the midst of a step."""
     return 32 if sequences <= 32 else max(512, next_power(sequences))
 
 
