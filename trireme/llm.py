@@ -10,6 +10,7 @@ import gc
 import itertools
 import queue
 import sys
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from trireme.worker.group import RankGroup, open_ranks
 from trireme.worker.worker import LocalWorker
 
 CALM = {"temperature": 0.2, "top_p": 0.9}
+BREATH = 5e-5  # seconds between two answers taken in, so that the engine's thread need not wait for many that end together
 SHOWN_TOGETHER = 32  # steps of a sequence that move the progress bar at once
 Prompt = str | list[int]
 Messages = list[dict[str, Any]]
@@ -213,6 +215,8 @@ class LLM:
                     finished = piece is not None and piece.finish_reason is not None and answer.done
                     under_way -= answer.sampling.num_sequences if finished else 0
                     advance(finished, len(piece.token_ids) if piece else 0)
+                    if finished and inbox.qsize() < under_way:
+                        time.sleep(BREATH)
         except BaseException:
             for answer in answers:
                 self._abandon(answer)

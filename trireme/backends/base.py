@@ -85,7 +85,7 @@ class Backend:
 
     @property
     def graph_tokens_surely(self) -> int:
-        """Up to so many tokens steps with prompts are captured anyway; larger ones once the device was seen to wait for the host."""
+        """Up to so many tokens, steps with prompts are captured anyway; larger ones once the device was seen to wait for them."""
         return sys.maxsize
 
     @property
