@@ -38,7 +38,7 @@ class Cuda(Backend):
         self.device = gpu.select(rank)
         self.kv_kinds = gpu.kv_kinds(self.device)
         self.ops = CudaOps(pdl=gpu.dependent_launch(self.device))
-        self.graphs = gpu.Graphs(self.device)
+        self.graphs = gpu.Graphs(self.device, self.workspace_bytes())
 
     @classmethod
     def unavailable(cls) -> str | None:

@@ -116,8 +116,9 @@ def _uncollected() -> Iterator[None]:
 class Graphs:
     """Captured steps. They share one pool of memory: no two run at once, and each result is used before the next replay."""
 
-    def __init__(self, device: torch.device):
-        self.device = device
+    def __init__(self, device: torch.device, room: int):
+        """room: bytes that the largest step may need; torch gives nothing back while it captures"""
+        self.device, self.room = device, room
         self.pool: Any = None
         self.stream: Any = None
 
@@ -130,6 +131,8 @@ class Graphs:
         with torch.cuda.stream(self.stream):
             step()
         current.wait_stream(self.stream)
+        if torch.cuda.mem_get_info(self.device)[0] < self.room:
+            release()
         graph = torch.cuda.CUDAGraph()
         # Not torch's own context: it waits for the device, collects garbage and gives all cached memory back, 0.2 s in one step.
         with torch.cuda.stream(self.stream), _uncollected():
