@@ -134,7 +134,7 @@ class Graphs:
         if torch.cuda.mem_get_info(self.device)[0] < self.room:
             release()
         graph = torch.cuda.CUDAGraph()
-        # Not torch's own context, which waits for the device, collects garbage and gives all unused memory back: a third of the time.
+        # Not torch's own context: it waits for the device, collects garbage and gives unused memory back, a third of the time.
         with torch.cuda.stream(self.stream), _uncollected():
             graph.capture_begin(pool=self.pool)
             try:
