@@ -84,7 +84,7 @@ def _attend(
     What the step's layout says is read before waiting for the kernel before: an earlier one must have written it.
     """
     # q: [tokens, HEADS, DIM]; k, v: [slots, kv_heads, DIM]; partial: [spans, HEADS, DIM + 2]
-    s, kv_head = tl.program_id(0), tl.program_id(1)
+    s, kv_head = tl.program_id(1), tl.program_id(0)  # spans that nobody has come last: a short step is over before them
     seq = tl.load(sequence + s)
     if seq < 0:
         depend(PDL)  # who comes after must not overtake who came before
@@ -139,9 +139,9 @@ def _attend(
     tl.store(mine + DIM, best, mask=g < GROUP)
     tl.store(mine + DIM + 1, total, mask=g < GROUP)
     tl.debug_barrier()  # every thread's partial is written before the count says so
-    done = tl.atomic_add(counters + seq * tl.num_programs(1) + kv_head, 1, sem="acq_rel")
+    done = tl.atomic_add(counters + seq * tl.num_programs(0) + kv_head, 1, sem="acq_rel")
     if done == num_spans - 1:
-        tl.store(counters + seq * tl.num_programs(1) + kv_head, 0)
+        tl.store(counters + seq * tl.num_programs(0) + kv_head, 0)
         first = s - (low // span - hidden // span)
         _join(partial, out + token.to(tl.int64) * out_stride, first, num_spans, kv_head * GROUP, HEADS, GROUP, DIM, WIDTH)
 
@@ -213,7 +213,7 @@ def attend(
     tile = tile or (TILE[max(width, 64)] if q.element_size() == 2 else 16)
     # fmt: off
     _attend(
-        (into.num_spans, kv_heads), q, k, v, out, page_table, rows, query_starts, contexts,
+        (kv_heads, into.num_spans), q, k, v, out, page_table, rows, query_starts, contexts,
         into.sequence, into.begin, into.info, into.counters, into.partial,
         q if slopes is None else slopes, q if sinks is None else sinks,
         page_table.stride(0), q.stride(0), out.stride(0), k.stride(0), scale, softcap or 1.0, window,
