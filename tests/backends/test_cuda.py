@@ -12,6 +12,8 @@ import torch
 from trireme.bench.shapes import SHAPES, write_model
 from trireme.llm import LLM
 from trireme.types import SamplingParams
+from trireme.worker.group import RankGroup, open_ranks
+from trireme.worker.worker import LocalWorker
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -121,6 +123,23 @@ def test_logprobs_are_the_references(model: pathlib.Path) -> None:
     ours, theirs = (output.completions[0].logprobs for output in found)
     assert [t.token for t in ours] == [t.token for t in theirs]
     assert torch.allclose(torch.tensor([t.logprob for t in ours]), torch.tensor([t.logprob for t in theirs]), atol=1e-3)
+
+
+def test_answers_are_read_while_steps_are_captured(model: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a server: a thread of its own reads answers, log-probabilities too, while the next step's size is captured."""
+    lengths = range(3, 63, 2)  # the batch shrinks through every size, with an answer due before each capture
+    sampling = [SamplingParams(temperature=0.0, max_tokens=n, logprobs=3, ignore_eos=True) for n in lengths]
+    prompts = [[(i * 31 + j * 7) % 1000 + 5 for j in range(9)] for i in lengths]
+    found = []
+    for worker in (LocalWorker, lambda config, path, report: open_ranks(config, path, report)):
+        monkeypatch.setattr("trireme.llm.LocalWorker", worker)
+        with LLM(str(model), backend="cuda", dtype="float32", max_model_len=256, kv_tokens=4096) as llm:
+            assert isinstance(llm.worker, RankGroup) == (worker is not LocalWorker)
+            found.append([o.completions[0] for _ in range(2) for o in llm.generate(prompts, sampling)])
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        pairs = [(a.logprob, b.logprob) for a, b in zip(ours.logprobs, theirs.logprobs, strict=True)]
+        assert torch.allclose(*torch.tensor(pairs).T, atol=1e-3)
 
 
 def test_many_rows_come_and_go(model: pathlib.Path) -> None:

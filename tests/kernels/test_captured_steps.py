@@ -53,19 +53,24 @@ class Emulated(Backend):
         return step
 
 
+class Full(Emulated):
+    """One that has no memory left for graphs."""
+
+    name = "full"
+
+    def graph(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        raise torch.OutOfMemoryError("for the test")
+
+
 class Timed(Emulated):
-    """One on which the host's share of a step takes a second, and the wait for the device as long as is said."""
+    """One whose large steps take the host a second and the device as long as is said."""
 
     name, graph_tokens_surely = "timed", 0
-    now, wait = 0.0, 0.0
+    now, device_seconds = 0.0, 0.0
 
-    def mark(self) -> Callable[[], None]:
+    def stopwatch(self) -> Callable[[], Callable[[], float]]:
         Timed.now += 1.0
-
-        def waited() -> None:
-            Timed.now += Timed.wait
-
-        return waited
+        return lambda: lambda: Timed.device_seconds
 
 
 @pytest.fixture
@@ -75,12 +80,12 @@ def tiny(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(shapes.write_model("tiny", tmp_path))
 
 
-@pytest.mark.parametrize("wait, captured", [(0.5, True), (2.0, False)])
+@pytest.mark.parametrize("seconds, captured", [(0.5, True), (1.1, True), (2.0, False)])
 def test_large_steps_are_captured_where_the_device_waits_for_the_host(
-    tiny: str, monkeypatch: pytest.MonkeyPatch, wait: float, captured: bool
+    tiny: str, monkeypatch: pytest.MonkeyPatch, seconds: float, captured: bool
 ) -> None:
     monkeypatch.setitem(registry.BUILT_IN, "timed", f"{__name__}:Timed")
-    monkeypatch.setattr(Timed, "wait", wait)
+    monkeypatch.setattr(Timed, "device_seconds", seconds)
     monkeypatch.setattr(runner, "time", types.SimpleNamespace(perf_counter=lambda: Timed.now))
     once = SamplingParams(temperature=0.0, max_tokens=1)
     with LLM(tiny, backend="timed", **SETTINGS) as llm:
@@ -94,11 +99,13 @@ def test_large_steps_are_captured_where_the_device_waits_for_the_host(
 
 def test_replayed_steps_give_the_references_tokens(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.BUILT_IN, "emulated", f"{__name__}:Emulated")
+    monkeypatch.setitem(registry.BUILT_IN, "full", f"{__name__}:Full")
     prompts = [[(7 * i * j + i) % 80 + 5 for j in range(n)] for i, n in enumerate((3, 12, 1, 9, 6))]
     sampling = [SamplingParams(temperature=0.9 * (i % 2), seed=i, max_tokens=2 + i % 3, ignore_eos=True) for i in range(5)]
     found = []
-    for backend in ("reference", "emulated"):
+    for backend in ("reference", "emulated", "full"):
         with LLM(tiny, backend=backend, **SETTINGS) as llm:
             found.append([output.token_ids for output in llm.generate(prompts, sampling)])
-    assert found[0] == found[1]
+            assert bool(llm.worker.runner.never) == (backend == "full")
+    assert found[0] == found[1] == found[2]
     assert len(CAPTURED) >= 2, "neither decode steps nor steps with prompts were captured"

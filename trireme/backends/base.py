@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -96,6 +97,16 @@ class Backend:
     def mark(self) -> Callable[[], None]:
         """Marks this point of the device's work; calling the mark waits until it is reached."""
         return lambda: None
+
+    def stopwatch(self) -> Callable[[], Callable[[], float]]:
+        """Marks this point of the device's work; calling it marks another, calling that tells the seconds between, once reached."""
+        begun = time.perf_counter()
+
+        def stop() -> Callable[[], float]:
+            spent = time.perf_counter() - begun
+            return lambda: spent
+
+        return stop
 
     def comm(self, rank: int, size: int, store: str) -> Comm:
         """The collectives of this device's ranks."""

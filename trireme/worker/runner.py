@@ -21,6 +21,8 @@ from trireme.ops import KVCache
 from trireme.worker.sampler import Pick, Sampler
 from trireme.worker.tables import Padding, Step, Tables
 
+WAITS = 1.2  # times as long as the host: less, and kernels ran as they were started
+
 
 @dataclass
 class Launched:
@@ -31,8 +33,21 @@ class Launched:
     wait: Callable[[], None]
     logprobs: dict[int, tuple]
     notes: list[RowNote]
-    seconds: float  # what the host spent on it
-    trial: tuple[Padding, str] | None = None  # the graph that could run it, if the device turns out to have waited for the host
+    trial: Trial | None = None
+
+
+@dataclass
+class Trial:
+    """A large step with prompts, run as it comes, and how long host and device took."""
+
+    graph: tuple[Padding, str]  # the one that could run it
+    host: float
+    device: Callable[[], float]
+
+    @property
+    def waits(self) -> bool:
+        """Whether the device had to wait for the host."""
+        return self.device() < WAITS * self.host
 
 
 class Runner:
@@ -42,6 +57,7 @@ class Runner:
         self.graph_tokens = backend.graph_tokens(max_rows) if backend.options.graphs else ()
         self.graphs: dict[tuple[Padding, str], tuple[Step, Callable[[], Tensor]]] = {}
         self.met: set[tuple[Padding, str]] = set()  # sizes of steps with prompts that came by; the second time they are captured
+        self.never: set[tuple[Padding, str]] = set()  # sizes for whose graphs there was no memory; their steps run as they come
         self.tried: set[tuple[Padding, str]] = set()  # larger sizes; the first step of one may have waited for a compiler
         self.trial: tuple[Padding, str] | None = None  # the larger size of the step that is being launched
         self.answers = [backend.buffer((max_rows + 1,), torch.int64) for _ in range(backend.depth + 1)]
@@ -55,6 +71,7 @@ class Runner:
         for admit in plan.admit:
             self.sampler.admit(admit)
         padding, mode = self._graph_key(plan)
+        stop = self.backend.stopwatch() if self.trial else None
         step = self.tables.fill(plan, None if mode == "greedy" else self.sampler.uniforms(plan), padding)
         notes: list[RowNote] = []
         if padding and mode == "ruled":
@@ -66,8 +83,8 @@ class Runner:
         wanted = sum(plan.samples)
         answer = self.answers[plan.step % len(self.answers)][:wanted]
         answer.copy_(pick.ids[:wanted], non_blocking=True)
-        mark, seconds = self.backend.mark(), time.perf_counter() - begun
-        self.launched.append(Launched(plan, answer, mark, pick.logprobs, notes, seconds, self.trial))
+        trial = Trial(self.trial, time.perf_counter() - begun, stop()) if self.trial and stop else None
+        self.launched.append(Launched(plan, answer, self.backend.mark(), pick.logprobs, notes, trial))
 
     def rehearse(self, counts: list[int], mode: str) -> None:
         """Records a step of sequences with so many tokens before anybody wants it, on the scratch row, which nobody reads."""
@@ -84,10 +101,10 @@ class Runner:
 
     def collect(self) -> Sampled:
         """The answer to the oldest launched plan; waits for it."""
-        launched, begun = self.launched.popleft(), time.perf_counter()
+        launched = self.launched.popleft()
         launched.wait()
-        if launched.trial and time.perf_counter() - begun < launched.seconds:
-            self.met.add(launched.trial)
+        if launched.trial and launched.trial.waits:
+            self.met.add(launched.trial.graph)
         plan = launched.plan
         sampling = [row for row, samples in zip(plan.rows, plan.samples, strict=True) if samples]
         tokens = launched.ids[: len(sampling)].tolist()
@@ -133,31 +150,39 @@ class Runner:
         mode = self.sampler.mode(sampling)
         sequences = next(size for size in self.graph_sizes if size >= len(rows))
         if len(sampling) == len(rows) and set(plan.counts) == {1}:
-            return Padding(sequences, sequences, True), mode
-        return self._mixed_key(sum(plan.counts), sequences, mode)
+            padding: Padding | None = Padding(sequences, sequences, True)
+        else:
+            padding = self._mixed_size(sum(plan.counts), sequences, mode)
+        return (None, "") if padding is None or (padding, mode) in self.never else (padding, mode)
 
-    def _mixed_key(self, tokens: int, sequences: int, mode: str) -> tuple[Padding | None, str]:
-        """The size of a step with prompts."""
+    def _mixed_size(self, tokens: int, sequences: int, mode: str) -> Padding | None:
+        """The size of a step with prompts; None if it is to run as it comes."""
         if not self.graph_tokens or tokens > self.graph_tokens[-1]:
-            return None, ""
+            return None
         most = self.graph_sizes[-1]
         sequences = next(size for size in (*(min(few, most) for few in self.backend.graph_batches), most) if size >= sequences)
         padding = Padding(next(size for size in self.graph_tokens if size >= tokens), sequences, False)
         if (padding, mode) in self.met:
-            return padding, mode
+            return padding
         if padding.tokens <= self.backend.graph_tokens_surely:
             self.met.add((padding, mode))
         elif (padding, mode) in self.tried:
             self.trial = padding, mode
         elif self.backend.options.tp == 1:  # ranks would measure differently, and must run the same
             self.tried.add((padding, mode))
-        return None, ""
+        return None
 
     def _replay(self, step: Step, padding: Padding, mode: str) -> Tensor:
         """A step as a captured graph. Its device slices lie where those of the captured one did."""
         if (padding, mode) not in self.graphs:
             captured = self._forward if mode == "ruled" else self._sampled
-            self.graphs[padding, mode] = (step, self.backend.graph(lambda: captured(step)))
+            try:
+                self.graphs[padding, mode] = (step, self.backend.graph(lambda: captured(step)))
+            except torch.OutOfMemoryError:
+                if self.backend.options.tp > 1:  # the other ranks have captured it
+                    raise
+                self.never.add((padding, mode))
+                return captured(step)
         _, graph = self.graphs[padding, mode]
         return graph()
 

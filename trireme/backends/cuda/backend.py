@@ -22,7 +22,7 @@ from trireme.parallel.comm import ProcessComm
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, *range(48, 257, 16), *range(288, 513, 32))
 # Steps with prompts: the host needs 8 to 20 ms for one that is not captured, which the device hides only in larger ones; in none of
 # them where the model is small.
-GRAPH_TOKENS = (*range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256), *range(2560, 8193, 512))
+GRAPH_TOKENS = (*range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256), 3072, 4096, 6144, 8192)
 SURELY = 2048
 # Left beside weights and KV for activations of a full step, logits, captured graphs and cuBLAS: with an 8B model, 8192 tokens and
 # 256 rows a step torch held 1.9 GiB of it (H200).
@@ -87,6 +87,9 @@ class Cuda(Backend):
 
     def mark(self) -> Callable[[], None]:
         return gpu.mark(self.device)
+
+    def stopwatch(self) -> Callable[[], Callable[[], float]]:
+        return gpu.stopwatch(self.device)
 
     def comm(self, rank: int, size: int, store: str) -> Comm:
         return ProcessComm(rank, size, store, self.options.collective_timeout, backend="nccl")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -101,6 +101,18 @@ def mark(device: torch.device) -> Callable[[], None]:
     return event.synchronize
 
 
+def stopwatch(device: torch.device) -> Callable[[], Callable[[], float]]:
+    """Marks this point of the current stream; calling it marks another, calling that tells the seconds between, once reached."""
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begun.record(torch.cuda.current_stream(device))
+
+    def stop() -> Callable[[], float]:
+        ended.record(torch.cuda.current_stream(device))
+        return lambda: begun.elapsed_time(ended) / 1e3
+
+    return stop
+
+
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Keeps the garbage collector away: what it frees during a capture, it might free on the device."""
@@ -123,7 +135,10 @@ class Graphs:
         self.stream: Any = None
 
     def capture(self, step: Callable[[], Any]) -> Callable[[], Any]:
-        """Runs the step once, so that every kernel is compiled and loaded, records it, and returns what replays it."""
+        """Runs the step once, so that every kernel is compiled and loaded, records it, and returns what replays it.
+
+        Raises torch.OutOfMemoryError where the memory does not suffice; the step has been computed then all the same.
+        """
         if self.stream is None:
             self.stream, self.pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self.device)
@@ -136,11 +151,14 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         # Not torch's own context: it waits for the device, collects garbage and gives unused memory back, a third of the time.
         with torch.cuda.stream(self.stream), _uncollected():
-            graph.capture_begin(pool=self.pool)
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")  # another thread may read answers meanwhile
             try:
                 result = step()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
 
         def replay() -> Any:
             graph.replay()
