@@ -22,7 +22,7 @@ def compiled(chip: str, cache: pathlib.Path, *flags: str) -> int:
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environ |= {
         "TRITON_CACHE_DIR": str(cache),
-        "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent), str(HERE.parent.parent))),
+        "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent), str(HERE.parent.parent), environ.get("PYTHONPATH", ""))),
     }
     command = [sys.executable, str(HERE / "compile_for.py"), chip, *flags]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1200)
