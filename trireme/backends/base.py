@@ -56,6 +56,10 @@ class Backend:
         """What is kept free beside weights and KV for activations and captured graphs; 0 where they share the host's memory."""
         return 0
 
+    def held_bytes(self) -> int:
+        """What this process holds of a device's own memory: weights, KV, activations, graphs; 0 where the device has none."""
+        return 0
+
     def kv_default_tokens(self, max_len: int, max_running: int) -> int:
         """How many KV slots are worth having when nobody says."""
         return max(max_len, min(32768, max_len * max_running))

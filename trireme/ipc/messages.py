@@ -80,6 +80,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     kv_bytes: int
     load_seconds: float
     workspace_bytes: int = 0  # kept free for activations and captured graphs
+    taken_bytes: int = 0  # of it, what the first step took
 
 
 class Phase(msgspec.Struct, array_like=True, tag="phase"):

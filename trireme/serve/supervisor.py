@@ -348,7 +348,8 @@ def _discard(sock: socket.socket) -> None:
 
 def _numbers(ready: Ready) -> str:
     """What a worker took, in one line."""
-    weights, kv, workspace = (size / 2**20 for size in (ready.weight_bytes, ready.kv_bytes, ready.workspace_bytes))
+    sizes = (ready.weight_bytes, ready.kv_bytes, ready.workspace_bytes, ready.taken_bytes)
+    weights, kv, workspace, taken = (size / 2**20 for size in sizes)
     slots = ready.num_pages * ready.page_size
-    room = f", {workspace:.0f} MiB left for activations and graphs" if workspace else ""
+    room = f", {workspace:.0f} MiB left for activations and graphs ({taken:.0f} taken so far)" if workspace else ""
     return f"{ready.backend}, {ready.dtype}, weights {weights:.0f} MiB, KV {slots} tokens in {kv:.0f} MiB{room}"

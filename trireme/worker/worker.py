@@ -71,6 +71,7 @@ class LocalWorker:
             kv_bytes=kv.num_bytes,
             load_seconds=time.monotonic() - started,
             workspace_bytes=backend.workspace_bytes(),
+            taken_bytes=max(backend.held_bytes() - loaded.weight_bytes - kv.num_bytes, 0),
         )
 
     def _warm_up(self) -> None:

@@ -25,7 +25,7 @@ GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, *range(48, 257, 16), *range(288, 513, 32)
 GRAPH_TOKENS = (*range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256), 3072, 4096, 6144, 8192)
 SURELY = 2048
 # Left beside weights and KV for activations of a full step, logits, captured graphs and cuBLAS: with an 8B model, 8192 tokens and
-# 256 rows a step torch held 1.9 GiB of it (H200).
+# 256 rows a step 1.9 GiB are in use (H200); with what torch keeps for reuse it holds 4.5, which goes back when memory is short.
 WORKSPACE = 3 << 30
 
 
@@ -62,6 +62,9 @@ class Cuda(Backend):
 
     def workspace_bytes(self) -> int:
         return min(WORKSPACE, self.memory()[1] // 8)
+
+    def held_bytes(self) -> int:
+        return gpu.reserved(self.device)
 
     def kv_default_tokens(self, max_len: int, max_running: int) -> int:
         """All that every running request could ever use; the memory left decides before that."""
