@@ -137,7 +137,7 @@ class Graphs:
     def capture(self, step: Callable[[], Any]) -> Callable[[], Any]:
         """Runs the step once, so that every kernel is compiled and loaded, records it, and returns what replays it.
 
-        Raises torch.OutOfMemoryError where the memory does not suffice; the step has been computed then all the same.
+        Raises torch.OutOfMemoryError where the memory does not suffice.
         """
         if self.stream is None:
             self.stream, self.pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
