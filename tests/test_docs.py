@@ -21,6 +21,7 @@ from trireme.backends.conformance import check_ops
 from trireme.cli import bench
 from trireme.cli.main import COMMANDS
 from trireme.config import DeviceOptions, ScheduleOptions
+from trireme.llm import LLM
 from trireme.models import MODELS
 from trireme.models.llama import Llama
 from trireme.sched.scheduler import Scheduler
@@ -249,3 +250,25 @@ def test_the_worked_policy_orders_the_queue(tmp_path: pathlib.Path) -> None:
         scheduler.add(Request(id=id, tokens=list(range(length)), sampling=SamplingParams(max_tokens=4)))
     plan = scheduler.schedule()
     assert plan is not None and [admit.num_prompt for admit in plan.admit] == [2]
+
+
+# --- what the default model is shown to say --------------------------------------------------------------------------------------
+
+
+def test_the_default_model_says_what_the_pages_show(smollm2_path: pathlib.Path) -> None:
+    """Greedy, with the weights as shipped. The questions are such that it is sure of its answer in any arithmetic."""
+    consoles = "".join(fence.text for fence in fences("console"))
+    shown = re.findall(r'^\$ trireme generate "(.+)" --chat\n(.+)$', consoles, re.MULTILINE)
+    talks = re.findall(r"^> (.+\?)\n(.+)\n> (.+\?)\n(.+)$", consoles, re.MULTILINE)
+    assert len(shown) == len(talks) == 2
+    with LLM(str(smollm2_path), max_model_len=512) as llm:
+
+        def answer(*said: str) -> str:
+            turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+            return llm.chat(turns, SamplingParams(temperature=0.0, max_tokens=24))[0].text
+
+        for question, expected in shown:
+            assert answer(question) == expected
+        for question, expected, follow_up, second in talks:
+            assert answer(question) == expected
+            assert answer(question, expected, follow_up) == second

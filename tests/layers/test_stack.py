@@ -1,4 +1,4 @@
-"""The last block goes on with the tokens that need logits; with all of them only while somebody looks."""
+"""The last block goes on with the tokens that need logits; with all where few are coarser, and while somebody looks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_only_wanted_tokens_pass_the_last_block(
         first, last = (_rows_given(monkeypatch, block.mlp) for block in (blocks[0], blocks[-1]))
         answer = drive.run("a", PROMPT, max_tokens=2).tokens
         assert first == steps
-        assert last == [0] * (len(steps) - 2) + [1, 1]
+        assert last == (steps if backend == "cpu" else [0] * (len(steps) - 2) + [1, 1])  # a CPU computes few rows more coarsely
         assert answer == tiny_models.reference(family, PROMPT, 2)[0]
 
 

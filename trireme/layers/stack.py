@@ -15,11 +15,13 @@ def run_blocks(env: Env, blocks: Sequence[Module], x: Tensor, batch: Batch) -> t
     """What all blocks make of x, and the residual: of the tokens that need logits.
 
     The last block leaves out the others as soon as attention has mixed them in, because nobody reads what it would make of them: of
-    a prompt through 32 blocks this is 2.7 % of the work. Whoever looks at the layers' values is to see all tokens.
+    a prompt through 32 blocks this is 2.7 % of the work. Not where the few tokens left would be computed more coarsely than prompts
+    are: an answer's first token decides what follows. And whoever looks at the layers' values is to see all tokens.
     """
     residual: Tensor | None = None
     for block in blocks[:-1]:
         x, residual = block(x, residual, batch)
-    early, late = (None, batch.logits_at) if batch.watched else (batch.logits_at, None)
+    whole = batch.watched or env.ops.coarse_few_rows
+    early, late = (None, batch.logits_at) if whole else (batch.logits_at, None)
     x, residual = blocks[-1](x, residual, batch, early)
     return env.keep(x, late), env.keep(residual, late)
