@@ -26,6 +26,7 @@ class Backend:
     layers: Mapping[type, type] = {}
     methods: Mapping[str, type[WeightMethod]] = {}
     kv_kinds: tuple[str, ...] = ("plain", "int8", "fp8")  # what its ops can keep keys and values as
+    coarse_few_rows: bool = False  # whether products of few rows round their inputs more coarsely than those of many
     depth: int = 1  # steps launched before the oldest is collected; 2 where launching does not wait for the device
 
     def __init__(self, options: DeviceOptions, rank: int = 0):

@@ -24,6 +24,7 @@ class Device(Protocol):
     device: torch.device
     layers: Mapping[type, type]
     methods: Mapping[str, type[WeightMethod]]
+    coarse_few_rows: bool
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def run_blocks(env: Env, blocks: Sequence[Module], x: Tensor, batch: Batch) -> t
     residual: Tensor | None = None
     for block in blocks[:-1]:
         x, residual = block(x, residual, batch)
-    whole = batch.watched or env.ops.coarse_few_rows
+    whole = batch.watched or env.backend.coarse_few_rows
     early, late = (None, batch.logits_at) if whole else (batch.logits_at, None)
     x, residual = blocks[-1](x, residual, batch, early)
     return env.keep(x, late), env.keep(residual, late)

@@ -18,8 +18,6 @@ Projection = Callable[[Tensor], Tensor]  # a linear layer, whatever its weights 
 
 
 class Ops:
-    coarse_few_rows = False  # whether products of few rows round their inputs more coarsely than those of many
-
     # --- moving and shaping -------------------------------------------------------------------------------------------------
 
     def copy(self, target: Tensor, source: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ class Cpu(Backend):
     kv_kinds = ("plain", "int8")
     layers = {Attention: CpuAttention, GatedMLP: CpuGatedMLP}
     methods = METHODS
+    coarse_few_rows = True  # to whole numbers of 8 bits; those of many to bf16 where the CPU multiplies that
 
     def __init__(self, options: DeviceOptions, rank: int = 0):
         super().__init__(options, rank)

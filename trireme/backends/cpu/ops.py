@@ -31,8 +31,6 @@ def gate_transform(kind: str) -> Transform:
 
 
 class CpuOps(Ops):
-    coarse_few_rows = True  # whole numbers of 8 bits; those of many are bf16 where the CPU multiplies that
-
     def __init__(self) -> None:
         self.tape: Tape | None = None
         self.live: Live | None = None
