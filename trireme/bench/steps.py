@@ -10,9 +10,12 @@ import gc
 import json
 import pathlib
 import re
+import statistics
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
@@ -30,9 +33,10 @@ def account(llm: LLM, draw: Prompts, requests: int, prompt: int, outputs: int) -
     for _ in range(3):
         measure(llm, [draw(prompt) for _ in range(requests)], outputs)
     prompts = [draw(prompt) for _ in range(requests)]
-    begun = time.perf_counter()
-    measure(llm, prompts, outputs)
-    wall = time.perf_counter() - begun
+    with waits(llm.worker) as waited:
+        begun = time.perf_counter()
+        measure(llm, prompts, outputs)
+        wall = time.perf_counter() - begun
     prompts = [draw(prompt) for _ in range(requests)]
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         measure(llm, prompts, outputs)
@@ -51,9 +55,28 @@ def account(llm: LLM, draw: Prompts, requests: int, prompt: int, outputs: int) -
         "wall, us": wall * 1e6,
         "span, us": last - first,
         "busy, us": _union(spans),
+        "waits, us": [round(seconds * 1e6, 1) for seconds in waited],
         "late busy share": _union([(max(s, middle), e) for s, e in spans if e > middle]) / (last - middle),
         "kernels": [(name, round(us, 1), calls[name]) for name, us in spent.most_common(24)],
     }
+
+
+@contextmanager
+def waits(worker: Any) -> Iterator[list[float]]:
+    """The seconds for which the engine waits for each step's answer. Where it never waits, the device waits for the host."""
+    waited, collect = list[float](), worker.collect
+
+    def timed() -> Any:
+        begun = time.perf_counter()
+        answer = collect()
+        waited.append(time.perf_counter() - begun)
+        return answer
+
+    worker.collect = timed
+    try:
+        yield waited
+    finally:
+        del worker.collect
 
 
 def _union(spans: list[tuple[float, float]]) -> float:
@@ -93,6 +116,8 @@ def show(name: str, result: dict, steps: int, top: int) -> None:
     wall, span, busy = (result[key] / steps for key in ("wall, us", "span, us", "busy, us"))
     late = f"{result['late busy share']:.1%} of the second half"  # where a load has both, that is answers alone
     print(f"{name}: per step {wall:.0f} us wall, {span:.0f} from first to last kernel, {busy:.0f} busy; {late}", flush=True)
+    waited = sorted(result["waits, us"][len(result["waits, us"]) // 2 :])
+    print(f"    the host waits {statistics.median(waited):.0f} us for a step of the second half, {waited[0]:.0f} at least")
     for kernel, us, calls in result["kernels"][:top]:
         print(f"    {us / steps:9.1f} us  {calls / steps:6.1f} x {us / calls:7.2f}  {kernel}")
 
