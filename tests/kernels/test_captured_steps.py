@@ -106,6 +106,6 @@ def test_replayed_steps_give_the_references_tokens(tiny: str, monkeypatch: pytes
     for backend in ("reference", "emulated", "full"):
         with LLM(tiny, backend=backend, **SETTINGS) as llm:
             found.append([output.token_ids for output in llm.generate(prompts, sampling)])
-            assert bool(llm.worker.runner.never) == (backend == "full")
+            assert (runner.Standing.NEVER in llm.worker.runner.known.values()) == (backend == "full")
     assert found[0] == found[1] == found[2]
     assert len(CAPTURED) >= 2, "neither decode steps nor steps with prompts were captured"

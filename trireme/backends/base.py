@@ -27,6 +27,7 @@ class Backend:
     methods: Mapping[str, type[WeightMethod]] = {}
     kv_kinds: tuple[str, ...] = ("plain", "int8", "fp8")  # what its ops can keep keys and values as
     coarse_few_rows: bool = False  # whether products of few rows round their inputs more coarsely than those of many
+    graph_tokens_surely: int = sys.maxsize  # steps with prompts of more tokens are captured only if the device waits for the host
     depth: int = 1  # steps launched before the oldest is collected; 2 where launching does not wait for the device
 
     def __init__(self, options: DeviceOptions, rank: int = 0):
@@ -88,11 +89,6 @@ class Backend:
     def graph_tokens(self, max_rows: int) -> tuple[int, ...]:
         """The padded numbers of tokens at which steps with prompts are captured; none where graphs bring nothing."""
         return ()
-
-    @property
-    def graph_tokens_surely(self) -> int:
-        """Up to so many tokens, steps with prompts are captured anyway; larger ones once the device was seen to wait for them."""
-        return sys.maxsize
 
     @property
     def graph_batches(self) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from trireme.backends.cuda.device import release, reserved
+from trireme.backends.cuda.device import release
 from trireme.bench.choices import BASELINE
 from trireme.bench.clocks import Clocks
 from trireme.bench.engine import Prompts, measure
@@ -74,8 +74,8 @@ def measure_shape(path: pathlib.Path, args: argparse.Namespace, clocks: Clocks) 
         if "trace" in args.only:
             note("trace, output tok/s", partial(trace_rate, llm, draw, args.requests))
         ready, device = llm.worker.ready, getattr(llm.worker, "backend", None)
-        if device is not None and device.name == "cuda":
-            figures["workspace and graphs, GiB"] = (reserved(device.device) - ready.weight_bytes - ready.kv_bytes) / 2**30
+        if device is not None and device.held_bytes():
+            figures["workspace and graphs, GiB"] = (device.held_bytes() - ready.weight_bytes - ready.kv_bytes) / 2**30
     if "http" in args.only:
         del llm, device
         gc.collect()

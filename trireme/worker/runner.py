@@ -5,6 +5,7 @@ Holds only what every model needs. Knows no policy and no text.
 
 from __future__ import annotations
 
+import enum
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +23,15 @@ from trireme.worker.sampler import Pick, Sampler
 from trireme.worker.tables import Padding, Step, Tables
 
 WAITS = 1.2  # times as long as the host: less, and kernels ran as they were started
+Size = tuple[Padding, str]  # of a graph: how many tokens and sequences, and which kind of sampling
+
+
+class Standing(enum.Enum):
+    """What is known of a size that steps have."""
+
+    WANTED = "its steps are captured"
+    TRIED = "large; its first step ran as it came, perhaps behind a compiler, and the next ones are measured"
+    NEVER = "its steps run as they come"
 
 
 @dataclass
@@ -40,7 +50,7 @@ class Launched:
 class Trial:
     """A large step with prompts, run as it comes, and how long host and device took."""
 
-    graph: tuple[Padding, str]  # the one that could run it
+    size: Size  # of the graph that could run it
     host: float
     device: Callable[[], float]
 
@@ -55,11 +65,8 @@ class Runner:
         self.model, self.backend, self.caches, self.tables, self.sampler = model, backend, caches, tables, sampler
         self.graph_sizes = backend.graph_sizes(max_rows) if backend.options.graphs else ()
         self.graph_tokens = backend.graph_tokens(max_rows) if backend.options.graphs else ()
-        self.graphs: dict[tuple[Padding, str], tuple[Step, Callable[[], Tensor]]] = {}
-        self.met: set[tuple[Padding, str]] = set()  # sizes of steps with prompts that came by; the second time they are captured
-        self.never: set[tuple[Padding, str]] = set()  # sizes for whose graphs there was no memory; their steps run as they come
-        self.tried: set[tuple[Padding, str]] = set()  # larger sizes; the first step of one may have waited for a compiler
-        self.trial: tuple[Padding, str] | None = None  # the larger size of the step that is being launched
+        self.graphs: dict[Size, tuple[Step, Callable[[], Tensor]]] = {}
+        self.known: dict[Size, Standing] = {}
         self.answers = [backend.buffer((max_rows + 1,), torch.int64) for _ in range(backend.depth + 1)]
         self.launched: deque[Launched] = deque()
         self.eager = False  # set while values are captured: a replayed graph calls no layer
@@ -67,11 +74,13 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: Plan) -> None:
         """Puts a plan on the device without waiting for it."""
-        begun, self.trial = time.perf_counter(), None
+        begun = time.perf_counter()
         for admit in plan.admit:
             self.sampler.admit(admit)
-        padding, mode = self._graph_key(plan)
-        stop = self.backend.stopwatch() if self.trial else None
+        size = self._size(plan)
+        standing = self._standing(size) if size else None
+        padding, mode = size if size and standing is Standing.WANTED else (None, "")
+        stop = self.backend.stopwatch() if standing is Standing.TRIED else None
         step = self.tables.fill(plan, None if mode == "greedy" else self.sampler.uniforms(plan), padding)
         notes: list[RowNote] = []
         if padding and mode == "ruled":
@@ -83,17 +92,19 @@ class Runner:
         wanted = sum(plan.samples)
         answer = self.answers[plan.step % len(self.answers)][:wanted]
         answer.copy_(pick.ids[:wanted], non_blocking=True)
-        trial = Trial(self.trial, time.perf_counter() - begun, stop()) if self.trial and stop else None
+        trial = Trial(size, time.perf_counter() - begun, stop()) if size and stop else None
         self.launched.append(Launched(plan, answer, self.backend.mark(), pick.logprobs, notes, trial))
 
     def rehearse(self, counts: list[int], mode: str) -> None:
         """Records a step of sequences with so many tokens before anybody wants it, on the scratch row, which nobody reads."""
-        scratch, size = self.tables.scratch_row, len(counts)
-        plan = Plan(0, [], [], [], [], [scratch] * size, [0] * size, counts, [1] * size, [True] * size)
+        scratch, count = self.tables.scratch_row, len(counts)
+        plan = Plan(0, [], [], [], [], [scratch] * count, [0] * count, counts, [1] * count, [True] * count)
         if mode == "random":
             self.sampler.random.add(scratch)
         try:
-            if self._graph_key(plan) not in self.graphs:  # asked once more by the launch: a step with prompts is known then
+            size = self._size(plan)
+            if size and size not in self.graphs:
+                self.known.setdefault(size, Standing.WANTED)
                 self.launch(plan)
                 self.collect()
         finally:
@@ -104,7 +115,7 @@ class Runner:
         launched = self.launched.popleft()
         launched.wait()
         if launched.trial and launched.trial.waits:
-            self.met.add(launched.trial.graph)
+            self.known[launched.trial.size] = Standing.WANTED
         plan = launched.plan
         sampling = [row for row, samples in zip(plan.rows, plan.samples, strict=True) if samples]
         tokens = launched.ids[: len(sampling)].tolist()
@@ -139,38 +150,33 @@ class Runner:
 
     # --- captured steps -------------------------------------------------------------------------------------------------------
 
-    def _graph_key(self, plan: Plan) -> tuple[Padding | None, str]:
-        """The padded size of the graph that can run this plan, and its kind of sampling; (None, "") if none can."""
+    def _size(self, plan: Plan) -> Size | None:
+        """The size of the graph that could run this plan; None if none can."""
         rows = plan.rows
         if self.eager or not self.graph_sizes or len(rows) > self.graph_sizes[-1] or list(plan.samples) != list(plan.logits):
-            return None, ""
+            return None
         sampling = [row for row, samples in zip(rows, plan.samples, strict=True) if samples]
         if not sampling:
-            return None, ""
+            return None
         mode = self.sampler.mode(sampling)
-        sequences = next(size for size in self.graph_sizes if size >= len(rows))
         if len(sampling) == len(rows) and set(plan.counts) == {1}:
-            padding: Padding | None = Padding(sequences, sequences, True)
-        else:
-            padding = self._mixed_size(sum(plan.counts), sequences, mode)
-        return (None, "") if padding is None or (padding, mode) in self.never else (padding, mode)
-
-    def _mixed_size(self, tokens: int, sequences: int, mode: str) -> Padding | None:
-        """The size of a step with prompts; None if it is to run as it comes."""
+            sequences = next(size for size in self.graph_sizes if size >= len(rows))
+            return Padding(sequences, sequences, True), mode
+        tokens, most = sum(plan.counts), self.graph_sizes[-1]
         if not self.graph_tokens or tokens > self.graph_tokens[-1]:
             return None
-        most = self.graph_sizes[-1]
-        sequences = next(size for size in (*(min(few, most) for few in self.backend.graph_batches), most) if size >= sequences)
-        padding = Padding(next(size for size in self.graph_tokens if size >= tokens), sequences, False)
-        if (padding, mode) in self.met:
-            return padding
-        if padding.tokens <= self.backend.graph_tokens_surely:
-            self.met.add((padding, mode))
-        elif (padding, mode) in self.tried:
-            self.trial = padding, mode
-        elif self.backend.options.tp == 1:  # ranks would measure differently, and must run the same
-            self.tried.add((padding, mode))
-        return None
+        sequences = next(size for size in (*(min(few, most) for few in self.backend.graph_batches), most) if size >= len(rows))
+        return Padding(next(size for size in self.graph_tokens if size >= tokens), sequences, False), mode
+
+    def _standing(self, size: Size) -> Standing | None:
+        """What is known of a size before this step of it; None if nothing is. A first step with prompts runs as it comes."""
+        padding, known = size[0], self.known.get(size)
+        if known is None:
+            sure = padding.decode or padding.tokens <= self.backend.graph_tokens_surely
+            large = Standing.TRIED if self.backend.options.tp == 1 else Standing.NEVER  # ranks would measure differently
+            self.known[size] = Standing.WANTED if sure else large
+            return Standing.WANTED if padding.decode else None
+        return known
 
     def _replay(self, step: Step, padding: Padding, mode: str) -> Tensor:
         """A step as a captured graph. Its device slices lie where those of the captured one did."""
@@ -181,7 +187,7 @@ class Runner:
             except torch.OutOfMemoryError:
                 if self.backend.options.tp > 1:  # the other ranks have captured it
                     raise
-                self.never.add((padding, mode))
+                self.known[padding, mode] = Standing.NEVER
                 return captured(step)
         _, graph = self.graphs[padding, mode]
         return graph()

@@ -23,7 +23,6 @@ GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, *range(48, 257, 16), *range(288, 513, 32)
 # Steps with prompts: the host needs 8 to 20 ms for one that is not captured, which the device hides only in larger ones; in none of
 # them where the model is small.
 GRAPH_TOKENS = (*range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256), 3072, 4096, 6144, 8192)
-SURELY = 2048
 # Left beside weights and KV for activations of a full step, logits, captured graphs and cuBLAS: with an 8B model, 8192 tokens and
 # 256 rows a step 1.9 GiB are in use (H200); with what torch keeps for reuse it holds 4.5, which goes back when memory is short.
 WORKSPACE = 3 << 30
@@ -32,6 +31,7 @@ WORKSPACE = 3 << 30
 class Cuda(Backend):
     name = "cuda"
     depth = 2
+    graph_tokens_surely = 2048
 
     def __init__(self, options: DeviceOptions, rank: int = 0):
         super().__init__(options, rank)
@@ -83,10 +83,6 @@ class Cuda(Backend):
 
     def graph_tokens(self, max_rows: int) -> tuple[int, ...]:
         return GRAPH_TOKENS
-
-    @property
-    def graph_tokens_surely(self) -> int:
-        return SURELY
 
     def mark(self) -> Callable[[], None]:
         return gpu.mark(self.device)
