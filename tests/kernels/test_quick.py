@@ -61,13 +61,21 @@ def test_floats_count_by_sign_only_where_they_may(built: bool, device: str, monk
     assert calls == [0.5, 1.5, -0.5, 2.0, 2, True, float("inf"), 1e16, -0.75]
 
 
+LAYOUT = ((2, 2), (2, 1), torch.float32)
+TEMPLATE = [1, 1, 1, None, *[None] * 9, None, None, None, "constant"]
+
+
 def made(start, empty, **changes):  # type: ignore[no-untyped-def]
-    layout = ((2, 2), (2, 1), torch.float32)
-    settings = {"sources": [(PLACE, 0)], "floats": [(PLACE + 2, 1)], "targets": [(PLACE + 1, *layout)], "as_tuple": False} | changes
-    template = [1, 1, 1, None, *[None] * 9, None, None, None, "constant"]
-    order = (settings["sources"], settings["floats"], settings["targets"])
-    tail = (settings["as_tuple"], settings.get("raw"))
-    return quick.launch(start, template, STREAM, *order, empty, lambda device: 77 + device, 0, *tail)
+    """One launch of an argument, a result and a number."""
+    given = {"pointers": [(PLACE, 0), (PLACE + 1, 1)], "floats": [(PLACE + 2, 1)], "raw": None, "as_tuple": False} | changes
+    given = {"tensors": [(0, 0)], "layouts": [LAYOUT], "returned": [1], "bound": None, "capturing": None} | given
+    starts = given.get("starts", [(start, TEMPLATE, given["pointers"], given["floats"], given["raw"])])
+    parts = (given["tensors"], given["layouts"], given["returned"], given["as_tuple"])
+    return quick.launch(starts, STREAM, *parts, empty, lambda device: 77 + device, 0, given["bound"], given["capturing"])
+
+
+def fresh(shape, stride, dtype):  # type: ignore[no-untyped-def]
+    return torch.empty_strided(shape, stride, dtype=dtype)
 
 
 @needs_compiler
@@ -105,17 +113,50 @@ def test_a_driver_is_given_the_same(code: int) -> None:
 
     call = kind(driver)
     address = ctypes.cast(call, ctypes.c_void_p).value
-    raw = (address, 42, 128, 4096, "-" * PLACE + "ppf-")
-    empty = lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype)  # noqa: E731
-    launch = made(lambda *values: started.append(values), empty, raw=raw)
+    raw = (address, 42, 128, 4096, (5, 2, 1), "-" * PLACE + "ppf-")
+    launch = made(lambda *values: started.append(values), fresh, raw=raw)
     x = torch.randn(4)
     y = launch((x, 2.5), {})
-    assert seen == [(42, 1, 1, 1, 128, 1, 1, 4096, 77, None, x.data_ptr(), y.data_ptr(), 2.5, 0, 0)]
+    assert seen == [(42, 5, 2, 1, 128, 1, 1, 4096, 77, None, x.data_ptr(), y.data_ptr(), 2.5, 0, 0)]
     assert len(started) == (code != 0)
-    with pytest.raises(ValueError):
-        quick._module().Launch(
-            None, [1, 1, 1, None], 3, [], [], [(0, ((1,), (1,), None))], None, None, 0, False, (address, 42, 32, 0, "pp")
-        )
+    assert made(lambda *values: None, fresh, raw=(address, 42, 128, 4096, (5, 2, 1), "pp")) is None, "too few kinds"
+
+
+@needs_compiler
+def test_several_launches_share_memory() -> None:
+    """A workspace goes from the first to the second, and only what is asked for comes back."""
+    seen: list[tuple] = []
+    starts = [
+        (lambda *values: seen.append(("first", *values[PLACE:])), TEMPLATE, [(PLACE, 0), (PLACE + 1, 2)], [(PLACE + 2, 1)], None),
+        (lambda *values: seen.append(("second", *values[PLACE:])), TEMPLATE, [(PLACE, 2), (PLACE + 1, 1)], [], None),
+    ]
+    launch = made(None, fresh, starts=starts, layouts=[LAYOUT, ((8,), (1,), torch.float32)], returned=[1, 0], as_tuple=True)
+    x = torch.randn(4)
+    result, same = launch((x, 0.5), {})
+    assert same is x and tuple(result.shape) == (2, 2)
+    (_, read, between, number, _), (_, again, written, *_) = seen
+    assert (read, number, written) == (x.data_ptr(), 0.5, result.data_ptr()) and between == again not in (read, written)
+
+
+@needs_compiler
+def test_only_as_it_was_recorded() -> None:
+    """Arguments that shared memory must share it; a call with memory that stays runs on its own stream, outside of graphs."""
+    both = made(lambda *values: None, fresh, tensors=[(0, 0), (1, 0)], returned=[2], pointers=[(PLACE, 0), (PLACE + 1, 2)], floats=[])
+    x, y = torch.randn(4), torch.randn(4)
+    assert both((x, x), {}) is not None and both((x, y), {}) is None
+    for bound, capturing, runs in ((77, False, True), (77, True, False), (78, False, False)):
+        launch = made(lambda *values: None, fresh, bound=bound, capturing=lambda answer=capturing: answer)
+        assert (launch((x, 2.5), {}) is not None) == runs
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_one_tensor_twice(built: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not built:
+        monkeypatch.setattr(quick, "_module", lambda: None)
+    plus = repeat.repeating(lambda x, y: _sum(x, y))
+    x, y = torch.randn(16, device=device), torch.randn(16, device=device)
+    for a, b in ((x, x), (x, x), (y, y), (x, y), (y, x), (x, x), (x, y)):
+        assert torch.equal(plus(a, b), a + b)
 
 
 @needs_compiler
@@ -143,8 +184,7 @@ def test_errors_are_passed_on(at: str) -> None:
         def data_ptr(self) -> str:
             return "nowhere"
 
-    good = lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype)  # noqa: E731
-    launch = made(fails if at == "start" else lambda *values: None, fails if at == "empty" else good)
+    launch = made(fails if at == "start" else lambda *values: None, fails if at == "empty" else fresh)
     x = Odd() if at == "pointer" else torch.randn(4)
     before = sys.getrefcount(x)
     for _ in range(3):
@@ -155,7 +195,19 @@ def test_errors_are_passed_on(at: str) -> None:
 
 @needs_compiler
 def test_too_many_values_are_left_to_python() -> None:
-    many = [(PLACE, i) for i in range(9)]
-    assert made(lambda *values: None, None, sources=many) is None
-    assert made(lambda *values: None, None, targets=[]) is None
-    assert made(lambda *values: None, None, sources=[(400, 0)]) is None
+    nothing = lambda *values: None  # noqa: E731
+    assert made(nothing, fresh) is not None
+    for change in (
+        {"tensors": [(i, i) for i in range(9)]},
+        {"tensors": [(0, 1), (1, 1)]},  # an argument is compared with one before it
+        {"layouts": [LAYOUT] * 9},
+        {"returned": []},
+        {"returned": [2]},
+        {"pointers": [(400, 0)]},
+        {"pointers": [(PLACE, 2)]},
+        {"floats": [(PLACE, -1)]},
+        {"starts": []},
+        {"starts": [(nothing, [None] * 65, [], [], None)]},
+        {"starts": [(nothing, [None] * 3, [], [], None)]},  # no place for the stream
+    ):
+        assert made(nothing, fresh, **change) is None, change

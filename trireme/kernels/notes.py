@@ -47,9 +47,7 @@ class Notes:
         finish: Function = tuple if isinstance(result, tuple) else operator.itemgetter(0)
         pointers = [x.data_ptr() for x in self.tensors.values()]
         shared = [(i, pointers.index(p)) for i, p in enumerate(pointers) if pointers.index(p) != i]
-        plain = not (shared or recording.settings or recording.lasting or chips.several_devices() or len(launches) > 1)
-        once = _single(self, launches[0], returned, finish) if plain else None
-        return once or _general(self, launches, returned, finish, shared)
+        return _quick(self, launches, returned, finish, shared) or _general(self, launches, returned, finish, shared)
 
     def _launch(self, handle: Any, grid: tuple[int, ...], values: tuple[Any, ...]) -> Any:
         """A raw start, its arguments, and which of these to fill in: (place, memory, offset, descriptor) and (place, float)."""
@@ -70,7 +68,7 @@ class Notes:
                     floats.append((place, same[0]))
         for place, *_ in slots:
             template[place] = None  # the recorded call's memory is not ours to keep
-        return start, template, slots, floats, _raw(handle, len(values))
+        return start, template, slots, floats, _raw(handle, grid, len(values))
 
     def _origin(self, x: torch.Tensor) -> tuple[int, int]:
         """Which memory a tensor lies in and how far; memory that lasts has a number below zero."""
@@ -103,7 +101,7 @@ class Notes:
         return number, layout[0], layout[1], offset // x.element_size()
 
 
-def _raw(handle: Handle, num_values: int) -> tuple[int, int, int, int, str] | None:
+def _raw(handle: Handle, grid: tuple[int, ...], num_values: int) -> tuple[Any, ...] | None:
     """How the driver itself starts the kernel; None for what only Triton's launcher knows: clusters, early starts, descriptors."""
     _, function, cooperative, dependent, metadata, kinds = handle
     driver = chips.driver_launch()
@@ -112,47 +110,32 @@ def _raw(handle: Handle, num_values: int) -> tuple[int, int, int, int, str] | No
     num_warps, num_ctas, shared = metadata
     if num_ctas != 1:
         return None
-    return driver, function, num_warps * chips.current().warp_size, shared, "-" * _VALUES + kinds
+    return driver, function, num_warps * chips.current().warp_size, shared, grid, "-" * _VALUES + kinds
 
 
-def _single(notes: Notes, launch: Any, returned: list[Any], finish: Function) -> Function | None:
-    """The shortest way to repeat one launch that takes every argument and writes every result; None if this is not one."""
-    start, template, slots, floats, raw = launch
-    first = len(notes.tensors)
-    at = {number: place for place, number, _, _ in slots}
-    each_once = len(at) == len(slots) and sorted(at) == list(range(len(notes.memory)))
-    results = [x for x in returned if type(x) is int and x >= first]
-    if not each_once or sorted(results) != list(range(first, len(notes.memory))) or len(results) != len(returned):
+def _quick(notes: Notes, launches: list[Any], returned: list[Any], finish: Function, shared: list[Any]) -> Function | None:
+    """The shortest way to repeat a call; None if something of it is only known to `_general`."""
+    slots = [slot for _, _, slots, _, _ in launches for slot in slots]
+    named = any(type(i) is str for _, _, _, floats, _ in launches for _, i in floats)
+    if notes.recording.settings or chips.several_devices() or named or any(type(x) is not int for x in returned):
         return None
-    if any(offset or fixed for _, _, offset, fixed in slots) or any(type(i) is str for _, i in floats):
+    if any(offset or fixed for _, _, offset, fixed in slots):
         return None
-    sources = [(at[number], index) for number, index in enumerate(notes.tensors)]
-    targets = [(at[number], *notes.layouts[number - first]) for number in results]
-    empty, stream, device = chips.allocator(), chips.getters()[1], chips.current_device()
-    quick = launch_quickly(start, template, _STREAM, sources, floats, targets, empty, stream, device, finish is tuple, raw)
-    if quick is not None:
-        return quick
-
-    def again(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    kept = [x.data_ptr() for x in notes.recording.lasting]
+    starts = []
+    for start, template, slots, floats, raw in launches:
         values = template[:]
-        together = 0
-        for place, index in sources:
-            values[place] = pointer = args[index].data_ptr()
-            together |= pointer
-        if together & 15:
-            return None
-        for place, index in floats:
-            values[place] = args[index]
-        made = []
-        for place, shape, stride, dtype in targets:
-            result = empty(shape, stride, dtype)
-            values[place] = result.data_ptr()
-            made.append(result)
-        values[_STREAM] = stream(device)
-        start(*values)
-        return finish(made)
-
-    return again
+        for place, number, _, _ in slots:
+            values[place] = kept[-1 - number] if number < 0 else None
+        starts.append((start, values, [(place, number) for place, number, _, _ in slots if number >= 0], floats, raw))
+    first = dict(shared)
+    tensors = [(place, first.get(number, number)) for number, place in enumerate(notes.tensors)]
+    device = chips.current_device()
+    bound = chips.current_stream(device) if kept else None
+    return launch_quickly(
+        starts, _STREAM, tensors, notes.layouts, returned, finish is tuple, chips.allocator(), chips.getters()[1], device, bound,
+        chips.capturing,
+    )  # fmt: skip
 
 
 def _general(notes: Notes, launches: list[Any], returned: list[Any], finish: Function, shared: list[Any]) -> Function:

@@ -1,14 +1,15 @@
 /* The shortest way through a remembered call: what repeat.py and notes.py do, without a frame of Python.
  *
- * Call tries the recent kinds of calls and otherwise asks the function it stands for. Launch repeats one launch: it allocates the
- * results, fills in addresses and stream, and starts the kernel, through the driver where it knows how. Knows tuples and addresses;
+ * Call tries the recent kinds of calls and otherwise asks the function it stands for. Launch repeats a call: it allocates results and
+ * workspaces, fills in addresses and stream, and starts the kernels, through the driver where it knows how. Knows tuples and addresses;
  * nothing of tensors but data_ptr().
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <limits.h>
 #include <stddef.h>
 
-enum { VALUES = 64, TENSORS = 8, RESULTS = 4, PARAMETERS = 48, SCRATCH = 2 };
+enum { VALUES = 64, TENSORS = 8, MADE = 8, STARTS = 4, PARAMETERS = 48, SCRATCH = 2 };
 
 /* A driver's own start of a kernel: grid, block, shared memory, stream, the addresses of its parameters. CUDA and HIP have the same. */
 typedef int (*Driver)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
@@ -17,40 +18,46 @@ typedef struct {
     int place, index;
 } Slot;
 
+/* One kernel to be started. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *start, *empty, *stream, *device; /* raw start of a kernel; new memory; the stream of a device */
-    PyObject *values[VALUES];                  /* of the start, those to be filled in NULL or of the recorded call */
-    PyObject *layouts[RESULTS];                /* (shape, stride, type) */
-    Slot sources[TENSORS], floats[TENSORS];
-    int targets[RESULTS];
-    int num_values, num_sources, num_floats, num_targets, stream_place, as_tuple;
-    Driver driver;                             /* NULL: only through `start` */
+    PyObject *start;          /* Triton's raw start */
+    PyObject *values[VALUES]; /* its arguments, those to be filled in NULL or of the recorded call */
+    Slot pointers[TENSORS + MADE], floats[TENSORS];
+    int num_values, num_pointers, num_floats;
+    Driver driver; /* NULL: only through `start` */
     void *function;
     unsigned grid[3], threads, shared;
-    char kinds[VALUES];                        /* of each value: p an address, i a whole number, f and d floats, - no parameter */
+    char kinds[VALUES]; /* of each value: p an address, i a whole number, f and d floats, - no parameter */
+} Start;
+
+/* A call to be repeated. Memory is numbered: tensors among the arguments, then what is allocated. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *empty, *stream, *device; /* new memory; the stream of a device */
+    PyObject *bound, *capturing;       /* the only stream it may run on, and whether that records a graph; or NULL */
+    PyObject *layouts[MADE];           /* (shape, stride, type) */
+    Slot tensors[TENSORS];             /* which argument, and the number of the first that shares its memory */
+    int returned[MADE];
+    Start *starts;
+    int num_tensors, num_made, num_returned, num_starts, stream_place, as_tuple;
 } Launch;
 
 static PyObject *data_ptr_name;
 static PyTypeObject LaunchType;
 
-/* The address of a tensor's memory as Python's number, its low bits gathered in `together`. */
-static PyObject *address_of(PyObject *tensor, unsigned long long *together) {
+/* The address of a tensor's memory as Python's number. */
+static PyObject *address_of(PyObject *tensor, unsigned long long *value) {
     PyObject *number = PyObject_CallMethodNoArgs(tensor, data_ptr_name);
     if (!number) return NULL;
-    unsigned long long value = PyLong_AsUnsignedLongLong(number);
-    if (value == (unsigned long long)-1 && PyErr_Occurred()) {
-        Py_DECREF(number);
-        return NULL;
-    }
-    if (together) *together |= value;
+    *value = PyLong_AsUnsignedLongLong(number);
+    if (*value == (unsigned long long)-1 && PyErr_Occurred()) Py_CLEAR(number);
     return number;
 }
 
-static PyObject *results_of(const Launch *self, PyObject **made) {
-    if (!self->as_tuple) return Py_NewRef(made[0]);
-    PyObject *tuple = PyTuple_New(self->num_targets);
-    for (int i = 0; tuple && i < self->num_targets; i++) PyTuple_SET_ITEM(tuple, i, Py_NewRef(made[i]));
+static PyObject *results_of(const Launch *self, PyObject *const *memory) {
+    if (!self->as_tuple) return Py_NewRef(memory[self->returned[0]]);
+    PyObject *tuple = PyTuple_New(self->num_returned);
+    for (int i = 0; tuple && i < self->num_returned; i++) PyTuple_SET_ITEM(tuple, i, Py_NewRef(memory[self->returned[i]]));
     return tuple;
 }
 
@@ -69,9 +76,9 @@ static int bits_of(PyObject *value, char kind, unsigned long long *bits) {
 }
 
 /* Whether the driver took the launch. It does not where this thread has no context yet; Triton's own start makes one. */
-static int driven(const Launch *self, PyObject *const *values) {
+static int driven(const Start *self, PyObject *const *values, PyObject *on) {
     unsigned long long bits[PARAMETERS], none = 0;
-    void *parameters[PARAMETERS + SCRATCH], *stream = PyLong_AsVoidPtr(values[self->stream_place]);
+    void *parameters[PARAMETERS + SCRATCH], *stream = PyLong_AsVoidPtr(on);
     int count = 0, code;
     for (int i = 0; i < self->num_values; i++) {
         if (self->kinds[i] == '-') continue;
@@ -88,120 +95,170 @@ static int driven(const Launch *self, PyObject *const *values) {
     return code == 0;
 }
 
+/* Starts one kernel on this memory; 0 for an error. */
+static int started(const Start *self, PyObject *const *args, PyObject *const *addresses, int stream_place, PyObject *stream) {
+    PyObject *values[VALUES];
+    memcpy(values, self->values, sizeof(PyObject *) * self->num_values);
+    for (int i = 0; i < self->num_pointers; i++) values[self->pointers[i].place] = addresses[self->pointers[i].index];
+    for (int i = 0; i < self->num_floats; i++) values[self->floats[i].place] = args[self->floats[i].index];
+    values[stream_place] = stream;
+    if (self->driver && driven(self, values, stream)) return 1;
+    PyObject *answer = PyObject_Vectorcall(self->start, values, self->num_values, NULL);
+    Py_XDECREF(answer);
+    return answer != NULL;
+}
+
+/* 1 if the call may run on this stream, 0 if not, -1 for an error. */
+static int may_run(const Launch *self, PyObject *stream) {
+    if (!self->bound) return 1;
+    int same = PyObject_RichCompareBool(stream, self->bound, Py_EQ);
+    if (same != 1) return same;
+    PyObject *recorded = PyObject_CallNoArgs(self->capturing);
+    if (!recorded) return -1;
+    same = PyObject_Not(recorded);
+    Py_DECREF(recorded);
+    return same;
+}
+
 /* New reference to the result; None where an argument lies otherwise than that of the recorded call; NULL for an error. */
 static PyObject *repeat(const Launch *self, PyObject *const *args) {
-    PyObject *values[VALUES], *owned[TENSORS + RESULTS + 1], *made[RESULTS], *result = NULL;
-    int num_owned = 0, num_made = 0;
-    unsigned long long together = 0;
-    memcpy(values, self->values, sizeof(PyObject *) * self->num_values);
-    for (int i = 0; i < self->num_sources; i++) {
-        PyObject *number = address_of(args[self->sources[i].index], &together);
-        if (!number) goto done;
-        values[self->sources[i].place] = owned[num_owned++] = number;
+    PyObject *memory[TENSORS + MADE], *addresses[TENSORS + MADE], *stream = NULL, *result = NULL;
+    unsigned long long value[TENSORS + MADE], together = 0;
+    int known = 0, made = 0, same = 1;
+    for (; known < self->num_tensors; known++) {
+        memory[known] = args[self->tensors[known].place];
+        if (!(addresses[known] = address_of(memory[known], &value[known]))) goto done;
+        together |= value[known];
+        same &= value[known] == value[self->tensors[known].index];
     }
-    if (together & 15) {
-        result = Py_NewRef(Py_None);
+    if (!(stream = PyObject_CallOneArg(self->stream, self->device))) goto done;
+    int may = together & 15 || !same ? 0 : may_run(self, stream);
+    if (may <= 0) {
+        result = may < 0 ? NULL : Py_NewRef(Py_None);
         goto done;
     }
-    for (int i = 0; i < self->num_floats; i++) values[self->floats[i].place] = args[self->floats[i].index];
-    for (int i = 0; i < self->num_targets; i++) {
-        PyObject *const *layout = &PyTuple_GET_ITEM(self->layouts[i], 0);
-        PyObject *tensor = PyObject_Vectorcall(self->empty, layout, 3, NULL);
-        if (!tensor) goto done;
-        made[num_made++] = tensor;
-        PyObject *number = address_of(tensor, NULL);
-        if (!number) goto done;
-        values[self->targets[i]] = owned[num_owned++] = number;
+    for (; made < self->num_made; made++, known++) {
+        PyObject *const *layout = &PyTuple_GET_ITEM(self->layouts[made], 0);
+        if (!(memory[known] = PyObject_Vectorcall(self->empty, layout, 3, NULL))) goto done;
+        if (!(addresses[known] = address_of(memory[known], &value[known]))) {
+            Py_DECREF(memory[known]);
+            goto done;
+        }
     }
-    PyObject *stream = PyObject_CallOneArg(self->stream, self->device);
-    if (!stream) goto done;
-    values[self->stream_place] = owned[num_owned++] = stream;
-    if (self->driver && driven(self, values)) {
-        result = results_of(self, made);
-        goto done;
-    }
-    PyObject *started = PyObject_Vectorcall(self->start, values, self->num_values, NULL);
-    if (started) result = results_of(self, made);
-    Py_XDECREF(started);
+    for (int i = 0; i < self->num_starts; i++)
+        if (!started(&self->starts[i], args, addresses, self->stream_place, stream)) goto done;
+    result = results_of(self, memory);
 done:
-    while (num_owned) Py_DECREF(owned[--num_owned]);
-    while (num_made) Py_DECREF(made[--num_made]);
+    while (made) Py_DECREF(memory[self->num_tensors + --made]);
+    while (known) Py_DECREF(addresses[--known]);
+    Py_XDECREF(stream);
     return result;
 }
 
-static int read_slots(PyObject *list, Slot *slots, int *count) {
+/* Pairs of numbers below the limits; 0 if there are others or more than `most`. */
+static int read_slots(PyObject *list, Slot *slots, int *count, int most, int places, int indices) {
     *count = (int)PySequence_Size(list);
-    if (*count < 0 || *count > TENSORS) return 0;
+    if (*count < 0 || *count > most) return 0;
     for (int i = 0; i < *count; i++) {
         PyObject *pair = PySequence_GetItem(list, i);
         int read = pair && PyArg_ParseTuple(pair, "ii", &slots[i].place, &slots[i].index);
         Py_XDECREF(pair);
-        if (!read) return 0;
+        if (!read || slots[i].place < 0 || slots[i].place >= places || slots[i].index < 0 || slots[i].index >= indices) return 0;
     }
     return 1;
 }
 
-static int read_targets(PyObject *list, Launch *self) {
-    self->num_targets = (int)PySequence_Size(list);
-    if (self->num_targets < 1 || self->num_targets > RESULTS) return 0;
-    for (int i = 0; i < self->num_targets; i++) {
-        PyObject *pair = PySequence_GetItem(list, i), *layout = NULL;
-        int read = pair && PyArg_ParseTuple(pair, "iO!", &self->targets[i], &PyTuple_Type, &layout) && PyTuple_GET_SIZE(layout) == 3;
-        if (read) self->layouts[i] = Py_NewRef(layout);
-        Py_XDECREF(pair);
-        if (!read) return 0;
-    }
-    return 1;
-}
-
-static int inside(const Launch *self) {
-    int good = self->stream_place >= 0 && self->stream_place < self->num_values;
-    for (int i = 0; i < self->num_sources; i++) good &= self->sources[i].place < self->num_values;
-    for (int i = 0; i < self->num_floats; i++) good &= self->floats[i].place < self->num_values;
-    for (int i = 0; i < self->num_targets; i++) good &= self->targets[i] < self->num_values;
-    return good;
-}
-
-/* The driver's address, the function's, threads, shared memory and the kinds of the values; or None. */
-static int read_driver(PyObject *raw, Launch *self) {
+/* The driver's address, the function's, threads, shared memory, the grid and the kinds of the values; or None. */
+static int read_driver(PyObject *raw, Start *self) {
     unsigned long long driver, function;
     const char *kinds;
     Py_ssize_t length;
     if (raw == Py_None) return 1;
-    if (!PyArg_ParseTuple(raw, "KKIIs#", &driver, &function, &self->threads, &self->shared, &kinds, &length)) return 0;
-    if (length != self->num_values || self->num_values < 3) return 0;
+    if (!PyArg_ParseTuple(raw, "KKII(III)s#", &driver, &function, &self->threads, &self->shared, &self->grid[0], &self->grid[1],
+                          &self->grid[2], &kinds, &length))
+        return 0;
+    if (length != self->num_values) return 0;
     memcpy(self->kinds, kinds, length);
-    for (int i = 0; i < 3; i++) self->grid[i] = (unsigned)PyLong_AsUnsignedLongMask(self->values[i]);
     self->driver = (Driver)(uintptr_t)driver, self->function = (void *)(uintptr_t)function;
-    return !PyErr_Occurred();
+    return 1;
+}
+
+/* (raw start, its arguments, pointers, floats, driver) */
+static int read_start(PyObject *item, Start *self, int memory) {
+    PyObject *start, *template, *pointers, *floats, *raw;
+    if (!item || !PyArg_ParseTuple(item, "OO!OOO", &start, &PyList_Type, &template, &pointers, &floats, &raw)) return 0;
+    if (PyList_GET_SIZE(template) > VALUES) return 0;
+    self->start = Py_NewRef(start);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(template); i++) self->values[self->num_values++] = Py_NewRef(PyList_GET_ITEM(template, i));
+    return read_slots(pointers, self->pointers, &self->num_pointers, TENSORS + MADE, self->num_values, memory) &&
+           read_slots(floats, self->floats, &self->num_floats, TENSORS, self->num_values, INT_MAX) && read_driver(raw, self);
+}
+
+static int read_layouts(PyObject *list, Launch *self) {
+    Py_ssize_t count = PySequence_Size(list);
+    if (count < 0 || count > MADE) return 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *layout = PySequence_GetItem(list, i);
+        if (!layout) return 0;
+        self->layouts[self->num_made++] = layout;
+        if (!PyTuple_Check(layout) || PyTuple_GET_SIZE(layout) != 3) return 0;
+    }
+    return 1;
+}
+
+static int read_returned(PyObject *list, Launch *self, int memory) {
+    Py_ssize_t count = PySequence_Size(list);
+    if (count < 1 || count > MADE) return 0;
+    for (; self->num_returned < count; self->num_returned++) {
+        PyObject *number = PySequence_GetItem(list, self->num_returned);
+        long value = number ? PyLong_AsLong(number) : -1;
+        Py_XDECREF(number);
+        if (value < 0 || value >= memory) return 0;
+        self->returned[self->num_returned] = (int)value;
+    }
+    return 1;
+}
+
+static int read_starts(PyObject *list, Launch *self, int memory) {
+    Py_ssize_t count = PySequence_Size(list);
+    if (count < 1 || count > STARTS || !(self->starts = PyMem_Calloc(count, sizeof(Start)))) return 0;
+    while (self->num_starts < count) {
+        PyObject *item = PySequence_GetItem(list, self->num_starts);
+        int read = read_start(item, &self->starts[self->num_starts++], memory);
+        Py_XDECREF(item);
+        if (!read || self->stream_place < 0 || self->stream_place >= self->starts[self->num_starts - 1].num_values) return 0;
+    }
+    return 1;
 }
 
 static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *start, *template, *sources, *floats, *targets, *empty, *stream, *device, *raw;
+    PyObject *starts, *tensors, *layouts, *returned, *empty, *stream, *device, *bound, *capturing;
     int stream_place, as_tuple;
-    if (!PyArg_ParseTuple(args, "OO!iOOOOOOpO", &start, &PyList_Type, &template, &stream_place, &sources, &floats, &targets, &empty,
-                          &stream, &device, &as_tuple, &raw))
+    if (!PyArg_ParseTuple(args, "OiOOOpOOOOO", &starts, &stream_place, &tensors, &layouts, &returned, &as_tuple, &empty, &stream, &device,
+                          &bound, &capturing))
         return NULL;
     Launch *self = (Launch *)type->tp_alloc(type, 0);
     if (!self) return NULL;
-    self->start = Py_NewRef(start), self->empty = Py_NewRef(empty);
-    self->stream = Py_NewRef(stream), self->device = Py_NewRef(device);
+    self->empty = Py_NewRef(empty), self->stream = Py_NewRef(stream), self->device = Py_NewRef(device);
+    if (bound != Py_None) self->bound = Py_NewRef(bound), self->capturing = Py_NewRef(capturing);
     self->stream_place = stream_place, self->as_tuple = as_tuple;
-    Py_ssize_t count = PyList_GET_SIZE(template);
-    int good = count <= VALUES;
-    for (Py_ssize_t i = 0; good && i < count; i++) self->values[self->num_values++] = Py_NewRef(PyList_GET_ITEM(template, i));
-    good = good && read_slots(sources, self->sources, &self->num_sources) && read_slots(floats, self->floats, &self->num_floats);
-    good = good && read_targets(targets, self) && inside(self) && read_driver(raw, self);
-    if (good) return (PyObject *)self;
+    int good = read_slots(tensors, self->tensors, &self->num_tensors, TENSORS, INT_MAX, TENSORS) && read_layouts(layouts, self);
+    for (int i = 0; good && i < self->num_tensors; i++) good = self->tensors[i].index <= i; /* compared with one that is known by then */
+    int memory = self->num_tensors + self->num_made;
+    if (good && read_returned(returned, self, memory) && read_starts(starts, self, memory)) return (PyObject *)self;
     Py_DECREF(self);
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "more values than a quick launch holds");
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "more of something than a quick launch holds");
     return NULL;
 }
 
 static void launch_dealloc(Launch *self) {
-    Py_XDECREF(self->start), Py_XDECREF(self->empty), Py_XDECREF(self->stream), Py_XDECREF(self->device);
-    for (int i = 0; i < self->num_values; i++) Py_XDECREF(self->values[i]);
-    for (int i = 0; i < RESULTS; i++) Py_XDECREF(self->layouts[i]);
+    Py_XDECREF(self->empty), Py_XDECREF(self->stream), Py_XDECREF(self->device), Py_XDECREF(self->bound), Py_XDECREF(self->capturing);
+    for (int i = 0; i < self->num_made; i++) Py_XDECREF(self->layouts[i]);
+    for (int i = 0; i < self->num_starts; i++) {
+        Py_XDECREF(self->starts[i].start);
+        for (int j = 0; j < self->starts[i].num_values; j++) Py_XDECREF(self->starts[i].values[j]);
+    }
+    PyMem_Free(self->starts);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -209,10 +266,11 @@ static void launch_dealloc(Launch *self) {
 static PyObject *launch_call(Launch *self, PyObject *args, PyObject *kwargs) {
     PyObject *given, *named = NULL;
     if (!PyArg_ParseTuple(args, "O!|O", &PyTuple_Type, &given, &named)) return NULL;
-    for (int i = 0; i < self->num_sources; i++)
-        if (self->sources[i].index >= PyTuple_GET_SIZE(given)) return Py_NewRef(Py_None);
-    for (int i = 0; i < self->num_floats; i++)
-        if (self->floats[i].index >= PyTuple_GET_SIZE(given)) return Py_NewRef(Py_None);
+    for (int i = 0; i < self->num_tensors; i++)
+        if (self->tensors[i].place >= PyTuple_GET_SIZE(given)) return Py_NewRef(Py_None);
+    for (int i = 0; i < self->num_starts; i++)
+        for (int j = 0; j < self->starts[i].num_floats; j++)
+            if (self->starts[i].floats[j].index >= PyTuple_GET_SIZE(given)) return Py_NewRef(Py_None);
     return repeat(self, &PyTuple_GET_ITEM(given, 0));
 }
 

@@ -63,28 +63,29 @@ def _signed(x: Any, sign: str) -> bool:
 
 
 def launch(
-    start: Function,
-    template: list[Any],
+    starts: list[tuple[Function, list[Any], list[tuple[int, int]], list[tuple[int, int]], tuple[Any, ...] | None]],
     stream_place: int,
-    sources: list[tuple[int, int]],
-    floats: list[tuple[int, int]],
-    targets: list[tuple[int, Any, Any, Any]],
+    tensors: list[tuple[int, int]],
+    layouts: list[tuple[Any, Any, Any]],
+    returned: list[int],
+    as_tuple: bool,
     allocator: Function,
     stream: Function,
     device: int,
-    as_tuple: bool,
-    raw: tuple[int, int, int, int, str] | None = None,
+    bound: int | None,
+    capturing: Function,
 ) -> Function | None:
-    """One launch to be repeated; None if it has more of anything than a quick one holds.
+    """A call to be repeated; None if it has more of anything than a quick one holds. Memory is numbered: tensors among the
+    arguments (their place there, and the number of the first that shares their memory), then what is allocated by `layouts`.
 
-    raw: how the driver starts it (its address, the function's, threads, shared memory, what each value of the template is: p an
-    address, i a whole number, f and d floats, - no parameter); None: `start` alone does.
+    Each start: a raw start, its arguments, which of them are addresses (place, number of the memory) and which are floats
+    (place, argument), and how the driver starts it (its address, the function's, threads, shared memory, the grid, and what each
+    argument is: p an address, i a whole number, f and d floats, - no parameter); None: only the raw start does.
     """
     module = _module()
     if module is None:
         return None
-    made = [(place, (shape, stride, dtype)) for place, shape, stride, dtype in targets]
     try:
-        return module.Launch(start, template, stream_place, sources, floats, made, allocator, stream, device, as_tuple, raw)
+        return module.Launch(starts, stream_place, tensors, layouts, returned, as_tuple, allocator, stream, device, bound, capturing)
     except ValueError:
         return None
