@@ -141,7 +141,8 @@ def test_several_launches_share_memory() -> None:
 @needs_compiler
 def test_only_as_it_was_recorded() -> None:
     """Arguments that shared memory must share it; a call with memory that stays runs on its own stream, outside of graphs."""
-    both = made(lambda *values: None, fresh, tensors=[(0, 0), (1, 0)], returned=[2], pointers=[(PLACE, 0), (PLACE + 1, 2)], floats=[])
+    pointers = [(PLACE, 0), (PLACE + 1, 2)]
+    both = made(lambda *values: None, fresh, tensors=[(0, 0), (1, 0)], returned=[2], pointers=pointers, floats=[])
     x, y = torch.randn(4), torch.randn(4)
     assert both((x, x), {}) is not None and both((x, y), {}) is None
     for bound, capturing, runs in ((77, False, True), (77, True, False), (78, False, False)):

@@ -27,11 +27,12 @@ class Plan:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def columns(self, block: int) -> int:
-        """Width of a tile: one long row where the last dimension is contiguous for all, square where layouts cross."""
+    @property
+    def crossed(self) -> bool:
+        """Whether the last dimension is contiguous for some and not for others."""
         rank = len(self.sizes)
         inner = self.strides[rank - 1 :: rank]
-        return 32 if any(stride > 1 for stride in inner) and any(stride == 1 for stride in inner) else block // 2
+        return any(stride > 1 for stride in inner) and any(stride == 1 for stride in inner)
 
 
 def plan_layout(inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None, outputs: int = 1) -> Plan:

@@ -20,32 +20,34 @@ _RELAYED, _TILES = 4096, 4  # elements of a tile, and tiles of one program, of r
 
 @kernel
 def _layer_norm(
-    x, residual, weight, bias, y, means, scales, length, groups, channel, eps,
-    DOUBLE: tl.constexpr, N: tl.constexpr,
+    x, residual, weight, bias, y, means, scales, rows, length, groups, channel, eps,
+    DOUBLE: tl.constexpr, EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """y = (x − mean) / √(var + eps) · w + b; element i of row r takes w[(r % groups) · (length // channel) + i // channel];
-    with a residual, x becomes x + residual, which is stored back into it"""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, N)
-    mask = column < length
-    value = tl.load(x + row * length + column, mask=mask, other=0.0).to(tl.float64 if DOUBLE else tl.float32)
+    """y = (x − mean) / √(var + eps) · w + b; element i of row r takes w[(r % groups) · (length // channel) + i // channel],
+    which with EACH is w[i]; with a residual, x becomes x + residual, which is stored back into it"""
+    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    column = tl.arange(0, N)[None, :]
+    mask = (row < rows)[:, None] & (column < length)
+    at = row[:, None] * length + column
+    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float64 if DOUBLE else tl.float32)
     if residual is not None:
-        value += tl.load(residual + row * length + column, mask=mask, other=0.0)
+        value += tl.load(residual + at, mask=mask, other=0.0)
         rounded = value.to(residual.dtype.element_ty)
-        tl.store(residual + row * length + column, rounded, mask=mask)
+        tl.store(residual + at, rounded, mask=mask)
         value = rounded.to(value.dtype)
-    mean = tl.sum(value, 0) / length
-    centred = tl.where(mask, value - mean, 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / length + eps)
-    result = centred * scale
-    place = (row % groups) * (length // channel) + column // channel
+    mean = tl.sum(value, 1) / length
+    centred = tl.where(mask, value - mean[:, None], 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / length + eps)
+    result = centred * scale[:, None]
+    place = column if EACH else (row % groups)[:, None] * (length // channel) + column // channel
+    inside = column < length if EACH else mask
     if weight is not None:
-        result = result * tl.load(weight + place, mask=mask, other=0.0)
+        result = result * tl.load(weight + place, mask=inside, other=0.0)
     if bias is not None:
-        result = result + tl.load(bias + place, mask=mask, other=0.0)
-    tl.store(y + row * length + column, result.to(y.dtype.element_ty), mask=mask)
-    tl.store(means + row, mean.to(means.dtype.element_ty))
-    tl.store(scales + row, scale.to(scales.dtype.element_ty))
+        result = result + tl.load(bias + place, mask=inside, other=0.0)
+    tl.store(y + at, result.to(y.dtype.element_ty), mask=mask)
+    tl.store(means + row, mean.to(means.dtype.element_ty), mask=row < rows)
+    tl.store(scales + row, scale.to(scales.dtype.element_ty), mask=row < rows)
 
 
 @kernel
@@ -265,14 +267,22 @@ def layer_rows(
         return y, means.fill_(0), scales.fill_(1 / math.sqrt(eps) if eps else 0)
     limit = chips.current().row_elements
     n = min(next_power(length), limit if length <= limit else limit // 2)
-    body = _layer_norm if length <= n else _layer_norm_long
+    sizes = (length, groups, channel, float(eps))
+    if length <= n:
+        # Two rows share one reading of their weights (36.3 against 36.9 µs for 8192 x 4096 on an H200).
+        each, m = groups == channel == 1, 1
+        if each and residual is None and n <= 4096 and (rows >= 1024 or chips.current().interpreted):
+            m = min(16, max(2, 2048 // n))
+        body = (x, residual, weight, bias, y, means, scales, rows)
+        _layer_norm((blocks(rows, m),), *body, *sizes, DOUBLE=x.dtype is torch.float64, EACH=each, M=m, N=n,
+                    warps=row_warps(max(n, m * n // 2), rows, residual))  # fmt: skip
+        return y, means, scales
     whole = length % (_RELAYED * _TILES) == 0 and channel % _RELAYED == 0
-    if length > limit and whole and residual is None and x.dtype is not torch.float64:
+    if whole and residual is None and x.dtype is not torch.float64:
         _relay_rows(x, weight, bias, y, means, scales, groups, channel, eps)
         return y, means, scales
-    within: dict[str, Any] = {} if length <= n else {"WITHIN": channel % n == 0}
-    body((rows,), x, residual, weight, bias, y, means, scales, length, groups, channel, float(eps),
-         DOUBLE=x.dtype is torch.float64, N=n, **within, warps=row_warps(n, rows, residual) if length <= n else 16)  # fmt: skip
+    _layer_norm_long((rows,), x, residual, weight, bias, y, means, scales, *sizes,
+                     DOUBLE=x.dtype is torch.float64, N=n, WITHIN=channel % n == 0, warps=16)  # fmt: skip
     return y, means, scales
 
 

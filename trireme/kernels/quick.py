@@ -86,6 +86,7 @@ def launch(
     if module is None:
         return None
     try:
-        return module.Launch(starts, stream_place, tensors, layouts, returned, as_tuple, allocator, stream, device, bound, capturing)
+        memory = (tensors, layouts, returned, as_tuple, allocator)
+        return module.Launch(starts, stream_place, *memory, stream, device, bound, capturing)
     except ValueError:
         return None
