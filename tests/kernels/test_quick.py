@@ -71,7 +71,8 @@ def made(start, empty, **changes):  # type: ignore[no-untyped-def]
     given = {"tensors": [(0, 0)], "layouts": [LAYOUT], "returned": [1], "bound": None, "capturing": None} | given
     starts = given.get("starts", [(start, TEMPLATE, given["pointers"], given["floats"], given["raw"])])
     parts = (given["tensors"], given["layouts"], given["returned"], given["as_tuple"])
-    return quick.launch(starts, STREAM, *parts, empty, lambda device: 77 + device, 0, given["bound"], given["capturing"])
+    kept = given.get("kept", [])
+    return quick.launch(starts, STREAM, *parts, empty, lambda device: 77 + device, 0, kept, given["bound"], given["capturing"])
 
 
 def fresh(shape, stride, dtype):  # type: ignore[no-untyped-def]
@@ -146,8 +147,14 @@ def test_only_as_it_was_recorded() -> None:
     x, y = torch.randn(4), torch.randn(4)
     assert both((x, x), {}) is not None and both((x, y), {}) is None
     for bound, capturing, runs in ((77, False, True), (77, True, False), (78, False, False)):
-        launch = made(lambda *values: None, fresh, bound=bound, capturing=lambda answer=capturing: answer)
+        kept = [torch.zeros(4)]
+        alive = weakref.ref(kept[0])
+        launch = made(lambda *values: None, fresh, kept=kept, bound=bound, capturing=lambda answer=capturing: answer)
         assert (launch((x, 2.5), {}) is not None) == runs
+        del kept
+        assert alive() is not None, "its address is in the launch"
+        del launch
+        assert alive() is None
 
 
 @pytest.mark.parametrize("built", [True, False])

@@ -121,20 +121,19 @@ def _quick(notes: Notes, launches: list[Any], returned: list[Any], finish: Funct
         return None
     if any(offset or fixed for _, _, offset, fixed in slots):
         return None
-    kept = [x.data_ptr() for x in notes.recording.lasting]
-    starts = []
+    kept, starts = notes.recording.lasting, []
     for start, template, slots, floats, raw in launches:
         values = template[:]
         for place, number, _, _ in slots:
-            values[place] = kept[-1 - number] if number < 0 else None
+            values[place] = kept[-1 - number].data_ptr() if number < 0 else None
         starts.append((start, values, [(place, number) for place, number, _, _ in slots if number >= 0], floats, raw))
     first = dict(shared)
     tensors = [(place, first.get(number, number)) for number, place in enumerate(notes.tensors)]
     device = chips.current_device()
     bound = chips.current_stream(device) if kept else None
     return launch_quickly(
-        starts, _STREAM, tensors, notes.layouts, returned, finish is tuple, chips.allocator(), chips.getters()[1], device, bound,
-        chips.capturing,
+        starts, _STREAM, tensors, notes.layouts, returned, finish is tuple, chips.allocator(), chips.getters()[1], device, kept,
+        bound, chips.capturing,
     )  # fmt: skip
 
 

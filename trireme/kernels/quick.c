@@ -34,6 +34,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *empty, *stream, *device; /* new memory; the stream of a device */
+    PyObject *kept;                    /* memory that stays, which starts know by address */
     PyObject *bound, *capturing;       /* the only stream it may run on, and whether that records a graph; or NULL */
     PyObject *layouts[MADE];           /* (shape, stride, type) */
     Slot tensors[TENSORS];             /* which argument, and the number of the first that shares its memory */
@@ -232,14 +233,15 @@ static int read_starts(PyObject *list, Launch *self, int memory) {
 }
 
 static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *starts, *tensors, *layouts, *returned, *empty, *stream, *device, *bound, *capturing;
+    PyObject *starts, *tensors, *layouts, *returned, *empty, *stream, *device, *kept, *bound, *capturing;
     int stream_place, as_tuple;
-    if (!PyArg_ParseTuple(args, "OiOOOpOOOOO", &starts, &stream_place, &tensors, &layouts, &returned, &as_tuple, &empty, &stream, &device,
-                          &bound, &capturing))
+    if (!PyArg_ParseTuple(args, "OiOOOpOOOOOO", &starts, &stream_place, &tensors, &layouts, &returned, &as_tuple, &empty, &stream, &device,
+                          &kept, &bound, &capturing))
         return NULL;
     Launch *self = (Launch *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     self->empty = Py_NewRef(empty), self->stream = Py_NewRef(stream), self->device = Py_NewRef(device);
+    self->kept = Py_NewRef(kept);
     if (bound != Py_None) self->bound = Py_NewRef(bound), self->capturing = Py_NewRef(capturing);
     self->stream_place = stream_place, self->as_tuple = as_tuple;
     int good = read_slots(tensors, self->tensors, &self->num_tensors, TENSORS, INT_MAX, TENSORS) && read_layouts(layouts, self);
@@ -252,7 +254,8 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 }
 
 static void launch_dealloc(Launch *self) {
-    Py_XDECREF(self->empty), Py_XDECREF(self->stream), Py_XDECREF(self->device), Py_XDECREF(self->bound), Py_XDECREF(self->capturing);
+    Py_XDECREF(self->empty), Py_XDECREF(self->stream), Py_XDECREF(self->device), Py_XDECREF(self->kept);
+    Py_XDECREF(self->bound), Py_XDECREF(self->capturing);
     for (int i = 0; i < self->num_made; i++) Py_XDECREF(self->layouts[i]);
     for (int i = 0; i < self->num_starts; i++) {
         Py_XDECREF(self->starts[i].start);

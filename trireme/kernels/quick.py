@@ -72,11 +72,13 @@ def launch(
     allocator: Function,
     stream: Function,
     device: int,
+    kept: list[Any],
     bound: int | None,
     capturing: Function,
 ) -> Function | None:
     """A call to be repeated; None if it has more of anything than a quick one holds. Memory is numbered: tensors among the
     arguments (their place there, and the number of the first that shares their memory), then what is allocated by `layouts`.
+    Memory that stays stands in the starts by its address, so `kept` is held; it belongs to the stream `bound`.
 
     Each start: a raw start, its arguments, which of them are addresses (place, number of the memory) and which are floats
     (place, argument), and how the driver starts it (its address, the function's, threads, shared memory, the grid, and what each
@@ -87,6 +89,6 @@ def launch(
         return None
     try:
         memory = (tensors, layouts, returned, as_tuple, allocator)
-        return module.Launch(starts, stream_place, *memory, stream, device, bound, capturing)
+        return module.Launch(starts, stream_place, *memory, stream, device, kept, bound, capturing)
     except ValueError:
         return None
