@@ -119,14 +119,14 @@ def _quick(notes: Notes, launches: list[Any], returned: list[Any], finish: Funct
     named = any(type(i) is str for _, _, _, floats, _ in launches for _, i in floats)
     if notes.recording.settings or chips.several_devices() or named or any(type(x) is not int for x in returned):
         return None
-    if any(offset or fixed for _, _, offset, fixed in slots):
+    if any(fixed for *_, fixed in slots):
         return None
     kept, starts = notes.recording.lasting, []
     for start, template, slots, floats, raw in launches:
         values = template[:]
-        for place, number, _, _ in slots:
-            values[place] = kept[-1 - number].data_ptr() if number < 0 else None
-        starts.append((start, values, [(place, number) for place, number, _, _ in slots if number >= 0], floats, raw))
+        for place, number, offset, _ in slots:
+            values[place] = kept[-1 - number].data_ptr() + offset if number < 0 else None
+        starts.append((start, values, [slot[:3] for slot in slots if slot[1] >= 0], floats, raw))
     first = dict(shared)
     tensors = [(place, first.get(number, number)) for number, place in enumerate(notes.tensors)]
     device = chips.current_device()

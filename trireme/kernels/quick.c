@@ -16,6 +16,7 @@ typedef int (*Driver)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, 
 
 typedef struct {
     int place, index;
+    long long offset; /* bytes into the memory */
 } Slot;
 
 /* One kernel to be started. */
@@ -98,15 +99,28 @@ static int driven(const Start *self, PyObject *const *values, PyObject *on) {
 
 /* Starts one kernel on this memory; 0 for an error. */
 static int started(const Start *self, PyObject *const *args, PyObject *const *addresses, int stream_place, PyObject *stream) {
-    PyObject *values[VALUES];
+    PyObject *values[VALUES], *inner[TENSORS + MADE];
+    int num_inner = 0, good = 1;
     memcpy(values, self->values, sizeof(PyObject *) * self->num_values);
-    for (int i = 0; i < self->num_pointers; i++) values[self->pointers[i].place] = addresses[self->pointers[i].index];
+    for (int i = 0; good && i < self->num_pointers; i++) {
+        const Slot *slot = &self->pointers[i];
+        PyObject *address = addresses[slot->index];
+        if (slot->offset) {
+            address = PyLong_FromUnsignedLongLong(PyLong_AsUnsignedLongLong(address) + slot->offset);
+            if (!(good = address != NULL)) break;
+            inner[num_inner++] = address;
+        }
+        values[slot->place] = address;
+    }
     for (int i = 0; i < self->num_floats; i++) values[self->floats[i].place] = args[self->floats[i].index];
     values[stream_place] = stream;
-    if (self->driver && driven(self, values, stream)) return 1;
-    PyObject *answer = PyObject_Vectorcall(self->start, values, self->num_values, NULL);
-    Py_XDECREF(answer);
-    return answer != NULL;
+    if (good && !(self->driver && driven(self, values, stream))) {
+        PyObject *answer = PyObject_Vectorcall(self->start, values, self->num_values, NULL);
+        good = answer != NULL;
+        Py_XDECREF(answer);
+    }
+    while (num_inner) Py_DECREF(inner[--num_inner]);
+    return good;
 }
 
 /* 1 if the call may run on this stream, 0 if not, -1 for an error. */
@@ -156,13 +170,13 @@ done:
     return result;
 }
 
-/* Pairs of numbers below the limits; 0 if there are others or more than `most`. */
+/* Places and numbers below the limits, and offsets; 0 if there are others or more than `most`. */
 static int read_slots(PyObject *list, Slot *slots, int *count, int most, int places, int indices) {
     *count = (int)PySequence_Size(list);
     if (*count < 0 || *count > most) return 0;
     for (int i = 0; i < *count; i++) {
         PyObject *pair = PySequence_GetItem(list, i);
-        int read = pair && PyArg_ParseTuple(pair, "ii", &slots[i].place, &slots[i].index);
+        int read = pair && PyArg_ParseTuple(pair, "ii|L", &slots[i].place, &slots[i].index, &slots[i].offset);
         Py_XDECREF(pair);
         if (!read || slots[i].place < 0 || slots[i].place >= places || slots[i].index < 0 || slots[i].index >= indices) return 0;
     }

@@ -63,7 +63,7 @@ def _signed(x: Any, sign: str) -> bool:
 
 
 def launch(
-    starts: list[tuple[Function, list[Any], list[tuple[int, int]], list[tuple[int, int]], tuple[Any, ...] | None]],
+    starts: list[tuple[Function, list[Any], list[tuple[int, int, int]], list[tuple[int, int]], tuple[Any, ...] | None]],
     stream_place: int,
     tensors: list[tuple[int, int]],
     layouts: list[tuple[Any, Any, Any]],
@@ -80,9 +80,9 @@ def launch(
     arguments (their place there, and the number of the first that shares their memory), then what is allocated by `layouts`.
     Memory that stays stands in the starts by its address, so `kept` is held; it belongs to the stream `bound`.
 
-    Each start: a raw start, its arguments, which of them are addresses (place, number of the memory) and which are floats
-    (place, argument), and how the driver starts it (its address, the function's, threads, shared memory, the grid, and what each
-    argument is: p an address, i a whole number, f and d floats, - no parameter); None: only the raw start does.
+    Each start: a raw start, its arguments, which of them are addresses (place, number of the memory, bytes into it) and which are
+    floats (place, argument), and how the driver starts it (its address, the function's, threads, shared memory, the grid, and what
+    each argument is: p an address, i a whole number, f and d floats, - no parameter); None: only the raw start does.
     """
     module = _module()
     if module is None:
