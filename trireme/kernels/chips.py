@@ -6,6 +6,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class Chip:
     pointwise_block: int  # elements of one pointwise program
     row_elements: int  # longest row that normalisations and softmax keep in registers
     fold_tile: int  # elements that a program of a reduction holds at once
+    clusters: bool = False  # blocks that write into each other's shared memory
 
     @property
     def autograd_key(self) -> str:
@@ -35,9 +37,9 @@ class Chip:
 
 
 # Hopper's block sizes: 16 bytes a thread and access, four to eight accesses in flight.
-HOPPER = Chip("hopper", "cuda", "CUDA", 32, 132, 232448, True, False, 2048, 16384, 4096)
-AMPERE = replace(HOPPER, name="ampere", multiprocessors=108, shared_memory=166912, descriptors=False)
-GENERIC = replace(HOPPER, name="gpu", multiprocessors=64, shared_memory=65536, descriptors=False, row_elements=8192)
+HOPPER = Chip("hopper", "cuda", "CUDA", 32, 132, 232448, True, False, 2048, 16384, 4096, True)
+AMPERE = replace(HOPPER, name="ampere", multiprocessors=108, shared_memory=166912, descriptors=False, clusters=False)
+GENERIC = replace(AMPERE, name="gpu", multiprocessors=64, shared_memory=65536, row_elements=8192)
 XPU = replace(GENERIC, name="xpu", device_type="xpu", dispatch_key="XPU")
 # Few programs and large blocks: the interpreter's cost is per operation, not per element.
 INTERPRETER = Chip("interpreter", "cpu", "CPU", 1, 1, 1 << 30, False, True, 4096, 16384, 1 << 16)
@@ -57,7 +59,9 @@ def _nvidia() -> Chip:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     base = {8: AMPERE, 9: HOPPER}.get(properties.major, GENERIC)
     shared = getattr(properties, "shared_memory_per_block_optin", base.shared_memory)
-    return replace(base, multiprocessors=properties.multi_processor_count, shared_memory=shared)
+    # A slice of a chip may have no room for a whole cluster; Gluon, in which these kernels are written, is Triton's experiment.
+    clusters = base.clusters and properties.multi_processor_count >= 64 and find_spec("triton.experimental.gluon") is not None
+    return replace(base, multiprocessors=properties.multi_processor_count, shared_memory=shared, clusters=clusters)
 
 
 @functools.cache

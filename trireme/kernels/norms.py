@@ -277,6 +277,11 @@ def layer_rows(
         _layer_norm((blocks(rows, m),), *body, *sizes, DOUBLE=x.dtype is torch.float64, EACH=each, M=m, N=n,
                     warps=row_warps(max(n, m * n // 2), rows, residual))  # fmt: skip
         return y, means, scales
+    if chips.current().clusters and residual is None:
+        from trireme.kernels import cluster  # only where it can be imported
+
+        if cluster.normalise(x, weight, bias, y, means, scales, groups, channel, eps):
+            return y, means, scales
     whole = length % (_RELAYED * _TILES) == 0 and channel % _RELAYED == 0
     if whole and residual is None and x.dtype is not torch.float64:
         _relay_rows(x, weight, bias, y, means, scales, groups, channel, eps)

@@ -230,7 +230,7 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
         _split_rows(x, y, f, g, log, double)
         return y
     if f.inner >= 32 and f.length > limit // 32 and not double:
-        _relay_rows(x, y, f, g, log)
+        _beside(x, y, f, g, log)
         return y
     m, n, warps = tile(f, limit if f.length <= limit else limit // 2)
     body = _softmax if f.length <= n else _softmax_long
@@ -239,8 +239,13 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
     return y
 
 
-def _relay_rows(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool) -> None:
-    """Long rows whose neighbours lie beside each other: read twice, but the second time from the cache."""
+def _beside(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool) -> None:
+    """Long rows whose neighbours lie beside each other: held by clusters, or read twice, but the second time from the cache."""
+    if chips.current().clusters:
+        from trireme.kernels import cluster  # only where it can be imported
+
+        if cluster.soften(x, y, f, g, log):
+            return
     inner_blocks, parts = blocks(f.inner, _BESIDE), blocks(f.length, _RELAYED * _TILES)
     tracks = f.rows // f.inner * inner_blocks
     items = tracks * parts
