@@ -10,6 +10,9 @@ import triton.language as tl
 from trireme.kernels import reduce
 from trireme.kernels.launch import Unsupported
 from trireme.kernels.pointwise import pointwise, promoted
+from trireme.kernels.repeat import repeating
+
+_all = repeating(reduce.all_all)  # a bool is no tensor, so `allclose` itself cannot be repeated, but its steps can
 
 
 @pointwise("bool")
@@ -104,4 +107,4 @@ def isclose(
 
 def allclose(self: torch.Tensor, other: torch.Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
     """whether every element is close"""
-    return bool(reduce.all_all(isclose(self, other, rtol, atol, equal_nan)).item())
+    return bool(_all(isclose(self, other, rtol, atol, equal_nan)).item())
