@@ -254,6 +254,28 @@ def test_torchs_own_work_is_not_repeated(device: str) -> None:
         assert not function.__dict__["known"]
 
 
+def test_what_is_left_to_torch_is_not_repeated(device: str) -> None:
+    """Torch defines a norm of mixed types by other operators, some of them ours, and writes between them."""
+    weight = torch.ones(8, device=device, dtype=torch.bfloat16)
+    with torch.no_grad(), kernels.use():
+        for _ in range(7):
+            x = torch.randn(4, 8, device=device) * 0.1
+            expected = x * (x.square().mean(1, keepdim=True) + 0.5).rsqrt()
+            torch.testing.assert_close(torch.nn.functional.rms_norm(x, [8], weight, 0.5), expected)
+
+
+def test_many_shapes_hold_few_calls(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is forgotten is let go of, though it once was recent."""
+    monkeypatch.setattr(repeat, "_MOST", 20)
+    plus = repeat.repeating(lambda x: _add_one(x, 1.5))
+    memory = plus.__dict__["memory"]
+    for n in range(1, 101):
+        for _ in range(2):
+            plus(torch.zeros(n, device=device))
+    assert len(memory.known) <= 20 and len(memory.recent) <= 4
+    assert all(change is True for change in memory.changes), "the calls themselves are not held"
+
+
 def test_subclasses_and_odd_arguments_pass_through(device: str, repeats: list[bool]) -> None:
     class Named(torch.Tensor):
         pass

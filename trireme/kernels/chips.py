@@ -6,7 +6,6 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -59,8 +58,8 @@ def _nvidia() -> Chip:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     base = {8: AMPERE, 9: HOPPER}.get(properties.major, GENERIC)
     shared = getattr(properties, "shared_memory_per_block_optin", base.shared_memory)
-    # A slice of a chip may have no room for a whole cluster; Gluon, in which these kernels are written, is Triton's experiment.
-    clusters = base.clusters and properties.multi_processor_count >= 64 and find_spec("triton.experimental.gluon") is not None
+    # A slice of a chip may have no room for a cluster; and Gluon, in which its kernels are written, changes with Triton's releases.
+    clusters = base.clusters and properties.multi_processor_count >= 64 and triton.__version__.startswith("3.6.")
     return replace(base, multiprocessors=properties.multi_processor_count, shared_memory=shared, clusters=clusters)
 
 

@@ -74,9 +74,9 @@ class Notes:
         """Which memory a tensor lies in and how far; memory that lasts has a number below zero."""
         at = x.data_ptr()
         places = [*enumerate(self.memory), *((-1 - i, kept) for i, kept in enumerate(self.recording.lasting))]
-        found = [i for i, place in places if place.data_ptr() == at][:1]  # shared memory is checked at every repetition
-        found = found or [i for i, place in places if 0 <= at - place.data_ptr() < _extent(place)]
-        if len(found) != 1:
+        same = [i for i, place in places if place.data_ptr() == at]  # shared memory is checked at every repetition
+        found = same[:1] or [i for i, place in places if 0 <= at - place.data_ptr() < _extent(place)]
+        if len(found) != 1 or (not at and len(same) > 1):  # what is empty may lie nowhere
             raise _Unresolved
         return found[0], at - dict(places)[found[0]].data_ptr()
 

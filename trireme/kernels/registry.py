@@ -31,7 +31,7 @@ from trireme.kernels import (
     softmax,
     unary,
 )
-from trireme.kernels.launch import Unsupported
+from trireme.kernels.launch import Unsupported, unrepeatable
 from trireme.kernels.originals import original, overload_of
 from trireme.kernels.quick import standing_for
 from trireme.kernels.repeat import repeating
@@ -130,6 +130,7 @@ def _guarded(operator: Operator) -> Function:
         try:
             return function(*args, **kwargs)
         except Unsupported:
+            unrepeatable()  # what torch's kernels write is not noted
             return torchs(*_boxed(operator, args), **kwargs)
 
     return repeating(call)
@@ -161,6 +162,7 @@ def _with_gradient(operator: Operator) -> Function:
             with torch._C._AutoDispatchBelowAutograd():
                 return forward(*args, **kwargs)
         except Unsupported:
+            unrepeatable()
             return torchs.decompose(*args, **kwargs)
 
     def derived(*args: Any, **kwargs: Any) -> Any:
@@ -169,6 +171,7 @@ def _with_gradient(operator: Operator) -> Function:
         try:
             return both(*args, **kwargs)
         except Unsupported:
+            unrepeatable()
             return torchs.decompose(*args, **kwargs)
 
     # of the remembered calls the recent ones are tried here, before anything else is asked

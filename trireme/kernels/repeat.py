@@ -39,7 +39,7 @@ class _Memory:
         self.seen: dict[Any, int] = {}
         self.exact: list[bool] = []  # not empty: floats count by value
         self.recent: list[_Kind] = []
-        self.changes: list[_Kind] = []
+        self.changes: list[bool] = []  # one for each change among these, until they are too many
         _tables.extend((self.known, self.seen, self.exact, self.recent, self.changes))
 
     def record(self, function: Function, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -62,8 +62,9 @@ class _Memory:
             self.known[key] = again
             kind = None if kwargs else _kind(args, again, self.exact)
             if kind is not None:
-                self.changes.append(kind)
-                self.recent[:] = self.changes[: -_RECENT - 1 : -1] if len(self.changes) <= _CHANGES else []
+                if len(self.changes) <= _CHANGES:
+                    self.changes.append(True)
+                self.recent[:] = [kind, *self.recent][:_RECENT] if len(self.changes) <= _CHANGES else []
         return result
 
 

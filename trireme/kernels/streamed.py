@@ -101,8 +101,9 @@ def workspace(device: torch.device, parts: int, counters: int) -> tuple[torch.Te
     key = (index, 0 if chips.current().interpreted else chips.current_stream(index))
     known = _scratch.get(key)
     if known is None or known[0].numel() < parts or known[1].numel() < counters:
-        floats = torch.empty(max(parts, 1 << 20), dtype=torch.float32, device=device)
-        known = _scratch[key] = (floats, torch.zeros(max(counters, 1 << 14), dtype=torch.int32, device=device))
+        # Twice as much each time, since calls that are remembered keep what they were given.
+        floats = torch.empty(max(next_power(parts), 1 << 20), dtype=torch.float32, device=device)
+        known = _scratch[key] = (floats, torch.zeros(max(next_power(counters), 1 << 14), dtype=torch.int32, device=device))
     if index not in _arenas and not chips.current().interpreted:
         _arenas[index] = [torch.zeros(_ARENA, dtype=torch.int32, device=device), 0]
     lasting(*known)
