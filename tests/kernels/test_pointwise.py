@@ -69,3 +69,21 @@ def test_one_build_serves_other_shapes_and_alignments(device: str) -> None:
     for start, stop in ((0, 4096), (1, 4097), (0, 4095), (3, 4), (0, 16), (5, 5)):
         x = base[start:stop]
         torch.testing.assert_close(_double(x), x + x)
+
+
+def test_wrong_calls_are_told(device: str) -> None:
+    with pytest.raises(ValueError, match="'flaot'"):
+        pointwise.pointwise("flaot")(lambda x: x)
+    plus = pointwise.pointwise()(_plain_sum)
+    x = torch.ones(4, device=device)
+    with pytest.raises(TypeError, match="takes 2 operands, not 1"):
+        plus(x)
+    with pytest.raises(RuntimeError, match=r"cannot be cast to out= of torch.int64"):
+        plus(x, x, out=torch.empty(4, dtype=torch.int64, device=device))
+    with pytest.raises(RuntimeError, match="share memory"):
+        plus(x, x, out=torch.empty(1, device=device).expand(4))
+    assert torch.equal(plus(torch._neg_view(x), x), torch.zeros_like(x))
+
+
+def _plain_sum(x, y):  # type: ignore[no-untyped-def]
+    return x + y

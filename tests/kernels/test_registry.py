@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -70,13 +74,69 @@ def test_use_nests_and_restores(device: str) -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="no operator named 'conv3d'"):
         kernels.only_enable(["conv3d"])
+    with pytest.raises(ValueError, match="did you mean softmax"):
+        kernels.only_enable(["sofmax"])
+
+
+def test_names_as_torch_writes_them() -> None:
+    for names in ("mm", ["mm.default"], ["aten::mm"], [torch.ops.aten.mm.default]):
+        kernels.only_enable(names)
+        assert kernels.enabled() == ["mm"]
+
+
+def test_no_chip_and_no_interpreter(device: str) -> None:
+    script = "from trireme import kernels\ntry:\n    kernels.enable()\nexcept RuntimeError as error:\n    print(error)"
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=120)
+    assert "TRITON_INTERPRET=1" in done.stdout, done.stderr[-2000:]
+
+
+def test_views_that_are_negated_when_read(device: str) -> None:
+    x = torch.randn(4, 8, device=device)
+    negated = torch._neg_view(x)
+    weight = torch.ones(8, device=device)
+    normed = lambda t: F.rms_norm(t, [8], weight)  # noqa: E731
+    for function in (lambda t: t.softmax(-1), lambda t: t.log_softmax(-1), normed, lambda t: t + 1, torch.exp):
+        expected = function(-x)
+        with kernels.use():
+            for _ in range(5):  # of both, so that one could be taken for the other
+                torch.testing.assert_close(function(negated), expected)
+                function(x)
+
+
+def test_derivatives_carried_forward(device: str) -> None:
+    x, direction = torch.randn(4, 8, device=device), torch.randn(4, 8, device=device)
+    weight = torch.ones(8, device=device)
+    for function in (lambda t: t.softmax(-1), lambda t: F.rms_norm(t, [8], weight), torch.exp):
+        tangents = []
+        for ours in (False, True):
+            for _ in range(5):
+                with kernels.use() if ours else contextlib.nullcontext(), torch.autograd.forward_ad.dual_level():
+                    y = function(torch.autograd.forward_ad.make_dual(x, direction))
+                    tangent = torch.autograd.forward_ad.unpack_dual(y).tangent
+                    tangents.append(tangent.clone())
+                with kernels.use() if ours else contextlib.nullcontext():
+                    function(x)
+        for tangent in tangents:
+            torch.testing.assert_close(tangent, tangents[0])
+
+
+@pytest.mark.gpu
+def test_memory_of_the_host_is_refused_as_torch_does(device: str) -> None:
+    x, host = torch.randn(8, 8, device=device), torch.randn(8, 8)
+    with kernels.use():
+        for _ in range(4):
+            for function in (torch.mm, torch.add, lambda a, b: F.rms_norm(a, [8], b[0])):
+                with pytest.raises(RuntimeError, match="device"):
+                    function(x, host)
+            assert torch.equal(torch.mm(x, x).isfinite(), torch.ones_like(x, dtype=torch.bool))
 
 
 def test_what_a_kernel_does_not_cover_stays_torchs(device: str) -> None:
     z = torch.tensor([1 + 2j, 3 - 1j], device=device)
-    expected = (z + 1, z * z, z.abs(), z.sum())
+    expected = (z + 1, z * z, z.abs(), z.sum(), z.exp(), z.tanh(), z.reciprocal(), z / 2)
     with kernels.use():
-        got = (z + 1, z * z, z.abs(), z.sum())
+        got = (z + 1, z * z, z.abs(), z.sum(), z.exp(), z.tanh(), z.reciprocal(), z / 2)
     for mine, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
 

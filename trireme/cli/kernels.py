@@ -12,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from trireme.kernels import registry
 
+    print(f"{'operator':<40} {'gradient':<10} speed last measured")
     for row in registry.describe():
         ratio = f"{row['ratio']:5.2f} x torch" if row["ratio"] else "not measured"
         name = row["name"] if row["overload"] == "default" else f"{row['name']}.{row['overload']}"

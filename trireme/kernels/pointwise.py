@@ -32,6 +32,7 @@ _COMPUTE = {
     torch.bool: "tl.int8",  # sums of booleans are disjunctions once stored
 }
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_KINDS = ("same", "float", "bool", "condition")
 Number = int | float | bool
 
 
@@ -40,10 +41,12 @@ class Pointwise:
 
     `kind` says how types promote: "same" (torch's result type), "float" (integers become the default float),
     "bool" (computed in the result type, stored as bool), "condition" (the first operand is a condition and takes no part).
-    The last `scalars` parameters are plain numbers that do not promote.
+    The last `scalars` parameters are plain numbers that do not promote. It has no gradient; that is the registry's.
     """
 
     def __init__(self, function: Callable[..., Any], kind: str = "same", scalars: int = 0, outputs: int = 1) -> None:
+        if kind not in _KINDS:
+            raise ValueError(f"no kind of promotion {kind!r}; there are {', '.join(_KINDS)}")
         # The interpreter patches the language around the outermost kernel; inside it a plain function is enough.
         self.function = function if chips.current().interpreted else triton.jit(function)
         self.kind = kind
@@ -60,6 +63,8 @@ class Pointwise:
 
     def _apply(self, *operands: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None) -> Any:
         """Plans and runs one call."""
+        if len(operands) != self.num_inputs + self.num_scalars:
+            raise TypeError(f"{self.name} takes {self.num_inputs + self.num_scalars} operands, not {len(operands)}")
         inputs, scalars = list(operands[: self.num_inputs]), list(operands[self.num_inputs :])
         compute, result = self._types(inputs)
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
@@ -70,7 +75,7 @@ class Pointwise:
         if compute is torch.float64:
             # A run-time float argument reaches a kernel as float32, so doubles travel as tensors.
             inputs = [_as_tensor(x, compute, device) for x in inputs]
-        outs = self._outputs(out)
+        outs = self._outputs(out, result)
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         plan = plan_layout(tensors, outs, self.num_outputs)
         if outs is None:
@@ -79,19 +84,25 @@ class Pointwise:
             self.launch(plan, inputs, scalars, outs, compute)
         return outs[0] if self.num_outputs == 1 else tuple(outs)
 
-    def _outputs(self, out: torch.Tensor | Sequence[torch.Tensor] | None) -> list[torch.Tensor] | None:
+    def _outputs(self, out: torch.Tensor | Sequence[torch.Tensor] | None, result: torch.dtype) -> list[torch.Tensor] | None:
         if out is None:
             return None
-        return [out] if isinstance(out, torch.Tensor) else list(out)
+        outs = [out] if isinstance(out, torch.Tensor) else list(out)
+        for x in outs:
+            if not torch.can_cast(result, x.dtype):
+                raise RuntimeError(f"{self.name}: a result of {result} cannot be cast to out= of {x.dtype}")
+            if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
+                raise RuntimeError(f"{self.name}: elements of out= share memory; give it memory of its own, such as out.clone()")
+        return outs
 
     def _types(self, inputs: Sequence[Any]) -> tuple[torch.dtype, torch.dtype]:
         """The type to compute in and the type of the result."""
         promoting = inputs[1:] if self.kind == "condition" else inputs
         dtype = promoted(promoting)
-        if self.kind == "float" and dtype not in _FLOATS:
-            dtype = setting(torch.get_default_dtype)
         if dtype not in _COMPUTE:
             raise Unsupported(f"{self.name} has no kernel for {dtype}")
+        if self.kind == "float" and dtype not in _FLOATS:
+            dtype = setting(torch.get_default_dtype)
         return dtype, torch.bool if self.kind == "bool" else dtype
 
     def launch(self, plan: Plan, inputs: list[Any], scalars: list[Any], outs: list[torch.Tensor], compute: torch.dtype) -> None:
@@ -152,7 +163,7 @@ def _operand(value: Any, compute: torch.dtype, device: torch.device) -> Any:
     """Tensors on the device stay; a 0-d tensor of the host and a number become a number of the compute type."""
     if isinstance(value, torch.Tensor):
         if value.device == device:
-            return value
+            return value.resolve_neg()
         if value.dim():
             raise Unsupported(f"an operand is on {value.device}, not {device}")
         value = value.item()

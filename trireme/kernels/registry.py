@@ -4,6 +4,7 @@ arguments that a kernel does not cover go on to torch's own kernel."""
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import json
 import warnings
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
+from torch.autograd import forward_ad
 
 from trireme.kernels import (
     binary,
@@ -109,14 +112,16 @@ _active: frozenset[str] = frozenset()
 _library: torch.library.Library | None = None
 
 
-def _select(names: Iterable[str]) -> set[str]:
+def _select(names: Iterable[Any]) -> set[str]:
     """Full names of the operators meant; a name without an overload means all of its overloads."""
     chosen: set[str] = set()
-    for name in names:
-        name = name.removeprefix("aten::")
+    for given in [names] if isinstance(names, str) else names:
+        name = str(given).removeprefix("aten::").removeprefix("aten.").removesuffix(".default")
         found = {known for known in OPERATORS if known == name or known.partition(".")[0] == name}
         if not found:
-            raise ValueError(f"no operator named {name!r} in the library; `registry.describe()` lists them")
+            near = difflib.get_close_matches(name, {*OPERATORS, *(known.partition(".")[0] for known in OPERATORS)}, 3)
+            hint = f"did you mean {' or '.join(near)}?" if near else "`trireme kernels list` shows them"
+            raise ValueError(f"no operator named {name!r} in the library; {hint}")
         chosen |= found
     return chosen
 
@@ -128,12 +133,20 @@ def _guarded(operator: Operator) -> Function:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
+            if _elsewhere(args):
+                raise Unsupported("memory of another device")
             return function(*args, **kwargs)
         except Unsupported:
             unrepeatable()  # what torch's kernels write is not noted
             return torchs(*_boxed(operator, args), **kwargs)
 
     return repeating(call)
+
+
+def _elsewhere(args: tuple[Any, ...]) -> bool:
+    """Whether a tensor with dimensions lies where our kernels do not reach; numbers of the host do not matter."""
+    kind = chips.current().device_type
+    return any(isinstance(x, torch.Tensor) and x.dim() and x.device.type != kind for x in args)
 
 
 def _boxed(operator: Operator, args: tuple[Any, ...]) -> list[Any]:
@@ -156,7 +169,7 @@ def _with_gradient(operator: Operator) -> Function:
     forward, both, torchs = operator.function, operator.differentiable, operator.overload
 
     def plain(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in args):
+        if any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in args) or _elsewhere(args):
             return torchs.decompose(*args, **kwargs)
         try:
             with torch._C._AutoDispatchBelowAutograd():
@@ -166,7 +179,7 @@ def _with_gradient(operator: Operator) -> Function:
             return torchs.decompose(*args, **kwargs)
 
     def derived(*args: Any, **kwargs: Any) -> Any:
-        if both is None or any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in args):
+        if both is None or any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in args) or _elsewhere(args):
             return torchs.decompose(*args, **kwargs)
         try:
             return both(*args, **kwargs)
@@ -177,21 +190,28 @@ def _with_gradient(operator: Operator) -> Function:
     # of the remembered calls the recent ones are tried here, before anything else is asked
     parts, differentiable = repeating(plain).__dict__, operator.gradient != "none"
     memory, keyed = parts["memory"], parts["keyed"]
-    traced, transformed = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+    transformed = torch._C._functorch.peek_interpreter_stack
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if traced() or transformed() is not None:
+        if _watched() or transformed() is not None:
             return torchs.decompose(*args, **kwargs)
+        if any(isinstance(x, torch.Tensor) and (x.is_neg() or x.is_conj()) for x in args):
+            args = tuple(x.resolve_neg().resolve_conj() if isinstance(x, torch.Tensor) else x for x in args)
         if differentiable and torch.is_grad_enabled():
             for x in args:
                 if isinstance(x, torch.Tensor) and x.requires_grad:
                     return derived(*args, **kwargs)
         return keyed(*args, **kwargs)
 
-    return standing_for(call, memory.recent, memory.exact, traced, transformed)
+    return standing_for(call, memory.recent, memory.exact, _watched, transformed)
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _watched() -> int:
+    """Not zero where a mode looks at calls or derivatives are carried forward with them."""
+    return torch._C._len_torch_dispatch_stack() or forward_ad._current_level + 1
 
 
 def _activate(names: frozenset[str]) -> None:
@@ -204,6 +224,8 @@ def _activate(names: frozenset[str]) -> None:
         _library = None
     _active = frozenset()
     chip = chips.current()
+    if names and chip.interpreted and not triton.knobs.runtime.interpret:
+        raise RuntimeError("Triton finds no GPU here. Fix: start Python with TRITON_INTERPRET=1 to run kernels, slowly, on the CPU")
     if names:
         implementations = [(name, _guarded(OPERATORS[name])) for name in sorted(names)]
         _library = torch.library.Library("aten", "IMPL")
@@ -217,7 +239,7 @@ def _activate(names: frozenset[str]) -> None:
 
 
 def enable() -> None:
-    """Every operator of the library replaces torch's on this chip."""
+    """Every operator of the library replaces torch's on this chip, in all threads of the process."""
     _activate(frozenset(OPERATORS))
 
 
@@ -233,7 +255,10 @@ def disable() -> None:
 
 @contextlib.contextmanager
 def use(include: Iterable[str] | None = None, exclude: Iterable[str] = ()) -> Iterator[None]:
-    """Within the block, `include` (default all) without `exclude` are ours; afterwards whatever was before."""
+    """Within the block, `include` (default all) without `exclude` are ours; afterwards whatever was before.
+
+    For all threads of the process, so blocks of several threads must not overlap.
+    """
     before = _active
     wanted = set(OPERATORS) if include is None else _select(include)
     _activate(frozenset(wanted - _select(exclude)))

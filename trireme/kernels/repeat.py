@@ -84,6 +84,8 @@ def repeating(function: Function) -> Function:
             for x in args:
                 kind = type(x)
                 if kind is tensor or kind is parameter:
+                    if x.is_neg():  # its memory holds the opposite of what it says
+                        return function(*args, **kwargs)
                     key += (x.dtype, x.shape, x.stride(), x.get_device())
                 else:
                     key.append(_token(x, exact))
