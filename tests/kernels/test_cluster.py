@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -42,6 +43,10 @@ print("compiled")
 """
 
 
+def on_a_chip(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.gpu(pytest.mark.skipif(not chips.current().clusters, reason="no chip with clusters")(test))
+
+
 def test_kernels_compile_for_hopper() -> None:
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environ, capture_output=True, text=True, timeout=300)
@@ -63,8 +68,7 @@ def taken(function: str, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return answers
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not chips.current().clusters, reason="no chip with clusters")
+@on_a_chip
 @pytest.mark.parametrize("dtype", [HALF, HALF16, FULL], ids=str)
 @pytest.mark.parametrize("length", [32768, 65536, 131072, 262144])
 @pytest.mark.parametrize("weighted", [True, False])
@@ -82,8 +86,7 @@ def test_layer_norm(dtype: torch.dtype, length: int, weighted: bool, device: str
     torch.testing.assert_close(scales.double(), (wide.var(1, correction=0, keepdim=True) + 1e-5).rsqrt(), rtol=1e-4, atol=0)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not chips.current().clusters, reason="no chip with clusters")
+@on_a_chip
 @pytest.mark.parametrize("dtype", [HALF, FULL], ids=str)
 def test_group_norm(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark's groups many times over, two of them with what is no number, and others than clusters take."""
@@ -101,8 +104,7 @@ def test_group_norm(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyP
             assert set(answers[-20:]) == {takes}, shape
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not chips.current().clusters, reason="no chip with clusters")
+@on_a_chip
 @pytest.mark.parametrize("dtype", [HALF, HALF16, FULL], ids=str)
 @pytest.mark.parametrize("log", [False, True])
 def test_softmax(dtype: torch.dtype, log: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,8 +127,7 @@ def test_softmax(dtype: torch.dtype, log: bool, device: str, monkeypatch: pytest
     near(function(turned, 1), (x.double().log_softmax if log else x.double().softmax)(1))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not chips.current().clusters, reason="no chip with clusters")
+@on_a_chip
 def test_two_streams_and_a_graph(device: str) -> None:
     """Clusters share nothing: calls may overlap and be recorded."""
     x = torch.randn(8, 4096, 64, device=device).to(HALF)

@@ -168,35 +168,34 @@ def _with_gradient(operator: Operator) -> Function:
     """
     forward, both, torchs = operator.function, operator.differentiable, operator.overload
 
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in args) or _elsewhere(args):
-            return torchs.decompose(*args, **kwargs)
-        try:
-            with torch._C._AutoDispatchBelowAutograd():
-                return forward(*args, **kwargs)
-        except Unsupported:
-            unrepeatable()
-            return torchs.decompose(*args, **kwargs)
+    def below(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return forward(*args, **kwargs)
 
-    def derived(*args: Any, **kwargs: Any) -> Any:
-        if both is None or any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in args) or _elsewhere(args):
-            return torchs.decompose(*args, **kwargs)
-        try:
-            return both(*args, **kwargs)
-        except Unsupported:
-            unrepeatable()
-            return torchs.decompose(*args, **kwargs)
+    def or_torchs(ours: Function | None) -> Function:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                if ours is None or _elsewhere(args) or any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in args):
+                    raise Unsupported("no version of ours, or tensors that our kernels cannot read")
+                return ours(*args, **kwargs)
+            except Unsupported:
+                unrepeatable()
+                return torchs.decompose(*args, **kwargs)
+
+        return call
+
+    derived = or_torchs(both)
 
     # of the remembered calls the recent ones are tried here, before anything else is asked
-    parts, differentiable = repeating(plain).__dict__, operator.gradient != "none"
+    parts, differentiable = repeating(or_torchs(below)).__dict__, operator.gradient != "none"
     memory, keyed = parts["memory"], parts["keyed"]
     transformed = torch._C._functorch.peek_interpreter_stack
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if _watched() or transformed() is not None:
             return torchs.decompose(*args, **kwargs)
-        if any(isinstance(x, torch.Tensor) and (x.is_neg() or x.is_conj()) for x in args):
-            args = tuple(x.resolve_neg().resolve_conj() if isinstance(x, torch.Tensor) else x for x in args)
+        if any(isinstance(x, torch.Tensor) and x.is_neg() for x in args):  # for other operators torch has done it by now
+            args = tuple(x.resolve_neg() if isinstance(x, torch.Tensor) else x for x in args)
         if differentiable and torch.is_grad_enabled():
             for x in args:
                 if isinstance(x, torch.Tensor) and x.requires_grad:
