@@ -22,6 +22,7 @@ from trireme.kernels import cluster
 
 def compiled(kernel, types, warps, **constants):
     names = list(kernel.jit.signature.parameters)
+    types = {name: types[name] for name in names if name in types}
     signature = {name: types.get(name, "constexpr") for name in names}
     known = {(names.index(name),): value for name, value in constants.items()}
     multiples = {"length", "share", "x_outer", "x_step", "y_outer", "y_step"}
@@ -32,13 +33,14 @@ def compiled(kernel, types, warps, **constants):
     assert built.metadata.shared <= 227 * 1024
 
 for kind, vector in (("*bf16", 8), ("*fp32", 4)):
+    drawn = {"counter": "*i32"} | {name: "i32" for name in ("rows", "items", "abreast")}
     types = {name: kind for name in ("x", "weight", "bias", "y", "means", "scales")}
-    types |= {name: "i32" for name in ("length", "share", "groups", "channel")} | {"eps": "fp32"}
-    shape = {"CHUNKS": 8, "SIZE": 256 * vector, "VECTOR": vector, "WARPS": 8}
+    types |= {name: "i32" for name in ("length", "share", "groups", "channel")} | {"eps": "fp32"} | drawn
     for each in (False, True):
-        compiled(cluster._norm, types, 8, EACH=each, **shape)
+        compiled(cluster._norm, types, 4, EACH=each, CHUNKS=16, VECTOR=vector, WARPS=4)
     types = {name: kind for name in ("x", "y")} | {name: "i32" for name in ("strips", "x_outer", "x_step", "y_outer", "y_step")}
-    compiled(cluster._softmax, types, 4, LOG=False, CHUNKS=16, LINES=4 * vector, VECTOR=vector, WARPS=4)
+    for log in (False, True):
+        compiled(cluster._softmax, types | drawn, 4, LOG=log, LINES=128, VECTOR=vector, WARPS=4)
 print("compiled")
 """
 
@@ -91,7 +93,8 @@ def test_layer_norm(dtype: torch.dtype, length: int, weighted: bool, device: str
 def test_group_norm(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark's groups many times over, two of them with what is no number, and others than clusters take."""
     answers = taken("normalise", monkeypatch)
-    for shape, groups, takes in (((4, 64, 128, 128), 8, True), ((2, 32, 64, 64), 4, True), ((2, 30, 64, 64), 3, False)):
+    cases = {(32, 64, 128, 128): (8, True), (4, 64, 128, 128): (8, True), (2, 32, 64, 64): (4, True), (2, 30, 64, 64): (3, False)}
+    for shape, (groups, takes) in cases.items():  # the first has more groups than clusters run at once
         x = torch.randn(shape, device=device).to(dtype)
         x[0, 0, 0, 0], x[1, 9, 3, 3] = float("nan"), float("inf")
         weight, bias = torch.randn(2, shape[1], device=device).to(dtype)
@@ -110,7 +113,8 @@ def test_group_norm(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyP
 def test_softmax(dtype: torch.dtype, log: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = taken("soften", monkeypatch)
     function = softmax.log_softmax_forward if log else softmax.softmax_forward
-    cases = {(3, 2048, 64): True, (3, 1024, 64): False, (2, 4096, 256): True, (1, 8192, 32): dtype != FULL, (2, 2500, 64): False}
+    cases = {(24, 4096, 256): True, (3, 2048, 64): True, (3, 1024, 64): False, (2, 4096, 256): True, (2, 2500, 64): False}
+    cases[1, 8192, 32] = dtype != FULL
     for shape, takes in cases.items():
         x = torch.randn(shape, device=device).mul(4).to(dtype)
         x[0, :, 1], x[0, 5, 2], x[0, :600, 3] = float("-inf"), float("inf"), float("-inf")
@@ -128,19 +132,32 @@ def test_softmax(dtype: torch.dtype, log: bool, device: str, monkeypatch: pytest
 
 
 @on_a_chip
-def test_two_streams_and_a_graph(device: str) -> None:
-    """Clusters share nothing: calls may overlap and be recorded."""
-    x = torch.randn(8, 4096, 64, device=device).to(HALF)
+def test_two_streams_and_two_graphs(device: str) -> None:
+    """Clusters draw their rows from a counter of their stream, or of their graph: calls may overlap and be recorded."""
+    x = torch.randn(32, 4096, 128, device=device).to(HALF)
     truth = softmax.softmax_forward(x, 1)
-    graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(3)]
+    near(truth, x.double().softmax(1))
+    graphs, streams = [torch.cuda.CUDAGraph() for _ in range(2)], [torch.cuda.Stream() for _ in range(3)]
     torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        recorded = softmax.softmax_forward(x, 1)
-    results = []
-    for _ in range(30):
-        graph.replay()
+    recorded, results = [], []
+    for graph in graphs:
+        with torch.cuda.graph(graph):
+            recorded += [softmax.softmax_forward(x, 1) for _ in range(3)]
+    for _ in range(10):
+        for graph, stream in zip(graphs, streams, strict=False):
+            with torch.cuda.stream(stream):
+                graph.replay()
         for stream in streams:
             with torch.cuda.stream(stream):
                 results.append(softmax.softmax_forward(x, 1))
     torch.cuda.synchronize()
-    assert torch.equal(recorded, truth) and all(torch.equal(y, truth) for y in results)
+    assert all(torch.equal(y, truth) for y in recorded + results)
+
+
+@on_a_chip
+def test_rows_of_one_value_and_of_the_lowest(device: str) -> None:
+    """A row that is masked with the type's lowest number is as even as any other of one value."""
+    for dtype in (HALF, HALF16, FULL):
+        x = torch.zeros(2, 4096, 32, device=device, dtype=dtype)
+        x[0], x[1, :, 1], x[1, :, 2] = torch.finfo(dtype).min, torch.finfo(dtype).max, -5.0
+        near(softmax.softmax_forward(x, 1), torch.full(x.shape, 1 / 4096, dtype=torch.float64, device=device))
