@@ -69,10 +69,10 @@ def made(start, empty, **changes):  # type: ignore[no-untyped-def]
     """One launch of an argument, a result and a number."""
     given = {"pointers": [(PLACE, 0), (PLACE + 1, 1)], "floats": [(PLACE + 2, 1)], "raw": None, "as_tuple": False} | changes
     given = {"tensors": [(0, 0)], "layouts": [LAYOUT], "returned": [1], "bound": None, "capturing": None} | given
-    starts = given.get("starts", [(start, TEMPLATE, given["pointers"], given["floats"], given["raw"])])
+    starts = given.get("starts", [(start, TEMPLATE, given["pointers"], given["floats"], given["raw"], given.get("drawn", []))])
     parts = (given["tensors"], given["layouts"], given["returned"], given["as_tuple"])
-    kept = given.get("kept", [])
-    return quick.launch(starts, STREAM, *parts, empty, lambda device: 77 + device, 0, kept, given["bound"], given["capturing"])
+    more = (given.get("kept", []), given["bound"], given["capturing"], given.get("asks", []))
+    return quick.launch(starts, STREAM, *parts, empty, lambda device: 77 + device, 0, *more)
 
 
 def fresh(shape, stride, dtype):  # type: ignore[no-untyped-def]
@@ -127,9 +127,10 @@ def test_a_driver_is_given_the_same(code: int) -> None:
 def test_several_launches_share_memory() -> None:
     """Half of a workspace goes from the first to the second, and only what is asked for comes back."""
     seen: list[tuple] = []
+    first, second = ((lambda *values, name=name: seen.append((name, *values[PLACE:]))) for name in ("first", "second"))
     starts = [
-        (lambda *values: seen.append(("first", *values[PLACE:])), TEMPLATE, [(PLACE, 0), (PLACE + 1, 2)], [(PLACE + 2, 1)], None),
-        (lambda *values: seen.append(("second", *values[PLACE:])), TEMPLATE, [(PLACE, 2, 16), (PLACE + 1, 1)], [], None),
+        (first, TEMPLATE, [(PLACE, 0), (PLACE + 1, 2)], [(PLACE + 2, 1)], None, []),
+        (second, TEMPLATE, [(PLACE, 2, 16), (PLACE + 1, 1)], [], None, []),
     ]
     launch = made(None, fresh, starts=starts, layouts=[LAYOUT, ((8,), (1,), torch.float32)], returned=[1, 0], as_tuple=True)
     x = torch.randn(4)
@@ -155,6 +156,22 @@ def test_only_as_it_was_recorded() -> None:
         assert alive() is not None, "its address is in the launch"
         del launch
         assert alive() is None
+
+
+@needs_compiler
+def test_numbers_are_drawn_anew() -> None:
+    """Each repetition asks once; without an answer it is not repeated, with a wrong one it fails, and nothing is held."""
+    seen: list[tuple] = []
+    answers: list[object] = [(3, 4), (5, 6), None, (7,), "no"]
+    asked = {"drawn": [(PLACE + 2, 0, 1)], "asks": [lambda: answers.pop(0)]}
+    launch = made(lambda *values: seen.append(values[PLACE:]), fresh, floats=[], **asked)
+    x = torch.randn(4)
+    assert launch((x,), {}) is not None and launch((x,), {}) is not None and [values[2] for values in seen] == [4, 6]
+    assert launch((x,), {}) is None and len(seen) == 2
+    for _ in range(2):
+        with pytest.raises(TypeError, match="asked for numbers"):
+            launch((x,), {})
+    assert not answers and made(lambda *values: None, fresh, drawn=[(PLACE, 1, 0)], asks=[int]) is None, "there is one to ask"
 
 
 @pytest.mark.parametrize("built", [True, False])
@@ -215,7 +232,8 @@ def test_too_many_values_are_left_to_python() -> None:
         {"pointers": [(PLACE, 2)]},
         {"floats": [(PLACE, -1)]},
         {"starts": []},
-        {"starts": [(nothing, [None] * 65, [], [], None)]},
-        {"starts": [(nothing, [None] * 3, [], [], None)]},  # no place for the stream
+        {"asks": [int] * 3},
+        {"starts": [(nothing, [None] * 65, [], [], None, [])]},
+        {"starts": [(nothing, [None] * 3, [], [], None, [])]},  # no place for the stream
     ):
         assert made(nothing, fresh, **change) is None, change

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trireme.kernels import chips, random
+from trireme import kernels
+from trireme.kernels import chips, random, registry
 
 COUNT = 20001 if chips.current().interpreted else 1 << 20
 
@@ -57,6 +58,52 @@ def test_launch_shape_does_not_matter(monkeypatch: pytest.MonkeyPatch, device: s
     assert torch.equal(expected, random.randn([5000], device=place))
     torch.manual_seed(7)
     assert torch.equal(expected[:777], random.randn([777], device=place))
+
+
+def test_repeated_calls_draw_as_others_do(device: str) -> None:
+    """What is remembered of a call is not its numbers: six calls under `use` give those of six that nobody remembers."""
+    place = torch.device(device)
+    x = torch.ones(3, 1003, device=device)
+    own = {
+        "rand": lambda: random.rand([1001], device=place),
+        "randn": lambda: random.randn([1001], device=place, dtype=torch.float32),
+        "rand_like": lambda: random.rand_like(x),
+        "native_dropout": lambda: random.native_dropout(x, 0.25, True)[0],
+    }
+    torchs = {
+        "rand": lambda: torch.rand([1001], device=place),
+        "randn": lambda: torch.randn([1001], device=place, dtype=torch.float32),
+        "rand_like": lambda: torch.rand_like(x),
+        "native_dropout": lambda: torch.native_dropout(x, 0.25, True)[0],
+    }
+    for name, call in own.items():
+        torch.manual_seed(11)
+        expected = [call() for _ in range(6)]
+        torch.manual_seed(11)
+        with kernels.use(include=[name]):
+            results = [torchs[name]() for _ in range(6)]
+            assert registry._guarded(registry.OPERATORS[name]).__dict__["known"], f"{name} is not remembered"
+        for result, wanted in zip(results, expected, strict=True):
+            assert torch.equal(result, wanted), name
+        assert not torch.equal(expected[0], expected[1])
+        assert name != "native_dropout" or not torch.equal(results[4], results[5])
+
+
+def test_the_highest_seeds_and_offsets(device: str) -> None:
+    """Halves are put together again as they were."""
+    for number in (0, 1, 2**31, 2**32 - 1, 2**32, 2**62 + 2**31 + 5, 2**63 - 1):
+        low, high = chips._halves(number)
+        assert -(2**31) <= low < 2**31 and 0 <= high < 2**31 and (high << 32) + (low & 0xFFFFFFFF) == number
+    if not chips.current().interpreted:
+        generator = torch.cuda.default_generators[torch.device(device).index or 0]
+        for offset in (2**33 - 4, 2**35 + 4):  # its words are counted in fours
+            torch.manual_seed(2**63 - 1)
+            generator.set_offset(offset)
+            far = random.rand([64], device=torch.device(device))
+            generator.set_offset(offset)
+            assert torch.equal(far, random.rand([64], device=torch.device(device)))
+            generator.set_offset(offset % 2**32)
+            assert not torch.equal(far, random.rand([64], device=torch.device(device)))
 
 
 def test_dropout(device: str) -> None:

@@ -163,11 +163,25 @@ def allows_tf32() -> bool:
     return not current().interpreted and torch.backends.cuda.matmul.allow_tf32
 
 
-def reserve_random(count: int, device: torch.device) -> tuple[int, int]:
-    """Seed and first Philox counter of `count` fresh random words; the device's generator moves past them."""
+def random_source(count: int, device: torch.device) -> Callable[[], tuple[int, ...] | None]:
+    """What gives seed and first Philox counter of `count` fresh random words, each as a lower and a higher half, and moves the
+    device's generator past them; None while a graph is recorded, which would freeze them."""
     if current().interpreted:
-        return int(torch.empty((), dtype=torch.int64).random_()), 0
+        return lambda: (*_halves(int(torch.empty((), dtype=torch.int64).random_())), 0, 0)
     generator = device_module().default_generators[device.index or 0]
-    offset = generator.get_offset()
-    generator.set_offset(offset + (count + 3) // 4 * 4)
-    return generator.initial_seed() & (2**63 - 1), offset // 4
+    past = (count + 3) // 4 * 4
+
+    def draw() -> tuple[int, ...] | None:
+        if capturing():
+            return None
+        offset = generator.get_offset()
+        generator.set_offset(offset + past)
+        return *_halves(generator.initial_seed()), *_halves(offset // 4)
+
+    return draw
+
+
+def _halves(number: int) -> tuple[int, int]:
+    """64 bits as two numbers with a sign, which to Triton are always of 32."""
+    low, high = number & 0xFFFFFFFF, number >> 32 & 0x7FFFFFFF
+    return low - (low >> 31 << 32), high

@@ -61,6 +61,13 @@ _LAUNCHER = ("launch", "launch_cooperative_grid", "launch_pdl", "global_scratch_
 Handle = tuple[Any, Any, bool, bool, Any, str | None]
 
 
+class Drawn(int):
+    """A number that every repetition of a call asks for anew: in which asking, and where in its answer."""
+
+    asking: int
+    place: int
+
+
 class Recording:
     """What one call of an operator allocates and launches, noted while it runs."""
 
@@ -69,6 +76,7 @@ class Recording:
         self.lasting: list[torch.Tensor] = []  # memory that outlives the call and belongs to the stream it ran on
         self.launches: list[tuple[Handle, tuple[int, ...], tuple[Any, ...]]] = []
         self.settings: list[tuple[Callable[[], Any], Any]] = []
+        self.asks: list[Callable[[], tuple[int, ...] | None]] = []  # what numbers are drawn from
         self.repeatable = True
 
 
@@ -115,8 +123,20 @@ def setting(ask: Callable[[], Any]) -> Any:
     return answer
 
 
+def drawn(ask: Callable[[], tuple[int, ...] | None]) -> tuple[int, ...] | None:
+    """Numbers of 32 bits that are others in every call, such as random state; None where there are none to be had now."""
+    answer = ask()
+    if answer is None or current.recording is None:
+        return answer
+    numbers = tuple(Drawn(number) for number in answer)
+    for place, number in enumerate(numbers):
+        number.asking, number.place = len(current.recording.asks), place
+    current.recording.asks.append(ask)
+    return numbers
+
+
 def unrepeatable() -> None:
-    """Says that the running call depends on more than its arguments, such as random state, or writes by torch's own kernels."""
+    """Says that the running call depends on more than its arguments, or that torch's own kernels write in it."""
     if current.recording is not None:
         current.recording.repeatable = False
 
@@ -147,7 +167,7 @@ class Kernel:
         values: list[Any] = []
         device = -1
         for index, value in enumerate(args):
-            if type(value) is int:
+            if type(value) is int or type(value) is Drawn:
                 values.append(value)
                 if index in self.counts:
                     continue
@@ -208,6 +228,7 @@ class Kernel:
 
     def _fitted(self, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any], constants: dict[str, Any]) -> Any:
         """Compiles and runs it; on a chip with less shared memory than the cut was made for, with fewer stages in flight."""
+        args = tuple(int(value) if type(value) is Drawn else value for value in args)  # as Triton knows numbers
         while True:
             try:
                 return self.jit[grid](*args, **options, **constants)

@@ -11,7 +11,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
-from trireme.kernels.launch import Handle, Recording
+from trireme.kernels.launch import Drawn, Handle, Recording
 from trireme.kernels.quick import launch as launch_quickly
 
 _STREAM, _VALUES = 3, 13  # places in a raw start's arguments
@@ -50,13 +50,17 @@ class Notes:
         return _quick(self, launches, returned, finish, shared) or _general(self, launches, returned, finish, shared)
 
     def _launch(self, handle: Any, grid: tuple[int, ...], values: tuple[Any, ...]) -> Any:
-        """A raw start, its arguments, and which of these to fill in: (place, memory, offset, descriptor) and (place, float)."""
+        """A raw start, its arguments, and which of these to fill in: (place, memory, offset, descriptor), (place, float) and
+        (place, asking, place in the answer)."""
         start, function, cooperative, dependent, metadata, _ = handle
         template: list[Any] = [*grid, 0, function, cooperative, dependent, None, None, metadata, None, None, None, *values]
         slots: list[Any] = []
         floats: list[Any] = []
+        drawn: list[Any] = []
         for place, value in enumerate(template[_VALUES:], _VALUES):
-            if isinstance(value, torch.Tensor):
+            if type(value) is Drawn:
+                drawn.append((place, value.asking, value.place))
+            elif isinstance(value, torch.Tensor):
                 slots.append((place, *self._origin(value), None))
             elif isinstance(value, TensorDescriptor):
                 fixed = (list(value.shape), list(value.strides), value.padding)
@@ -68,7 +72,7 @@ class Notes:
                     floats.append((place, same[0]))
         for place, *_ in slots:
             template[place] = None  # the recorded call's memory is not ours to keep
-        return start, template, slots, floats, _raw(handle, grid, len(values))
+        return start, template, slots, floats, _raw(handle, grid, len(values)), drawn
 
     def _origin(self, x: torch.Tensor) -> tuple[int, int]:
         """Which memory a tensor lies in and how far; memory that lasts has a number below zero."""
@@ -115,32 +119,32 @@ def _raw(handle: Handle, grid: tuple[int, ...], num_values: int) -> tuple[Any, .
 
 def _quick(notes: Notes, launches: list[Any], returned: list[Any], finish: Function, shared: list[Any]) -> Function | None:
     """The shortest way to repeat a call; None if something of it is only known to `_general`."""
-    slots = [slot for _, _, slots, _, _ in launches for slot in slots]
-    named = any(type(i) is str for _, _, _, floats, _ in launches for _, i in floats)
+    slots = [slot for launch in launches for slot in launch[2]]
+    named = any(type(i) is str for launch in launches for _, i in launch[3])
     if notes.recording.settings or chips.several_devices() or named or any(type(x) is not int for x in returned):
         return None
     if any(fixed for *_, fixed in slots):
         return None
     kept, starts = notes.recording.lasting, []
-    for start, template, slots, floats, raw in launches:
+    for start, template, slots, floats, raw, drawn in launches:
         values = template[:]
         for place, number, offset, _ in slots:
             values[place] = kept[-1 - number].data_ptr() + offset if number < 0 else None
-        starts.append((start, values, [slot[:3] for slot in slots if slot[1] >= 0], floats, raw))
+        starts.append((start, values, [slot[:3] for slot in slots if slot[1] >= 0], floats, raw, drawn))
     first = dict(shared)
     tensors = [(place, first.get(number, number)) for number, place in enumerate(notes.tensors)]
     device = chips.current_device()
     bound = chips.current_stream(device) if kept else None
     return launch_quickly(
         starts, _STREAM, tensors, notes.layouts, returned, finish is tuple, chips.allocator(), chips.getters()[1], device, kept,
-        bound, chips.capturing,
+        bound, chips.capturing, notes.recording.asks,
     )  # fmt: skip
 
 
 def _general(notes: Notes, launches: list[Any], returned: list[Any], finish: Function, shared: list[Any]) -> Function:
     """Repeats a call of any number of launches and results."""
     places, layouts = list(notes.tensors), notes.layouts
-    lasting = [x.data_ptr() for x in reversed(notes.recording.lasting)]
+    lasting, asks = [x.data_ptr() for x in reversed(notes.recording.lasting)], notes.recording.asks
     empty, stream, device = chips.allocator(), chips.getters()[1], chips.current_device()
     unlike = _conditions(notes.recording, shared, device)
 
@@ -153,12 +157,15 @@ def _general(notes: Notes, launches: list[Any], returned: list[Any], finish: Fun
             together |= pointer
         if together & 15 or (unlike is not None and unlike(pointers, now)):
             return None
+        answers = [ask() for ask in asks]
+        if None in answers:
+            return None
         for shape, stride, dtype in layouts:
             made = empty(shape, stride, dtype)
             memory.append(made)
             pointers.append(made.data_ptr())
         pointers += lasting  # so that -1, -2, … are these
-        for start, template, slots, floats, _ in launches:
+        for start, template, slots, floats, _, drawn in launches:
             values = template[:]
             values[_STREAM] = now
             for place, number, offset, fixed in slots:
@@ -166,6 +173,8 @@ def _general(notes: Notes, launches: list[Any], returned: list[Any], finish: Fun
                 values[place] = pointer if fixed is None else _Described(pointer, *fixed)
             for place, i in floats:
                 values[place] = kwargs[i] if type(i) is str else args[i]
+            for place, asking, number in drawn:
+                values[place] = answers[asking][number]
             start(*values)
         return finish([memory[x] if type(x) is int else _view(memory, x) for x in returned])
 

@@ -9,7 +9,7 @@
 #include <limits.h>
 #include <stddef.h>
 
-enum { VALUES = 64, TENSORS = 8, MADE = 8, STARTS = 4, PARAMETERS = 48, SCRATCH = 2 };
+enum { VALUES = 64, TENSORS = 8, MADE = 8, STARTS = 4, PARAMETERS = 48, SCRATCH = 2, ASKS = 2, DRAWN = 8 };
 
 /* A driver's own start of a kernel: grid, block, shared memory, stream, the addresses of its parameters. CUDA and HIP have the same. */
 typedef int (*Driver)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
@@ -24,7 +24,8 @@ typedef struct {
     PyObject *start;          /* Triton's raw start */
     PyObject *values[VALUES]; /* its arguments, those to be filled in NULL or of the recorded call */
     Slot pointers[TENSORS + MADE], floats[TENSORS];
-    int num_values, num_pointers, num_floats;
+    Slot drawn[DRAWN]; /* which of the asks, and `offset` into its answer */
+    int num_values, num_pointers, num_floats, num_drawn;
     Driver driver; /* NULL: only through `start` */
     void *function;
     unsigned grid[3], threads, shared;
@@ -38,10 +39,11 @@ typedef struct {
     PyObject *kept;                    /* memory that stays, which starts know by address */
     PyObject *bound, *capturing;       /* the only stream it may run on, and whether that records a graph; or NULL */
     PyObject *layouts[MADE];           /* (shape, stride, type) */
+    PyObject *asks[ASKS];              /* what answers with numbers that are others every time, or with None */
     Slot tensors[TENSORS];             /* which argument, and the number of the first that shares its memory */
     int returned[MADE];
     Start *starts;
-    int num_tensors, num_made, num_returned, num_starts, stream_place, as_tuple;
+    int num_tensors, num_made, num_returned, num_starts, num_asks, stream_place, as_tuple;
 } Launch;
 
 static PyObject *data_ptr_name;
@@ -97,8 +99,23 @@ static int driven(const Start *self, PyObject *const *values, PyObject *on) {
     return code == 0;
 }
 
+/* Fills in the numbers that were drawn; 0 for an error. */
+static int filled(const Start *self, PyObject *const *answers, PyObject **values) {
+    for (int i = 0; i < self->num_drawn; i++) {
+        const Slot *slot = &self->drawn[i];
+        PyObject *answer = answers[slot->index];
+        if (!PyTuple_Check(answer) || slot->offset < 0 || slot->offset >= PyTuple_GET_SIZE(answer)) {
+            PyErr_SetString(PyExc_TypeError, "asked for numbers, and answered with others");
+            return 0;
+        }
+        values[slot->place] = PyTuple_GET_ITEM(answer, slot->offset);
+    }
+    return 1;
+}
+
 /* Starts one kernel on this memory; 0 for an error. */
-static int started(const Start *self, PyObject *const *args, PyObject *const *addresses, int stream_place, PyObject *stream) {
+static int started(const Start *self, PyObject *const *args, PyObject *const *addresses, PyObject *const *answers, int stream_place,
+                   PyObject *stream) {
     PyObject *values[VALUES], *inner[TENSORS + MADE];
     int num_inner = 0, good = 1;
     memcpy(values, self->values, sizeof(PyObject *) * self->num_values);
@@ -113,6 +130,7 @@ static int started(const Start *self, PyObject *const *args, PyObject *const *ad
         values[slot->place] = address;
     }
     for (int i = 0; i < self->num_floats; i++) values[self->floats[i].place] = args[self->floats[i].index];
+    good = good && filled(self, answers, values);
     values[stream_place] = stream;
     if (good && !(self->driver && driven(self, values, stream))) {
         PyObject *answer = PyObject_Vectorcall(self->start, values, self->num_values, NULL);
@@ -137,9 +155,9 @@ static int may_run(const Launch *self, PyObject *stream) {
 
 /* New reference to the result; None where an argument lies otherwise than that of the recorded call; NULL for an error. */
 static PyObject *repeat(const Launch *self, PyObject *const *args) {
-    PyObject *memory[TENSORS + MADE], *addresses[TENSORS + MADE], *stream = NULL, *result = NULL;
+    PyObject *memory[TENSORS + MADE], *addresses[TENSORS + MADE], *answers[ASKS], *stream = NULL, *result = NULL;
     unsigned long long value[TENSORS + MADE], together = 0;
-    int known = 0, made = 0, same = 1;
+    int known = 0, made = 0, same = 1, asked = 0;
     for (; known < self->num_tensors; known++) {
         memory[known] = args[self->tensors[known].place];
         if (!(addresses[known] = address_of(memory[known], &value[known]))) goto done;
@@ -152,6 +170,13 @@ static PyObject *repeat(const Launch *self, PyObject *const *args) {
         result = may < 0 ? NULL : Py_NewRef(Py_None);
         goto done;
     }
+    for (; asked < self->num_asks; asked++) {
+        if (!(answers[asked] = PyObject_CallNoArgs(self->asks[asked]))) goto done;
+        if (answers[asked] == Py_None) {
+            result = answers[asked]; /* this reference is the result's */
+            goto done;
+        }
+    }
     for (; made < self->num_made; made++, known++) {
         PyObject *const *layout = &PyTuple_GET_ITEM(self->layouts[made], 0);
         if (!(memory[known] = PyObject_Vectorcall(self->empty, layout, 3, NULL))) goto done;
@@ -161,9 +186,10 @@ static PyObject *repeat(const Launch *self, PyObject *const *args) {
         }
     }
     for (int i = 0; i < self->num_starts; i++)
-        if (!started(&self->starts[i], args, addresses, self->stream_place, stream)) goto done;
+        if (!started(&self->starts[i], args, addresses, answers, self->stream_place, stream)) goto done;
     result = results_of(self, memory);
 done:
+    while (asked) Py_DECREF(answers[--asked]);
     while (made) Py_DECREF(memory[self->num_tensors + --made]);
     while (known) Py_DECREF(addresses[--known]);
     Py_XDECREF(stream);
@@ -198,15 +224,24 @@ static int read_driver(PyObject *raw, Start *self) {
     return 1;
 }
 
-/* (raw start, its arguments, pointers, floats, driver) */
-static int read_start(PyObject *item, Start *self, int memory) {
-    PyObject *start, *template, *pointers, *floats, *raw;
-    if (!item || !PyArg_ParseTuple(item, "OO!OOO", &start, &PyList_Type, &template, &pointers, &floats, &raw)) return 0;
+/* (raw start, its arguments, pointers, floats, driver, drawn) */
+static int read_start(PyObject *item, Start *self, int memory, int asks) {
+    PyObject *start, *template, *pointers, *floats, *raw, *drawn;
+    if (!item || !PyArg_ParseTuple(item, "OO!OOOO", &start, &PyList_Type, &template, &pointers, &floats, &raw, &drawn)) return 0;
     if (PyList_GET_SIZE(template) > VALUES) return 0;
     self->start = Py_NewRef(start);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(template); i++) self->values[self->num_values++] = Py_NewRef(PyList_GET_ITEM(template, i));
     return read_slots(pointers, self->pointers, &self->num_pointers, TENSORS + MADE, self->num_values, memory) &&
-           read_slots(floats, self->floats, &self->num_floats, TENSORS, self->num_values, INT_MAX) && read_driver(raw, self);
+           read_slots(floats, self->floats, &self->num_floats, TENSORS, self->num_values, INT_MAX) &&
+           read_slots(drawn, self->drawn, &self->num_drawn, DRAWN, self->num_values, asks) && read_driver(raw, self);
+}
+
+static int read_asks(PyObject *list, Launch *self) {
+    Py_ssize_t count = PySequence_Size(list);
+    if (count < 0 || count > ASKS) return 0;
+    for (; self->num_asks < count; self->num_asks++)
+        if (!(self->asks[self->num_asks] = PySequence_GetItem(list, self->num_asks))) return 0;
+    return 1;
 }
 
 static int read_layouts(PyObject *list, Launch *self) {
@@ -239,7 +274,7 @@ static int read_starts(PyObject *list, Launch *self, int memory) {
     if (count < 1 || count > STARTS || !(self->starts = PyMem_Calloc(count, sizeof(Start)))) return 0;
     while (self->num_starts < count) {
         PyObject *item = PySequence_GetItem(list, self->num_starts);
-        int read = read_start(item, &self->starts[self->num_starts++], memory);
+        int read = read_start(item, &self->starts[self->num_starts++], memory, self->num_asks);
         Py_XDECREF(item);
         if (!read || self->stream_place < 0 || self->stream_place >= self->starts[self->num_starts - 1].num_values) return 0;
     }
@@ -247,10 +282,10 @@ static int read_starts(PyObject *list, Launch *self, int memory) {
 }
 
 static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *starts, *tensors, *layouts, *returned, *empty, *stream, *device, *kept, *bound, *capturing;
+    PyObject *starts, *tensors, *layouts, *returned, *empty, *stream, *device, *kept, *bound, *capturing, *asks;
     int stream_place, as_tuple;
-    if (!PyArg_ParseTuple(args, "OiOOOpOOOOOO", &starts, &stream_place, &tensors, &layouts, &returned, &as_tuple, &empty, &stream, &device,
-                          &kept, &bound, &capturing))
+    if (!PyArg_ParseTuple(args, "OiOOOpOOOOOOO", &starts, &stream_place, &tensors, &layouts, &returned, &as_tuple, &empty, &stream, &device,
+                          &kept, &bound, &capturing, &asks))
         return NULL;
     Launch *self = (Launch *)type->tp_alloc(type, 0);
     if (!self) return NULL;
@@ -258,7 +293,8 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->kept = Py_NewRef(kept);
     if (bound != Py_None) self->bound = Py_NewRef(bound), self->capturing = Py_NewRef(capturing);
     self->stream_place = stream_place, self->as_tuple = as_tuple;
-    int good = read_slots(tensors, self->tensors, &self->num_tensors, TENSORS, INT_MAX, TENSORS) && read_layouts(layouts, self);
+    int good = read_slots(tensors, self->tensors, &self->num_tensors, TENSORS, INT_MAX, TENSORS) && read_layouts(layouts, self) &&
+               read_asks(asks, self);
     for (int i = 0; good && i < self->num_tensors; i++) good = self->tensors[i].index <= i; /* compared with one that is known by then */
     int memory = self->num_tensors + self->num_made;
     if (good && read_returned(returned, self, memory) && read_starts(starts, self, memory)) return (PyObject *)self;
@@ -271,6 +307,7 @@ static void launch_dealloc(Launch *self) {
     Py_XDECREF(self->empty), Py_XDECREF(self->stream), Py_XDECREF(self->device), Py_XDECREF(self->kept);
     Py_XDECREF(self->bound), Py_XDECREF(self->capturing);
     for (int i = 0; i < self->num_made; i++) Py_XDECREF(self->layouts[i]);
+    for (int i = 0; i < self->num_asks; i++) Py_XDECREF(self->asks[i]);
     for (int i = 0; i < self->num_starts; i++) {
         Py_XDECREF(self->starts[i].start);
         for (int j = 0; j < self->starts[i].num_values; j++) Py_XDECREF(self->starts[i].values[j]);

@@ -63,7 +63,7 @@ def _signed(x: Any, sign: str) -> bool:
 
 
 def launch(
-    starts: list[tuple[Function, list[Any], list[tuple[int, int, int]], list[tuple[int, int]], tuple[Any, ...] | None]],
+    starts: list[tuple[Any, ...]],
     stream_place: int,
     tensors: list[tuple[int, int]],
     layouts: list[tuple[Any, Any, Any]],
@@ -75,20 +75,22 @@ def launch(
     kept: list[Any],
     bound: int | None,
     capturing: Function,
+    asks: list[Function],
 ) -> Function | None:
     """A call to be repeated; None if it has more of anything than a quick one holds. Memory is numbered: tensors among the
     arguments (their place there, and the number of the first that shares their memory), then what is allocated by `layouts`.
     Memory that stays stands in the starts by its address, so `kept` is held; it belongs to the stream `bound`.
 
     Each start: a raw start, its arguments, which of them are addresses (place, number of the memory, bytes into it) and which are
-    floats (place, argument), and how the driver starts it (its address, the function's, threads, shared memory, the grid, and what
-    each argument is: p an address, i a whole number, f and d floats, - no parameter); None: only the raw start does.
+    floats (place, argument), how the driver starts it (its address, the function's, threads, shared memory, the grid, and what
+    each argument is: p an address, i a whole number, f and d floats, - no parameter; None: only the raw start does), and which of
+    the arguments every repetition draws anew (place, which of `asks`, place in its answer; answered with None it is not repeated).
     """
     module = _module()
     if module is None:
         return None
     try:
         memory = (tensors, layouts, returned, as_tuple, allocator)
-        return module.Launch(starts, stream_place, *memory, stream, device, kept, bound, capturing)
+        return module.Launch(starts, stream_place, *memory, stream, device, kept, bound, capturing, asks)
     except ValueError:
         return None

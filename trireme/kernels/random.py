@@ -11,13 +11,21 @@ import triton
 import triton.language as tl
 
 from trireme.kernels import chips
-from trireme.kernels.launch import Unsupported, blocks, kernel, unrepeatable
+from trireme.kernels.launch import Unsupported, blocks, drawn, empty, empty_like, kernel_of_any, unrepeatable
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # The fewest rounds that pass every test of BigCrush (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 _ROUNDS = tl.constexpr(7)
 _COUNTERS = 512  # counters of one program: 2048 numbers
 _DROPPED = 256  # of dropout two counters a thread: none of its elements changes hands (42 against 47 µs for one, 8192 x 4096, H200)
+
+
+_state = kernel_of_any("seed_low", "seed_high", "offset_low", "offset_high")  # others in every call, one compiled form for all
+
+
+@triton.jit
+def _whole(low, high):
+    return (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
 
 
 @triton.jit
@@ -35,11 +43,11 @@ def _interleave(a, b, c, d):
     return tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
 
 
-@kernel
-def _random(out, seed, offset, count, NORMAL: tl.constexpr, BLOCK: tl.constexpr):
+@_state
+def _random(out, seed_low, seed_high, offset_low, offset_high, count, NORMAL: tl.constexpr, BLOCK: tl.constexpr):
     """out[i] uniform in [0, 1), or normal by Box and Muller"""
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    a, b, c, d = _words(seed, offset + first, BLOCK)
+    a, b, c, d = _words(_whole(seed_low, seed_high), _whole(offset_low, offset_high) + first, BLOCK)
     a, b = tl.uint_to_uniform_float(a), tl.uint_to_uniform_float(b)
     c, d = tl.uint_to_uniform_float(c), tl.uint_to_uniform_float(d)
     if NORMAL:
@@ -54,11 +62,11 @@ def _random(out, seed, offset, count, NORMAL: tl.constexpr, BLOCK: tl.constexpr)
     tl.store(out + 4 * first + place, value, mask=place < left)
 
 
-@kernel
-def _dropout(x, y, kept, seed, offset, count, limit, scale, BLOCK: tl.constexpr):
+@_state
+def _dropout(x, y, kept, seed_low, seed_high, offset_low, offset_high, count, limit, scale, BLOCK: tl.constexpr):
     """kept = word ≥ limit = p · 2³²; y = x · scale where kept, else 0"""
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    a, b, c, d = _words(seed, offset + first, BLOCK)
+    a, b, c, d = _words(_whole(seed_low, seed_high), _whole(offset_low, offset_high) + first, BLOCK)
     least = limit.to(tl.uint32)
     keep = _interleave(a >= least, b >= least, c >= least, d >= least)
     place = tl.arange(0, 4 * BLOCK)
@@ -69,14 +77,20 @@ def _dropout(x, y, kept, seed, offset, count, limit, scale, BLOCK: tl.constexpr)
 
 
 def _fill(out: torch.Tensor, normal: bool) -> torch.Tensor:
-    if out.dtype not in _FLOATS or chips.capturing():
-        raise Unsupported(f"random numbers of {out.dtype}, or while a graph is recorded")
+    if out.dtype not in _FLOATS:
+        raise Unsupported(f"random numbers of {out.dtype}")
     count = out.numel()
     if count:
-        unrepeatable()
-        seed, offset = chips.reserve_random(count, out.device)
-        _random((blocks(count, 4 * _COUNTERS),), out, seed, offset, count, NORMAL=normal, BLOCK=_COUNTERS)
+        state = _drawn(count, out.device)
+        _random((blocks(count, 4 * _COUNTERS),), out, *state, count, NORMAL=normal, BLOCK=_COUNTERS)
     return out
+
+
+def _drawn(count: int, device: torch.device) -> tuple[int, ...]:
+    state = drawn(chips.random_source(count, device))
+    if state is None:
+        raise Unsupported("random numbers while a graph is recorded")
+    return state
 
 
 def _target(dtype: torch.dtype | None, layout: Any, device: torch.device | None, pin_memory: bool | None) -> dict[str, Any]:
@@ -95,7 +109,7 @@ def rand(
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
     """uniform in [0, 1)"""
-    return _fill(torch.empty(size, **_target(dtype, layout, device, pin_memory)), False)
+    return _fill(empty(size, **_target(dtype, layout, device, pin_memory)), False)
 
 
 def randn(
@@ -107,7 +121,7 @@ def randn(
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
     """normal with mean 0 and variance 1"""
-    return _fill(torch.empty(size, **_target(dtype, layout, device, pin_memory)), True)
+    return _fill(empty(size, **_target(dtype, layout, device, pin_memory)), True)
 
 
 def rand_like(
@@ -121,29 +135,29 @@ def rand_like(
 ) -> torch.Tensor:
     """uniform in [0, 1), shaped and laid out like x"""
     target = _target(dtype or self.dtype, layout, device or self.device, pin_memory)
-    out = torch.empty_like(self, memory_format=memory_format or torch.preserve_format, **target)
-    return _fill(out, False)
+    if target["dtype"] is self.dtype and target["device"] == self.device and memory_format in (None, torch.preserve_format):
+        return _fill(empty_like(self), False)
+    unrepeatable()
+    return _fill(torch.empty_like(self, memory_format=memory_format or torch.preserve_format, **target), False)
 
 
 def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     """x / (1 − p) with probability 1 − p, else 0; and which were kept"""
-    if input.dtype not in _FLOATS or chips.capturing():
-        raise Unsupported(f"dropout of {input.dtype}, or while a graph is recorded")
+    if input.dtype not in _FLOATS:
+        raise Unsupported(f"dropout of {input.dtype}")
     if not 0.0 <= p <= 1.0:
         raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
     if train is False:
         return input.clone(), torch.ones(input.shape, dtype=torch.bool, device=input.device)
     x = input.contiguous()
-    y = torch.empty_like(x)
-    kept = torch.empty(x.shape, dtype=torch.bool, device=x.device)
-    count = x.numel()
+    if x is not input or p in (0.0, 1.0):
+        unrepeatable()  # torch's kernels write
+    y, kept, count = empty_like(x), empty(x.shape, torch.bool, x.device), x.numel()
     if p in (0.0, 1.0):
         return y.copy_(x) if p == 0.0 else y.zero_(), kept.fill_(p == 0.0)
     if count:
-        unrepeatable()
-        seed, offset = chips.reserve_random(count, x.device)
-        grid = (blocks(count, 4 * _DROPPED),)
         # At least 2, so that Triton always takes the limit as a run-time number.
         limit = max(2, min(int(p * 2**32), 2**32 - 1))
-        _dropout(grid, x, y, kept, seed, offset, count, limit, 1.0 / (1.0 - p), BLOCK=_DROPPED, warps=4)
+        _dropout((blocks(count, 4 * _DROPPED),), x, y, kept, *_drawn(count, x.device), count, limit, 1.0 / (1.0 - p),
+                 BLOCK=_DROPPED, warps=4)  # fmt: skip
     return y, kept
