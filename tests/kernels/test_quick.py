@@ -71,7 +71,7 @@ def made(start, empty, **changes):  # type: ignore[no-untyped-def]
     given = {"tensors": [(0, 0)], "layouts": [LAYOUT], "returned": [1], "bound": None, "capturing": None} | given
     starts = given.get("starts", [(start, TEMPLATE, given["pointers"], given["floats"], given["raw"], given.get("drawn", []))])
     parts = (given["tensors"], given["layouts"], given["returned"], given["as_tuple"])
-    more = (given.get("kept", []), given["bound"], given["capturing"], given.get("asks", []))
+    more = (given.get("kept", []), given["bound"], given["capturing"], given.get("settings", []), given.get("asks", []))
     return quick.launch(starts, STREAM, *parts, empty, lambda device: 77 + device, 0, *more)
 
 
@@ -156,6 +156,46 @@ def test_only_as_it_was_recorded() -> None:
         assert alive() is not None, "its address is in the launch"
         del launch
         assert alive() is None
+
+
+@needs_compiler
+def test_settings_must_be_what_they_were() -> None:
+    now = ["high", 1]
+    settings = [(lambda: now[0], "high"), (lambda: now[1], 1)]
+    launch = made(lambda *values: None, fresh, settings=settings)
+    x = torch.randn(4)
+    assert launch((x, 2.5), {}) is not None
+    now[1] = 2
+    assert launch((x, 2.5), {}) is None
+    now[:] = "high", 1
+    assert launch((x, 2.5), {}) is not None
+    launch = made(lambda *values: None, fresh, settings=[(lambda: 1 / 0, 1)])
+    with pytest.raises(ZeroDivisionError):
+        launch((x, 2.5), {})
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_arguments_with_names(built: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names count, in their order, and so do the values given by them."""
+    if not built:
+        monkeypatch.setattr(quick, "_module", lambda: None)
+    calls: list[dict] = []
+
+    def weighted(x: torch.Tensor, *, twice: bool = False, less: bool = False) -> torch.Tensor:
+        calls.append({"twice": twice, "less": less})
+        return _sum(x, x) if twice else _sum(x, -1) if less else _sum(x, 0)
+
+    function = repeat.repeating(weighted)
+    x = torch.randn(16, device=device)
+    for _ in range(4):
+        assert torch.equal(function(x, twice=True), x + x)
+        assert torch.equal(function(x, less=True), x - 1)
+        assert torch.equal(function(x, twice=False), x) and torch.equal(function(x), x)
+        assert torch.equal(function(x, twice=True, less=False), x + x)
+        assert torch.equal(function(x, less=False, twice=True), x + x)
+    assert len(calls) == 12, "each kind twice, then it is repeated"
+    with pytest.raises(TypeError):
+        function(x, thrice=True)
 
 
 @needs_compiler

@@ -121,7 +121,7 @@ def _quick(notes: Notes, launches: list[Any], returned: list[Any], finish: Funct
     """The shortest way to repeat a call; None if something of it is only known to `_general`."""
     slots = [slot for launch in launches for slot in launch[2]]
     named = any(type(i) is str for launch in launches for _, i in launch[3])
-    if notes.recording.settings or chips.several_devices() or named or any(type(x) is not int for x in returned):
+    if chips.several_devices() or named or any(type(x) is not int for x in returned):
         return None
     if any(fixed for *_, fixed in slots):
         return None
@@ -137,7 +137,7 @@ def _quick(notes: Notes, launches: list[Any], returned: list[Any], finish: Funct
     bound = chips.current_stream(device) if kept else None
     return launch_quickly(
         starts, _STREAM, tensors, notes.layouts, returned, finish is tuple, chips.allocator(), chips.getters()[1], device, kept,
-        bound, chips.capturing, notes.recording.asks,
+        bound, chips.capturing, notes.recording.settings, notes.recording.asks,
     )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *empty, *stream, *device; /* new memory; the stream of a device */
     PyObject *kept;                    /* memory that stays, which starts know by address */
+    PyObject *settings;                /* (what to ask, what it must answer) */
     PyObject *bound, *capturing;       /* the only stream it may run on, and whether that records a graph; or NULL */
     PyObject *layouts[MADE];           /* (shape, stride, type) */
     PyObject *asks[ASKS];              /* what answers with numbers that are others every time, or with None */
@@ -141,9 +142,22 @@ static int started(const Start *self, PyObject *const *args, PyObject *const *ad
     return good;
 }
 
+/* 1 if all settings are as they were, 0 if not, -1 for an error. */
+static int as_set(const Launch *self) {
+    int same = 1;
+    for (Py_ssize_t i = 0; same == 1 && i < PyList_GET_SIZE(self->settings); i++) {
+        PyObject *setting = PyList_GET_ITEM(self->settings, i), *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(setting, 0));
+        if (!now) return -1;
+        same = PyObject_RichCompareBool(now, PyTuple_GET_ITEM(setting, 1), Py_EQ);
+        Py_DECREF(now);
+    }
+    return same;
+}
+
 /* 1 if the call may run on this stream, 0 if not, -1 for an error. */
 static int may_run(const Launch *self, PyObject *stream) {
-    if (!self->bound) return 1;
+    int set = as_set(self);
+    if (set != 1 || !self->bound) return set;
     int same = PyObject_RichCompareBool(stream, self->bound, Py_EQ);
     if (same != 1) return same;
     PyObject *recorded = PyObject_CallNoArgs(self->capturing);
@@ -236,6 +250,14 @@ static int read_start(PyObject *item, Start *self, int memory, int asks) {
            read_slots(drawn, self->drawn, &self->num_drawn, DRAWN, self->num_values, asks) && read_driver(raw, self);
 }
 
+static int read_settings(PyObject *list, Launch *self) {
+    if (!PyList_Check(list)) return 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++)
+        if (!PyTuple_Check(PyList_GET_ITEM(list, i)) || PyTuple_GET_SIZE(PyList_GET_ITEM(list, i)) != 2) return 0;
+    self->settings = Py_NewRef(list);
+    return 1;
+}
+
 static int read_asks(PyObject *list, Launch *self) {
     Py_ssize_t count = PySequence_Size(list);
     if (count < 0 || count > ASKS) return 0;
@@ -282,10 +304,10 @@ static int read_starts(PyObject *list, Launch *self, int memory) {
 }
 
 static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *starts, *tensors, *layouts, *returned, *empty, *stream, *device, *kept, *bound, *capturing, *asks;
+    PyObject *starts, *tensors, *layouts, *returned, *empty, *stream, *device, *kept, *bound, *capturing, *settings, *asks;
     int stream_place, as_tuple;
-    if (!PyArg_ParseTuple(args, "OiOOOpOOOOOOO", &starts, &stream_place, &tensors, &layouts, &returned, &as_tuple, &empty, &stream, &device,
-                          &kept, &bound, &capturing, &asks))
+    if (!PyArg_ParseTuple(args, "OiOOOpOOOOOOOO", &starts, &stream_place, &tensors, &layouts, &returned, &as_tuple, &empty, &stream,
+                          &device, &kept, &bound, &capturing, &settings, &asks))
         return NULL;
     Launch *self = (Launch *)type->tp_alloc(type, 0);
     if (!self) return NULL;
@@ -294,7 +316,7 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (bound != Py_None) self->bound = Py_NewRef(bound), self->capturing = Py_NewRef(capturing);
     self->stream_place = stream_place, self->as_tuple = as_tuple;
     int good = read_slots(tensors, self->tensors, &self->num_tensors, TENSORS, INT_MAX, TENSORS) && read_layouts(layouts, self) &&
-               read_asks(asks, self);
+               read_settings(settings, self) && read_asks(asks, self);
     for (int i = 0; good && i < self->num_tensors; i++) good = self->tensors[i].index <= i; /* compared with one that is known by then */
     int memory = self->num_tensors + self->num_made;
     if (good && read_returned(returned, self, memory) && read_starts(starts, self, memory)) return (PyObject *)self;
@@ -305,7 +327,7 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 static void launch_dealloc(Launch *self) {
     Py_XDECREF(self->empty), Py_XDECREF(self->stream), Py_XDECREF(self->device), Py_XDECREF(self->kept);
-    Py_XDECREF(self->bound), Py_XDECREF(self->capturing);
+    Py_XDECREF(self->bound), Py_XDECREF(self->capturing), Py_XDECREF(self->settings);
     for (int i = 0; i < self->num_made; i++) Py_XDECREF(self->layouts[i]);
     for (int i = 0; i < self->num_asks; i++) Py_XDECREF(self->asks[i]);
     for (int i = 0; i < self->num_starts; i++) {
@@ -373,11 +395,23 @@ static int are_signed(PyObject *signs, PyObject *const *args, PyObject *exact) {
     return 1;
 }
 
-/* Whether the arguments are of this kind: (number, alike, places, others, signs, again) of repeat.py. */
-static int is_kind(PyObject *kind, PyObject *const *args, Py_ssize_t count, PyObject *exact) {
+/* Whether arguments are given by the names of a kind, in its order. */
+static int are_named(PyObject *wanted, PyObject *names) {
+    Py_ssize_t count = names ? PyTuple_GET_SIZE(names) : 0;
+    if (PyTuple_GET_SIZE(wanted) != count) return 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *name = PyTuple_GET_ITEM(names, i), *other = PyTuple_GET_ITEM(wanted, i);
+        if (name != other && PyUnicode_Compare(name, other)) return 0;
+    }
+    return 1;
+}
+
+/* Whether the arguments are of this kind: (number, alike, places, others, signs, again, names) of repeat.py; those with a name come
+ * last. */
+static int is_kind(PyObject *kind, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *exact) {
     PyObject *places = PyTuple_GET_ITEM(kind, 2), *others = PyTuple_GET_ITEM(kind, 3), *stack[TENSORS];
     Py_ssize_t tensors = PyTuple_GET_SIZE(places);
-    if (PyLong_AsSsize_t(PyTuple_GET_ITEM(kind, 0)) != count || tensors > TENSORS) return 0;
+    if (PyLong_AsSsize_t(PyTuple_GET_ITEM(kind, 0)) != count || tensors > TENSORS || !are_named(PyTuple_GET_ITEM(kind, 6), names)) return 0;
     if (!are_signed(PyTuple_GET_ITEM(kind, 4), args, exact)) return 0;
     for (Py_ssize_t i = 0; i < tensors; i++) stack[i] = args[PyLong_AsSsize_t(PyTuple_GET_ITEM(places, i))];
     PyObject *answer = PyObject_Vectorcall(PyTuple_GET_ITEM(kind, 1), stack, tensors, NULL);
@@ -392,11 +426,13 @@ static int is_kind(PyObject *kind, PyObject *const *args, Py_ssize_t count, PyOb
     return same;
 }
 
-static PyObject *again_of(PyObject *kind, PyObject *const *args, Py_ssize_t count) {
+static PyObject *again_of(PyObject *kind, PyObject *const *args, Py_ssize_t count, PyObject *names) {
     PyObject *again = PyTuple_GET_ITEM(kind, 5);
     if (Py_TYPE(again) == &LaunchType) return repeat((Launch *)again, args);
     PyObject *given = PyTuple_New(count), *named = PyDict_New(), *result = NULL;
     for (Py_ssize_t i = 0; given && i < count; i++) PyTuple_SET_ITEM(given, i, Py_NewRef(args[i]));
+    for (Py_ssize_t i = 0; named && names && i < PyTuple_GET_SIZE(names); i++)
+        if (PyDict_SetItem(named, PyTuple_GET_ITEM(names, i), args[count + i]) < 0) Py_CLEAR(named);
     if (given && named) result = PyObject_CallFunctionObjArgs(again, given, named, NULL);
     Py_XDECREF(given), Py_XDECREF(named);
     return result;
@@ -405,12 +441,12 @@ static PyObject *again_of(PyObject *kind, PyObject *const *args, Py_ssize_t coun
 static PyObject *call_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names) {
     Call *self = (Call *)callable;
     Py_ssize_t count = PyVectorcall_NARGS(nargsf);
-    int quick = names && PyTuple_GET_SIZE(names) ? 0 : unwatched(self);
+    int quick = unwatched(self);
     if (quick < 0) return NULL;
     for (Py_ssize_t i = 0; quick && i < PyList_GET_SIZE(self->recent); i++) {
         PyObject *kind = Py_NewRef(PyList_GET_ITEM(self->recent, i)), *result = NULL;
-        int same = is_kind(kind, args, count, self->exact);
-        if (same == 1) result = again_of(kind, args, count);
+        int same = is_kind(kind, args, count, names, self->exact);
+        if (same == 1) result = again_of(kind, args, count, names);
         Py_DECREF(kind);
         if (same < 0 || (same == 1 && !result)) return NULL;
         if (result == Py_None) Py_CLEAR(result);

@@ -37,9 +37,9 @@ def standing_for(
     @functools.wraps(slow)
     def call(*args: Any, **kwargs: Any) -> Any:
         watched = recordings or (traced is not None and transformed is not None and (traced() or transformed() is not None))
-        for kind in () if kwargs or watched else recent:
-            if _is_kind(kind, args, exact):
-                result = kind[5](args, {})
+        for kind in () if watched else recent:
+            if _is_kind(kind, args, kwargs, exact):
+                result = kind[5](args, kwargs)
                 if result is not None:
                     return result
         return slow(*args, **kwargs)
@@ -47,11 +47,12 @@ def standing_for(
     return call
 
 
-def _is_kind(kind: Any, args: tuple[Any, ...], exact: list[bool]) -> bool:
+def _is_kind(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any], exact: list[bool]) -> bool:
     """Whether the arguments are of this kind, as `repeat` lists it; the look at the tensors also tells if a gradient is wanted."""
-    number, alike, places, others, signs, _ = kind
-    if number != len(args) or not alike(*[args[i] for i in places]):
+    number, alike, places, others, signs, _, names = kind
+    if number != len(args) or tuple(kwargs) != names or not alike(*[args[i] for i in places]):
         return False
+    args += tuple(kwargs.values())
     if any(type(args[i]) is not wanted or args[i] != value for i, wanted, value in others):
         return False
     return not (exact and signs) and all(_signed(args[i], sign) for i, sign in signs)
@@ -75,11 +76,13 @@ def launch(
     kept: list[Any],
     bound: int | None,
     capturing: Function,
+    settings: list[tuple[Function, Any]],
     asks: list[Function],
 ) -> Function | None:
     """A call to be repeated; None if it has more of anything than a quick one holds. Memory is numbered: tensors among the
     arguments (their place there, and the number of the first that shares their memory), then what is allocated by `layouts`.
-    Memory that stays stands in the starts by its address, so `kept` is held; it belongs to the stream `bound`.
+    Memory that stays stands in the starts by its address, so `kept` is held; it belongs to the stream `bound`. Settings must answer
+    what they answered.
 
     Each start: a raw start, its arguments, which of them are addresses (place, number of the memory, bytes into it) and which are
     floats (place, argument), how the driver starts it (its address, the function's, threads, shared memory, the grid, and what
@@ -91,6 +94,6 @@ def launch(
         return None
     try:
         memory = (tensors, layouts, returned, as_tuple, allocator)
-        return module.Launch(starts, stream_place, *memory, stream, device, kept, bound, capturing, asks)
+        return module.Launch(starts, stream_place, *memory, stream, device, kept, bound, capturing, settings, asks)
     except ValueError:
         return None

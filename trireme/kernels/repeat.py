@@ -20,9 +20,9 @@ _RECENT = 4  # kinds of calls that are tried before a key is made, which costs a
 _CHANGES = 64  # after so many changes among these an operator has too many kinds
 _tables: list[Any] = []
 Function = Callable[..., Any]
-# How many arguments, whether tensors are laid out like those, where these stand, the other arguments by type and value, floats
-# by sign alone, what repeats. `quick` knows this order.
-_Kind = tuple[int, Function, tuple[int, ...], list[tuple[int, type, Any]], list[tuple[int, str]], Function]
+# How many arguments without a name, whether tensors are laid out like those, where these stand, the other arguments by type and
+# value, floats by sign alone, what repeats, and the names of the last arguments. `quick` knows this order.
+_Kind = tuple[int, Function, tuple[int, ...], list[tuple[int, type, Any]], list[tuple[int, str]], Function, tuple[str, ...]]
 
 
 def forget() -> None:
@@ -60,7 +60,7 @@ class _Memory:
             self.exact.append(True)  # from now on the operator's floats count by value
         else:
             self.known[key] = again
-            kind = None if kwargs else _kind(args, again, self.exact)
+            kind = _kind(args, kwargs, again, self.exact)
             if kind is not None:
                 if len(self.changes) <= _CHANGES:
                     self.changes.append(True)
@@ -114,17 +114,22 @@ def repeating(function: Function) -> Function:
     return standing_for(call, memory.recent, memory.exact)
 
 
-def _kind(args: tuple[Any, ...], again: Function, exact: list[bool]) -> _Kind | None:
+def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], again: Function, exact: list[bool]) -> _Kind | None:
     """The kind of these arguments, recognised without a key."""
     places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
-    alike = chips.layout_check([args[i] for i in places])
-    if alike is None or not places:
+    alike = chips.layout_check([args[i] for i in places]) if places else lambda: True
+    if alike is None:
         return None
-    tokens = [(i, _token(x, exact)) for i, x in enumerate(args) if i not in places]
-    others = [
-        (i, type(args[i]), list(args[i]) if type(args[i]) is list else args[i]) for i, token in tokens if type(token) is not str
-    ]
-    return len(args), alike, tuple(places), others, [(i, token) for i, token in tokens if type(token) is str], again
+    every = (*args, *kwargs.values())
+    tokens = [(i, _token(x, exact)) for i, x in enumerate(every) if i not in places]
+    others = [(i, type(every[i]), _kept(every[i])) for i, token in tokens if type(token) is not str]
+    signs = [(i, token) for i, token in tokens if type(token) is str]
+    return len(args), alike, tuple(places), others, signs, again, tuple(kwargs)
+
+
+def _kept(x: Any) -> Any:
+    """An argument to compare others with, which nobody changes."""
+    return list(x) if type(x) is list else x
 
 
 def _token(x: Any, exact: list[bool]) -> Any:
