@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from trireme.bench import kernels as bench
-from trireme.bench.kernel_cases import Case
+from trireme.bench.kernel_cases import Case, all_cases
+from trireme.kernels.registry import OPERATORS
 
 
 def test_a_chip_that_grows_hot_favours_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,3 +40,10 @@ def test_a_chip_that_grows_hot_favours_nobody(monkeypatch: pytest.MonkeyPatch) -
         spent = 0.0
         row = bench.measure(Case("abs", "", tuple, theirs, ours, ("abs",), 1.0), {"GB/s": 1.0})
         assert row.error == "" and row.ratio == pytest.approx(ratio, rel=0.04)
+
+
+def test_every_operator_is_timed_on_the_device_and_as_it_is_launched() -> None:
+    cases = list(all_cases())
+    assert {case.op for case in cases} >= set(OPERATORS)
+    launched = [case.op for case in cases if case.launch]
+    assert {*launched, "allclose"} >= set(OPERATORS) and "allclose" not in launched
