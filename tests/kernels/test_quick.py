@@ -222,6 +222,14 @@ def test_one_tensor_twice(built: bool, device: str, monkeypatch: pytest.MonkeyPa
     x, y = torch.randn(16, device=device), torch.randn(16, device=device)
     for a, b in ((x, x), (x, x), (y, y), (x, y), (y, x), (x, x), (x, y)):
         assert torch.equal(plus(a, b), a + b)
+    calls = []
+    counted = repeat.repeating(lambda x, y: calls.append(1) or _sum(x, y))
+    for a, b in ((x, x), (y, y), (y, y), (x, x), (x.clone(), y)):
+        assert torch.equal(counted(a, b), a + b)
+    of_two, of_one = counted.__dict__["memory"].recent
+    assert len(calls) == 3 and of_one[2] == (0,) and of_one[7] == [(1, 0)], "a tensor given twice is looked at once"
+    assert quick._is_kind(of_one, (y, y), {}, []) and not quick._is_kind(of_one, (x, y), {}, [])
+    assert quick._is_kind(of_two, (x, y), {}, []) and not quick._is_kind(of_two, (x, x), {}, [])
 
 
 @needs_compiler

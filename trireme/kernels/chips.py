@@ -94,7 +94,8 @@ def driver_launch() -> int | None:
 
 
 def layout_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """One call that tells whether as many tensors have the types, shapes, strides and devices of these; None without one."""
+    """One call that tells whether as many tensors, all of them others, have the types, shapes, strides and devices of these; None
+    without one."""
     try:
         guards: Any = torch._C._dynamo.guards
         sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]

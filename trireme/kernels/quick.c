@@ -406,13 +406,22 @@ static int are_named(PyObject *wanted, PyObject *names) {
     return 1;
 }
 
-/* Whether the arguments are of this kind: (number, alike, places, others, signs, again, names) of repeat.py; those with a name come
- * last. */
+/* Whether the arguments are the same that are the same in a kind. */
+static int are_twins(PyObject *twins, PyObject *const *args) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(twins); i++) {
+        PyObject *pair = PyList_GET_ITEM(twins, i);
+        if (args[PyLong_AsSsize_t(PyTuple_GET_ITEM(pair, 0))] != args[PyLong_AsSsize_t(PyTuple_GET_ITEM(pair, 1))]) return 0;
+    }
+    return 1;
+}
+
+/* Whether the arguments are of this kind: (number, alike, places, others, signs, again, names, twins) of repeat.py; those with a name
+ * come last. */
 static int is_kind(PyObject *kind, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *exact) {
     PyObject *places = PyTuple_GET_ITEM(kind, 2), *others = PyTuple_GET_ITEM(kind, 3), *stack[TENSORS];
     Py_ssize_t tensors = PyTuple_GET_SIZE(places);
     if (PyLong_AsSsize_t(PyTuple_GET_ITEM(kind, 0)) != count || tensors > TENSORS || !are_named(PyTuple_GET_ITEM(kind, 6), names)) return 0;
-    if (!are_signed(PyTuple_GET_ITEM(kind, 4), args, exact)) return 0;
+    if (!are_signed(PyTuple_GET_ITEM(kind, 4), args, exact) || !are_twins(PyTuple_GET_ITEM(kind, 7), args)) return 0;
     for (Py_ssize_t i = 0; i < tensors; i++) stack[i] = args[PyLong_AsSsize_t(PyTuple_GET_ITEM(places, i))];
     PyObject *answer = PyObject_Vectorcall(PyTuple_GET_ITEM(kind, 1), stack, tensors, NULL);
     if (!answer) return -1;

@@ -49,8 +49,10 @@ def standing_for(
 
 def _is_kind(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any], exact: list[bool]) -> bool:
     """Whether the arguments are of this kind, as `repeat` lists it; the look at the tensors also tells if a gradient is wanted."""
-    number, alike, places, others, signs, _, names = kind
-    if number != len(args) or tuple(kwargs) != names or not alike(*[args[i] for i in places]):
+    number, alike, places, others, signs, _, names, twins = kind
+    if number != len(args) or tuple(kwargs) != names or any(args[i] is not args[j] for i, j in twins):
+        return False
+    if not alike(*[args[i] for i in places]):
         return False
     args += tuple(kwargs.values())
     if any(type(args[i]) is not wanted or args[i] != value for i, wanted, value in others):

@@ -21,8 +21,12 @@ _CHANGES = 64  # after so many changes among these an operator has too many kind
 _tables: list[Any] = []
 Function = Callable[..., Any]
 # How many arguments without a name, whether tensors are laid out like those, where these stand, the other arguments by type and
-# value, floats by sign alone, what repeats, and the names of the last arguments. `quick` knows this order.
-_Kind = tuple[int, Function, tuple[int, ...], list[tuple[int, type, Any]], list[tuple[int, str]], Function, tuple[str, ...]]
+# value, floats by sign alone, what repeats, the names of the last arguments, and which are the same as one before. `quick` knows
+# this order.
+_Others = list[tuple[int, type, Any]]
+_Signs = list[tuple[int, str]]
+_Twins = list[tuple[int, int]]
+_Kind = tuple[int, Function, tuple[int, ...], _Others, _Signs, Function, tuple[str, ...], _Twins]
 
 
 def forget() -> None:
@@ -116,15 +120,18 @@ def repeating(function: Function) -> Function:
 
 def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], again: Function, exact: list[bool]) -> _Kind | None:
     """The kind of these arguments, recognised without a key."""
-    places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
+    first: dict[int, int] = {}  # where each tensor stands first
+    tensors = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
+    twins = [(i, first[id(args[i])]) for i in tensors if first.setdefault(id(args[i]), i) != i]
+    places = tuple(first.values())
     alike = chips.layout_check([args[i] for i in places]) if places else lambda: True
     if alike is None:
         return None
     every = (*args, *kwargs.values())
-    tokens = [(i, _token(x, exact)) for i, x in enumerate(every) if i not in places]
+    tokens = [(i, _token(x, exact)) for i, x in enumerate(every) if i not in tensors]
     others = [(i, type(every[i]), _kept(every[i])) for i, token in tokens if type(token) is not str]
     signs = [(i, token) for i, token in tokens if type(token) is str]
-    return len(args), alike, tuple(places), others, signs, again, tuple(kwargs)
+    return len(args), alike, places, others, signs, again, tuple(kwargs), twins
 
 
 def _kept(x: Any) -> Any:
