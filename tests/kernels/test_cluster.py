@@ -77,7 +77,7 @@ def taken(function: str, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_layer_norm(dtype: torch.dtype, length: int, weighted: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = taken("normalise", monkeypatch)
     x = torch.randn(5, length, device=device).mul(2).add(3).to(dtype)
-    x[1, 0], x[2, :7], x[3] = 3e4, -2e4, 7.0
+    x[1, 0], x[2, :7], x[3] = 3e4, -2e4, 29999.0
     weight, bias = (torch.randn(length, device=device).to(dtype) if weighted else None for _ in range(2))
     y, means, scales = norms.native_layer_norm(x, [length], weight, bias, 1e-5)
     assert answers == [length * dtype.itemsize <= 8 * 65536]
@@ -86,6 +86,8 @@ def test_layer_norm(dtype: torch.dtype, length: int, weighted: bool, device: str
     mean = wide.mean(1, keepdim=True)
     torch.testing.assert_close(means.double(), mean, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(scales.double(), (wide.var(1, correction=0, keepdim=True) + 1e-5).rsqrt(), rtol=1e-4, atol=0)
+    alone = norms.native_layer_norm(x[4:], [length], weight, bias, 1e-5)[0]
+    assert torch.equal(alone, y[4:]), "one row by itself"
 
 
 @on_a_chip

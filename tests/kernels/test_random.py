@@ -89,6 +89,16 @@ def test_repeated_calls_draw_as_others_do(device: str) -> None:
         assert name != "native_dropout" or not torch.equal(results[4], results[5])
 
 
+def test_the_default_type_is_asked_again(device: str) -> None:
+    with kernels.use(include=["rand", "randn"]), torch.device(device):
+        try:
+            for dtype in (torch.float32,) * 4 + (torch.bfloat16,) * 4 + (torch.float32, torch.float64):
+                torch.set_default_dtype(dtype)
+                assert torch.rand(64).dtype is dtype and torch.randn([5]).dtype is dtype
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
 def test_the_highest_seeds_and_offsets(device: str) -> None:
     """Halves are put together again as they were."""
     for number in (0, 1, 2**31, 2**32 - 1, 2**32, 2**62 + 2**31 + 5, 2**63 - 1):

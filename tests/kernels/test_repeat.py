@@ -13,7 +13,7 @@ import torch
 from reference import check
 
 from trireme import kernels
-from trireme.kernels import chips, launch, notes, pointwise, registry, repeat, tune
+from trireme.kernels import chips, launch, notes, pointwise, quick, registry, repeat, tune
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -225,6 +225,47 @@ def test_settings_are_asked_again(device: str, repeats: list[bool]) -> None:
         torch.set_default_dtype(torch.float32)
     # With another type neither what is of the kind nor what has the key repeats; back at the first one, what came last does not.
     assert repeats == [True, False, False, True, True, False, True]
+
+
+COMPOSITE = {
+    "softmax": lambda x, w: x.softmax(-1),
+    "log_softmax": lambda x, w: x.log_softmax(-1),
+    "rms_norm": lambda x, w: torch.rms_norm(x, [16], w, 1e-5),
+    "outer": lambda x, w: torch.outer(x[0], w),
+    "cross_entropy_loss": lambda x, w: torch.nn.functional.cross_entropy(x, torch.zeros(4, dtype=torch.long, device=x.device)),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITE)
+@pytest.mark.parametrize("built", [True, False])
+def test_what_is_remembered_without_gradients_is_not_used_with_them(
+    name: str, built: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluate, then train: the same tensors, which require gradients, first with none wanted."""
+    if not built:
+        monkeypatch.setattr(quick, "_module", lambda: None)
+        registry._with_gradient.cache_clear()
+    x, w = torch.randn(4, 16, device=device, requires_grad=True), torch.nn.Parameter(torch.ones(16, device=device))
+    call = COMPOSITE[name]
+    truth = torch.autograd.grad(call(x, w).square().sum(), x)[0]
+    with kernels.use(include=[name]):
+        for _ in range(2):
+            with torch.no_grad():
+                for _ in range(4):
+                    assert not call(x, w).requires_grad
+            gradient = torch.autograd.grad(call(x, w).square().sum(), x)[0]
+            torch.testing.assert_close(gradient, truth)
+    registry._with_gradient.cache_clear()
+
+
+def test_memory_of_another_device_is_not_repeated(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = launch.Recording()
+    monkeypatch.setattr(launch.current, "recording", recording)
+    launch.empty((4,), torch.float32, torch.device(device))
+    assert recording.repeatable
+    monkeypatch.setattr(launch.chips, "current_device", lambda: 5)
+    launch.empty_like(torch.ones(4, device=device))
+    assert not recording.repeatable and len(recording.made) == 2
 
 
 def test_what_comes_once_is_not_noted(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

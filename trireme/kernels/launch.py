@@ -96,16 +96,19 @@ def empty(
         made = torch.empty(shape, dtype=dtype, device=device)
     else:
         made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-    if current.recording is not None:
-        current.recording.made.append(made)
-    return made
+    return _noted(made)
 
 
 def empty_like(x: torch.Tensor) -> torch.Tensor:
     """New memory laid out as torch lays out a result like `x`."""
-    made = torch.empty_like(x)
+    return _noted(torch.empty_like(x))
+
+
+def _noted(made: torch.Tensor) -> torch.Tensor:
     if current.recording is not None:
         current.recording.made.append(made)
+        if made.get_device() != chips.current_device():  # repetitions allocate on the current one
+            current.recording.repeatable = False
     return made
 
 

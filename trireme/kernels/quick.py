@@ -48,7 +48,7 @@ def standing_for(
 
 
 def _is_kind(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any], exact: list[bool]) -> bool:
-    """Whether the arguments are of this kind, as `repeat` lists it; the look at the tensors also tells if a gradient is wanted."""
+    """Whether the arguments are of this kind, as `repeat` lists it."""
     number, alike, places, others, signs, _, names, twins = kind
     if number != len(args) or tuple(kwargs) != names or any(args[i] is not args[j] for i, j in twins):
         return False

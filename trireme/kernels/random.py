@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from trireme.kernels import chips
-from trireme.kernels.launch import Unsupported, blocks, drawn, empty, empty_like, kernel_of_any, unrepeatable
+from trireme.kernels.launch import Unsupported, blocks, drawn, empty, empty_like, kernel_of_any, setting, unrepeatable
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # The fewest rounds that pass every test of BigCrush (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
@@ -94,10 +94,10 @@ def _drawn(count: int, device: torch.device) -> tuple[int, ...]:
 
 
 def _target(dtype: torch.dtype | None, layout: Any, device: torch.device | None, pin_memory: bool | None) -> dict[str, Any]:
-    device = torch.device(device) if device is not None else torch.get_default_device()
+    device = torch.device(device) if device is not None else setting(torch.get_default_device)
     if device.type != chips.current().device_type or pin_memory or layout not in (None, torch.strided):
         raise Unsupported(f"random numbers on {device}")
-    return {"dtype": dtype or torch.get_default_dtype(), "device": device}
+    return {"dtype": dtype or setting(torch.get_default_dtype), "device": device}
 
 
 def rand(

@@ -187,7 +187,8 @@ def _with_gradient(operator: Operator) -> Function:
     derived = or_torchs(both)
 
     # of the remembered calls the recent ones are tried here, before anything else is asked
-    parts, differentiable = repeating(or_torchs(below)).__dict__, operator.gradient != "none"
+    differentiable = operator.gradient != "none"
+    parts = repeating(or_torchs(below), ungraded=differentiable).__dict__
     memory, keyed = parts["memory"], parts["keyed"]
     transformed = torch._C._functorch.peek_interpreter_stack
 

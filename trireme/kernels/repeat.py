@@ -36,9 +36,10 @@ def forget() -> None:
 
 
 class _Memory:
-    """What one operator remembers of its calls."""
+    """What one operator remembers of its calls; `ungraded`: only of those of which no gradient is wanted."""
 
-    def __init__(self) -> None:
+    def __init__(self, ungraded: bool) -> None:
+        self.ungraded = ungraded
         self.known: dict[Any, Function] = {}
         self.seen: dict[Any, int] = {}
         self.exact: list[bool] = []  # not empty: floats count by value
@@ -64,7 +65,7 @@ class _Memory:
             self.exact.append(True)  # from now on the operator's floats count by value
         else:
             self.known[key] = again
-            kind = _kind(args, kwargs, again, self.exact)
+            kind = _kind(args, kwargs, again, self.exact, self.ungraded)
             if kind is not None:
                 if len(self.changes) <= _CHANGES:
                     self.changes.append(True)
@@ -72,11 +73,14 @@ class _Memory:
         return result
 
 
-def repeating(function: Function) -> Function:
+def repeating(function: Function, ungraded: bool = False) -> Function:
     """`function` with a memory. Its launches and results may depend on the types, shapes, strides and alignment of its tensors
-    and on the value of its other arguments, except that floats with a fraction may reach a kernel only as they are."""
+    and on the value of its other arguments, except that floats with a fraction may reach a kernel only as they are.
+
+    `ungraded`: it stands above autograd, where what is remembered serves only calls of which no gradient is wanted.
+    """
     tensor, parameter = torch.Tensor, torch.nn.Parameter
-    memory = _Memory()
+    memory = _Memory(ungraded)
     known, seen, exact = memory.known, memory.seen, memory.exact
 
     @functools.wraps(function)
@@ -118,7 +122,7 @@ def repeating(function: Function) -> Function:
     return standing_for(call, memory.recent, memory.exact)
 
 
-def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], again: Function, exact: list[bool]) -> _Kind | None:
+def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], again: Function, exact: list[bool], ungraded: bool) -> _Kind | None:
     """The kind of these arguments, recognised without a key."""
     first: dict[int, int] = {}  # where each tensor stands first
     tensors = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
@@ -127,11 +131,18 @@ def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], again: Function, exact:
     alike = chips.layout_check([args[i] for i in places]) if places else lambda: True
     if alike is None:
         return None
+    if ungraded and any(args[i].requires_grad for i in places):
+        alike = functools.partial(_alike_ungraded, alike)
     every = (*args, *kwargs.values())
     tokens = [(i, _token(x, exact)) for i, x in enumerate(every) if i not in tensors]
     others = [(i, type(every[i]), _kept(every[i])) for i, token in tokens if type(token) is not str]
     signs = [(i, token) for i, token in tokens if type(token) is str]
     return len(args), alike, places, others, signs, again, tuple(kwargs), twins
+
+
+def _alike_ungraded(alike: Function, *tensors: torch.Tensor) -> bool:
+    """The look at tensors tells whether they may have a gradient, not whether one is wanted now."""
+    return not torch.is_grad_enabled() and alike(*tensors)
 
 
 def _kept(x: Any) -> Any:
