@@ -8,6 +8,8 @@ import triton.language as tl
 
 from trireme.kernels import launch, layout, pointwise, tune
 
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
 
 @pointwise.pointwise(scalars=1, outputs=2)
 def _mix(x, y, scale):
@@ -17,6 +19,22 @@ def _mix(x, y, scale):
 @pointwise.pointwise()
 def _double(x):
     return x + x
+
+
+@launch.kernel
+def _convert(x, y, N: tl.constexpr):
+    place = tl.arange(0, N)
+    tl.store(y + place, tl.load(x + place).to(y.dtype.element_ty))
+
+
+@pytest.mark.parametrize("source", [*FLOATS, torch.int32, torch.int64, torch.uint8, torch.bool], ids=str)
+def test_types_convert_as_torchs_do(source: torch.dtype, device: str) -> None:
+    """So does the interpreter, which is mended for it: what is rounded, and what is no float."""
+    x = torch.randn(64, device=device).mul(9).abs().to(source)
+    for target in (*FLOATS, torch.int32, torch.int64):
+        y = torch.empty(64, dtype=target, device=device)
+        _convert((1,), x, y, N=64)
+        assert torch.equal(y, x.to(target)), target
 
 
 def test_several_inputs_outputs_and_scalars(device: str) -> None:

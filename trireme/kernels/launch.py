@@ -18,12 +18,13 @@ from trireme.kernels import chips
 
 
 def _mend_interpreter() -> None:
-    """Mends three gaps of the interpreter: loops with run-time bounds (numpy 2.4 no longer makes an int of a one-element
-    array), products of bfloat16, which it holds as bit patterns and multiplied as integers, and floats of eight bits, of which
-    it lost the carry when rounding up."""
+    """Mends four gaps of the interpreter: loops with run-time bounds (numpy 2.4 no longer makes an int of a one-element
+    array), products of bfloat16, which it holds as bit patterns and multiplied as integers, conversions to bfloat16, which cut
+    off instead of rounding, and took the patterns for numbers where the other type is not float32, and floats of eight bits, of
+    which it lost the carry when rounding up."""
     original = interpreter._patch_lang_tensor
     builder = interpreter.InterpreterBuilder
-    original_dot, original_cast = builder.create_dot, builder.create_fp_to_fp
+    original_dot, original_cast, original_plain = builder.create_dot, builder.create_fp_to_fp, builder.cast_impl
 
     def patched(tensor: Any, scope: Any) -> None:
         original(tensor, scope)
@@ -43,8 +44,14 @@ def _mend_interpreter() -> None:
         rounded = torch.from_numpy(source.data.copy()).to(torch.float8_e4m3fn).view(torch.uint8)
         return interpreter.TensorHandle(rounded.numpy(), target.scalar)
 
+    def plain_cast(self: Any, source: Any, target: Any) -> Any:
+        if target.scalar != tl.bfloat16 or source.dtype.scalar == tl.bfloat16:
+            return original_plain(self, source if source.dtype.scalar == target.scalar else widened(source), target)
+        rounded = torch.from_numpy(source.data.astype("float32")).to(torch.bfloat16).view(torch.int16)
+        return interpreter.TensorHandle(rounded.numpy().view("uint16"), tl.bfloat16)
+
     interpreter._patch_lang_tensor = patched
-    builder.create_dot, builder.create_fp_to_fp = dot, cast
+    builder.create_dot, builder.create_fp_to_fp, builder.cast_impl = dot, cast, plain_cast
 
 
 if chips.current().interpreted:
