@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trireme import kernels
-from trireme.kernels import chips, random, registry
+from trireme.kernels import chips, launch, random, registry
 
 COUNT = 20001 if chips.current().interpreted else 1 << 20
 
@@ -124,3 +124,13 @@ def test_dropout(device: str) -> None:
     whole, all_kept = random.native_dropout(x, 0.3, False)
     assert torch.equal(whole, x) and bool(all_kept.all())
     assert float(random.native_dropout(x, 1.0, True)[0].abs().sum()) == 0
+
+
+def test_without_numbers_nothing_is_copied(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a graph is recorded there are none: torch does it all, and nothing of ours stays in the graph."""
+    monkeypatch.setattr(chips, "random_source", lambda count, device: lambda: None)
+    monkeypatch.setattr(torch.Tensor, "contiguous", lambda self: pytest.fail("copied"))
+    with pytest.raises(launch.Unsupported):
+        random.native_dropout(torch.ones(4, 6, device=device).t(), 0.5, True)
+    with pytest.raises(launch.Unsupported):
+        random.rand([8], device=torch.device(device))

@@ -22,7 +22,8 @@ _BLOCKS = gl.constexpr(BLOCKS)
 _STRIP = gl.constexpr(32)  # rows of a strip: one for each lane, when blocks send
 _LOG2E = gl.constexpr(1.4426950408889634)
 _MOST_BYTES = 65536  # that a block holds
-_WARP_BYTES = 8192  # of these for each warp, or as many elements as its registers hold
+_WARP_BYTES = 8192  # of these that a warp of a norm takes
+_WARP_ELEMENTS = 4096  # that a warp of a softmax holds in registers
 _LEAST_BESIDE = 2048  # elements of rows side by side: 1024 took 65.5 µs for 64 MiB on an H200, and 64.8 when read twice
 
 
@@ -487,7 +488,7 @@ def soften(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool) -> boo
     """softmax of long rows side by side; False, and nothing done, if these are of other sizes."""
     share, strip, vector = f.length // BLOCKS, _STRIP.value, 16 // x.element_size()
     (x_outer, x_inner, x_step), (y_outer, y_inner, y_step) = f.walk, g.walk
-    warps = _warps(share * strip, x.element_size(), 4096)
+    warps = _warps(share * strip, x.element_size(), _WARP_ELEMENTS)
     even = share * BLOCKS == f.length and f.inner % strip == 0 and all(n % 16 == 0 for n in (x_outer, x_step, y_outer, y_step))
     near = x_inner == y_inner == 1 and f.length >= _LEAST_BESIDE and f.length * max(x_step, y_step) < 2**31
     if x.dtype is torch.float64 or y.dtype is torch.float64 or not (warps and even and near and _aligned(x, y)):

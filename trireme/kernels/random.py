@@ -149,15 +149,18 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
         raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
     if train is False:
         return input.clone(), torch.ones(input.shape, dtype=torch.bool, device=input.device)
+    count, certain = input.numel(), p in (0.0, 1.0)
+    # Asked before anything is copied: where there are no numbers torch does it all, and a recorded graph would keep the copy.
+    state = _drawn(count, input.device) if count and not certain else ()
     x = input.contiguous()
-    if x is not input or p in (0.0, 1.0):
+    if x is not input or certain:
         unrepeatable()  # torch's kernels write
-    y, kept, count = empty_like(x), empty(x.shape, torch.bool, x.device), x.numel()
-    if p in (0.0, 1.0):
+    y, kept = empty_like(x), empty(x.shape, torch.bool, x.device)
+    if certain:
         return y.copy_(x) if p == 0.0 else y.zero_(), kept.fill_(p == 0.0)
     if count:
         # At least 2, so that Triton always takes the limit as a run-time number.
         limit = max(2, min(int(p * 2**32), 2**32 - 1))
-        _dropout((blocks(count, 4 * _DROPPED),), x, y, kept, *_drawn(count, x.device), count, limit, 1.0 / (1.0 - p),
-                 BLOCK=_DROPPED, warps=4)  # fmt: skip
+        grid = (blocks(count, 4 * _DROPPED),)
+        _dropout(grid, x, y, kept, *state, count, limit, 1.0 / (1.0 - p), BLOCK=_DROPPED, warps=4)
     return y, kept
