@@ -306,6 +306,39 @@ def test_what_is_left_to_torch_is_not_repeated(device: str) -> None:
             torch.testing.assert_close(torch.nn.functional.rms_norm(x, [8], weight, 0.5), expected)
 
 
+def test_what_a_kernel_refuses_goes_straight_on_from_its_third_call(device: str) -> None:
+    asked, done = [], []
+
+    def refuse(x: torch.Tensor, factor: float) -> torch.Tensor:
+        asked.append(x)
+        _add_one(x, factor)
+        raise launch.Unsupported("nothing here")
+
+    function = repeat.repeating(refuse, lambda x, factor: done.append(x) or x * factor)
+    outer = repeat.repeating(lambda x: function(x, 2.5))
+    x = torch.ones(4, 8, device=device)
+    for factor in (0.5, 1.5, 2.5, 3.5, 4.5):
+        torch.testing.assert_close(function(x, factor), x * factor)
+    assert len(asked) == 2 and len(done) == 5
+    for n in (1.0, 2.0, 3.0):  # within a call that is noted its work is not
+        torch.testing.assert_close(outer(x * n), x * n * 2.5)
+    assert not outer.__dict__["known"]
+    asked.clear()
+    torch.testing.assert_close(function(x[:, ::2], 0.5), x[:, ::2] * 0.5)
+    assert len(asked) == 1, "another layout is asked anew"
+
+
+def test_refused_calls_of_an_operator_are_torchs(device: str) -> None:
+    """Complex numbers, and a number where torch's schema says tensor."""
+    kernels.only_enable(["exp", "add", "bitwise_and"])
+    for _ in range(5):
+        z = torch.randn(3, device=device, dtype=torch.complex64)
+        torch.testing.assert_close(z.exp(), torch.polar(z.real.cpu().exp(), z.imag.cpu()).to(device))
+        torch.testing.assert_close((z + 2).real, z.real + 2)
+    with pytest.raises(RuntimeError):
+        torch.exp(torch.ones(2, device=device), out=torch.ones(2, dtype=torch.int32, device=device))
+
+
 def test_many_shapes_hold_few_calls(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is forgotten is let go of, though it once was recent."""
     monkeypatch.setattr(repeat, "_MOST", 20)

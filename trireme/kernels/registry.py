@@ -129,18 +129,14 @@ def _select(names: Iterable[Any]) -> set[str]:
 @functools.cache
 def _guarded(operator: Operator) -> Function:
     """Ours, or torch's for what ours does not cover."""
-    function, torchs = operator.function, original(operator.name)
+    function = operator.function
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            if _elsewhere(args):
-                raise Unsupported("memory of another device")
-            return function(*args, **kwargs)
-        except Unsupported:
-            unrepeatable()  # what torch's kernels write is not noted
-            return torchs(*_boxed(operator, args), **kwargs)
+        if _elsewhere(args):
+            raise Unsupported("memory of another device")
+        return function(*args, **kwargs)
 
-    return repeating(call)
+    return repeating(call, _torchs(operator))
 
 
 def _elsewhere(args: tuple[Any, ...]) -> bool:
@@ -149,14 +145,24 @@ def _elsewhere(args: tuple[Any, ...]) -> bool:
     return any(isinstance(x, torch.Tensor) and x.dim() and x.device.type != kind for x in args)
 
 
-def _boxed(operator: Operator, args: tuple[Any, ...]) -> list[Any]:
-    """Arguments as torch's kernel takes them: the dispatcher hands us numbers where its schema says tensor."""
-    example = next((x for x in args if isinstance(x, torch.Tensor)), None)
+def _torchs(operator: Operator) -> Function:
+    """torch's kernel, which takes tensors where its schema says so; the dispatcher hands us numbers there."""
+    torchs = original(operator.name)
+    places = [i for i, argument in enumerate(operator.overload._schema.arguments) if str(argument.type) == "Tensor"]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        numbers = [i for i in places if i < len(args) and not isinstance(args[i], torch.Tensor)]
+        return torchs(*(_with_tensors(args, numbers) if numbers else args), **kwargs)
+
+    return call
+
+
+def _with_tensors(args: tuple[Any, ...], places: list[int]) -> list[Any]:
+    """The arguments with tensors for the numbers at these places, which promote other types as the numbers do."""
     result = list(args)
-    for index, argument in enumerate(operator.overload._schema.arguments[: len(args)]):
-        value = result[index]
-        if example is not None and str(argument.type) == "Tensor" and not isinstance(value, torch.Tensor):
-            result[index] = torch.scalar_tensor(value, dtype=torch.result_type(example, value))
+    for example in [x for x in args if isinstance(x, torch.Tensor)][:1]:
+        for i in places:
+            result[i] = torch.scalar_tensor(args[i], dtype=torch.result_type(example, args[i]))
     return result
 
 
@@ -172,23 +178,26 @@ def _with_gradient(operator: Operator) -> Function:
         with torch._C._AutoDispatchBelowAutograd():
             return forward(*args, **kwargs)
 
-    def or_torchs(ours: Function | None) -> Function:
+    def readable(ours: Function | None) -> Function:
         def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                if ours is None or _elsewhere(args) or any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in args):
-                    raise Unsupported("no version of ours, or tensors that our kernels cannot read")
-                return ours(*args, **kwargs)
-            except Unsupported:
-                unrepeatable()
-                return torchs.decompose(*args, **kwargs)
+            if ours is None or _elsewhere(args) or any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in args):
+                raise Unsupported("no version of ours, or tensors that our kernels cannot read")
+            return ours(*args, **kwargs)
 
         return call
 
-    derived = or_torchs(both)
+    derive = readable(both)
+
+    def derived(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return derive(*args, **kwargs)
+        except Unsupported:
+            unrepeatable()
+            return torchs.decompose(*args, **kwargs)
 
     # of the remembered calls the recent ones are tried here, before anything else is asked
     differentiable = operator.gradient != "none"
-    parts = repeating(or_torchs(below), ungraded=differentiable).__dict__
+    parts = repeating(readable(below), torchs.decompose, ungraded=differentiable).__dict__
     memory, keyed = parts["memory"], parts["keyed"]
     transformed = torch._C._functorch.peek_interpreter_stack
 

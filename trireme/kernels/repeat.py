@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trireme.kernels import chips
-from trireme.kernels.launch import Recording, current, recordings
+from trireme.kernels.launch import Recording, Unsupported, current, recordings, unrepeatable
 from trireme.kernels.notes import Notes
 from trireme.kernels.quick import standing_for
 
@@ -64,36 +64,60 @@ class _Memory:
         elif left:
             self.exact.append(True)  # from now on the operator's floats count by value
         else:
-            self.known[key] = again
-            kind = _kind(args, kwargs, again, self.exact, self.ungraded)
-            if kind is not None:
-                if len(self.changes) <= _CHANGES:
-                    self.changes.append(True)
-                self.recent[:] = [kind, *self.recent][:_RECENT] if len(self.changes) <= _CHANGES else []
+            self.keep(key, args, kwargs, again)
         return result
 
+    def keep(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], again: Function) -> None:
+        """From now on `again` answers calls of this kind."""
+        self.known[key] = again
+        kind = _kind(args, kwargs, again, self.exact, self.ungraded)
+        if kind is not None:
+            if len(self.changes) <= _CHANGES:
+                self.changes.append(True)
+            self.recent[:] = [kind, *self.recent][:_RECENT] if len(self.changes) <= _CHANGES else []
 
-def repeating(function: Function, ungraded: bool = False) -> Function:
+
+def repeating(function: Function, otherwise: Function | None = None, ungraded: bool = False) -> Function:
     """`function` with a memory. Its launches and results may depend on the types, shapes, strides and alignment of its tensors
     and on the value of its other arguments, except that floats with a fraction may reach a kernel only as they are.
 
+    `otherwise`: what does the calls that it does not cover; a kind of these goes there straight from its third call on.
     `ungraded`: it stands above autograd, where what is remembered serves only calls of which no gradient is wanted.
     """
     tensor, parameter = torch.Tensor, torch.nn.Parameter
     memory = _Memory(ungraded)
     known, seen, exact = memory.known, memory.seen, memory.exact
 
+    def attempt(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Unsupported:
+            if otherwise is None:
+                raise
+            unrepeatable()  # what it writes is not noted
+            return otherwise(*args, **kwargs)
+
+    def record(key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return memory.record(function, key, args, kwargs)
+        except Unsupported:
+            if otherwise is None:
+                raise
+        result = otherwise(*args, **kwargs)
+        memory.keep(key, args, kwargs, lambda given, named: otherwise(*given, **named))
+        return result
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if current.recording is not None:
-            return function(*args, **kwargs)
+            return attempt(*args, **kwargs)
         key: Any = []
         try:
             for x in args:
                 kind = type(x)
                 if kind is tensor or kind is parameter:
                     if x.is_neg():  # its memory holds the opposite of what it says
-                        return function(*args, **kwargs)
+                        return attempt(*args, **kwargs)
                     key += (x.dtype, x.shape, x.stride(), x.get_device())
                 else:
                     key.append(_token(x, exact))
@@ -102,7 +126,7 @@ def repeating(function: Function, ungraded: bool = False) -> Function:
             key = tuple(key)
             found = known.get(key)
         except (TypeError, RuntimeError):  # no layout, or no value to remember it by
-            return function(*args, **kwargs)
+            return attempt(*args, **kwargs)
         if found is not None:
             result = found(args, kwargs)
             if result is not None:
@@ -115,8 +139,8 @@ def repeating(function: Function, ungraded: bool = False) -> Function:
             seen[key] = times + 1
             # What comes only once is never noted, so that changing numbers or shapes cost no more than looking them up.
             if times and _recordable(args):
-                return memory.record(function, key, args, kwargs)
-        return function(*args, **kwargs)
+                return record(key, args, kwargs)
+        return attempt(*args, **kwargs)
 
     call.__dict__.update(known=known, memory=memory, keyed=call)
     return standing_for(call, memory.recent, memory.exact)
