@@ -11,6 +11,8 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
 
 from trireme.kernels.fold import Fold
@@ -89,6 +91,18 @@ def _held_layout(rank):
 @gluon.constexpr_function
 def _met_layout(rank):
     return gl.SwizzledSharedLayout(1, 1, 1, list(range(rank))[::-1], _over_blocks(rank))
+
+
+@gluon.constexpr_function
+def _tile_layout(bits):
+    """[outer, element, row] as a descriptor's copies lay it out, the elements over the blocks"""
+    return gl.NVMMASharedLayout(0, bits, 3, cga_layout=[[0, 2**bit, 0] for bit in range(3)])
+
+
+@gluon.constexpr_function
+def _arrival_layout():
+    """A barrier of its own for each block"""
+    return mbarrier.MBarrierLayout(cga_layout=[[0]] * 3)
 
 
 # What blocks send each other: a box of pairs from each block and the next item's number, and a gate that opens when all have come.
@@ -398,9 +412,16 @@ def _norm(
         turn += 1
 
 
+@gluon.jit
+def _fetch(x, item, strips, arrival, tile):
+    """Asks for a strip; each block gets its part."""
+    mbarrier.expect(arrival, x.block_type.nbytes // _BLOCKS)
+    tma.async_copy_global_to_shared(x, [item // strips, 0, item % strips * _STRIP], arrival, tile)
+
+
 @_ClusterKernel
 def _softmax(
-    counter, items, abreast, x, y, strips, x_outer, x_step, y_outer, y_step,
+    counter, items, abreast, y, x, strips, y_outer, y_step,
     LOG: gl.constexpr, LINES: gl.constexpr, VECTOR: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """softmax of strips of rows side by side, of which each warp takes LINES elements. What is made of them stays in registers, so
@@ -408,31 +429,30 @@ def _softmax(
     LAYOUT: gl.constexpr = _strip_layout(VECTOR, WARPS)
     ROWS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))
     EACH: gl.constexpr = _lanes_layout(WARPS)
-    turn = _open(_STRIP)
     part = gl.arange(0, _BLOCKS, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT))))[:, None, None, None]
     warp = gl.arange(0, WARPS, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT))))[None, :, None, None]
     line = gl.arange(0, LINES, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, LAYOUT))))[None, None, :, None]
     line += (part * WARPS + warp) * LINES
     column = gl.arange(0, _STRIP, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))))[None, None, None, :]
-    sources, targets = line * x_step + column, line * y_step + column
+    targets = line * y_step + column
     lane = gl.arange(0, _STRIP, gl.SliceLayout(0, gl.SliceLayout(1, EACH)))[None, :]
     nought = lane * 0 + gl.arange(0, _BLOCKS, gl.SliceLayout(1, gl.SliceLayout(1, EACH)))[:, None] * 0
-    held = gl.allocate_shared_memory(x.dtype.element_ty, [_BLOCKS, WARPS, LINES, _STRIP], _held_layout(4))
+    tile = gl.allocate_shared_memory(x.dtype, x.block_shape, x.layout)
+    held = tile._reinterpret(x.dtype, [_BLOCKS, WARPS, LINES, _STRIP], _held_layout(4))
     met = gl.allocate_shared_memory(gl.int64, [_BLOCKS, WARPS, _STRIP], _met_layout(3))
+    arrival = gl.allocate_shared_memory(gl.int64, [1], _arrival_layout())
+    mbarrier.init(arrival, count=1)
+    turn = _open(_STRIP)
     item = gl.program_id(0)
     coming = item + abreast
-    source = x + (item // strips).to(gl.int64) * x_outer + item % strips * _STRIP
-    async_copy.async_copy_global_to_shared(held, source + sources)
-    async_copy.commit_group()
+    _fetch(x, item, strips, arrival, tile)
     turn = _opened(turn)
     while item < items:
         ticket = _draw(counter, items - 1)
-        async_copy.wait_group(0)
+        mbarrier.wait(arrival, turn & 1)
         value = _wide(held.load(LAYOUT))
         if coming < items:
-            source = x + (coming // strips).to(gl.int64) * x_outer + coming % strips * _STRIP
-            async_copy.async_copy_global_to_shared(held, source + sources)
-        async_copy.commit_group()
+            _fetch(x, coming, strips, arrival, tile)
         top = gl.max(value, 2)
         finite = gl.where(top == float("-inf"), 0.0, top)
         power = gl.exp2((value - finite[:, :, None, :]) * _LOG2E)
@@ -442,12 +462,12 @@ def _softmax(
         finite = gl.where(peak == float("-inf"), 0.0, peak)[:, None, :]
         _send(peak, gl.sum(totals * gl.exp2((tops - finite) * _LOG2E), 1), turn, ticket, _STRIP, WARPS)
         peak, total = _join_peaks(turn + nought)
-        peak = gl.convert_layout(peak, ROWS)[:, None, :]
+        rest = gl.log2(total) * (1.0 / _LOG2E) if LOG else 1.0 / total
+        peak, rest = _unpacked(gl.convert_layout(_packed(peak, rest), ROWS))
         if LOG:
-            total = gl.convert_layout(gl.log2(total) * (1.0 / _LOG2E), ROWS)[:, None, :]
-            value = (value - peak[:, :, None, :]) - total[:, :, None, :]
+            value = (value - peak[:, None, None, :]) - rest[:, None, None, :]
         else:
-            factor = gl.exp2((top - peak) * _LOG2E) * gl.convert_layout(1.0 / total, ROWS)[:, None, :]
+            factor = gl.exp2((top - peak[:, None, :]) * _LOG2E) * rest[:, None, :]
             value = power * factor[:, :, None, :]
         target = y + (item // strips).to(gl.int64) * y_outer + item % strips * _STRIP
         gl.store(target + targets, value.to(y.dtype.element_ty))
@@ -491,8 +511,12 @@ def soften(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool) -> boo
     warps = _warps(share * strip, x.element_size(), _WARP_ELEMENTS)
     even = share * BLOCKS == f.length and f.inner % strip == 0 and all(n % 16 == 0 for n in (x_outer, x_step, y_outer, y_step))
     near = x_inner == y_inner == 1 and f.length >= _LEAST_BESIDE and f.length * max(x_step, y_step) < 2**31
+    outer = f.rows // f.inner
+    near = near and (x_outer > 0 or outer == 1)
     if x.dtype is torch.float64 or y.dtype is torch.float64 or not (warps and even and near and _aligned(x, y)):
         return False
-    _softmax.over(f.rows // strip, x, y, f.inner // strip, x_outer, x_step, y_outer, y_step,
+    strides, layout = [x_outer or f.length * x_step, x_step, 1], _tile_layout(8 * x.element_size())
+    described = TensorDescriptor(x, [outer, f.length, f.inner], strides, [1, f.length, strip], layout)
+    _softmax.over(f.rows // strip, y, described, f.inner // strip, y_outer, y_step,
                   LOG=log, LINES=share // warps, VECTOR=vector, WARPS=warps, warps=warps)  # fmt: skip
     return True

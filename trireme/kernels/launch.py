@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 from triton.runtime import OutOfResources, interpreter
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
 
@@ -191,7 +190,7 @@ class Kernel:
             else:
                 values.append(value)
                 key.append(_specialisation(value))
-                if isinstance(value, TensorDescriptor):
+                if is_descriptor(value):
                     device = value.base.get_device()
         if device >= 0 and device != chips.current_device():
             with chips.device_module().device(device):
@@ -263,7 +262,7 @@ class Kernel:
             named = dict(zip(names, values[len(given) :], strict=True))
             self.jit[(x, y, z)](*given, **sizes, **named)
 
-        described = any(isinstance(value, TensorDescriptor) for value in args)
+        described = any(is_descriptor(value) for value in args)
         handle = (start, None, False, False, None, None) if chips.current().interpreted and not described else None
         _note(current.recording, handle, grid, args, constants)
 
@@ -295,9 +294,14 @@ def _specialisation(value: Any) -> Any:
     """At least as fine as what Triton itself specialises an argument on."""
     if type(value) is int:
         return (value & 15 == 0, value < 2**63)
-    if isinstance(value, TensorDescriptor):
+    if is_descriptor(value):
         return (value.base.dtype, tuple(value.block_shape), len(value.shape))
     return value if value is None else type(value)
+
+
+def is_descriptor(value: Any) -> bool:
+    """Whether an argument describes a tensor to the chip's copy engine, be it Triton's description or Gluon's."""
+    return hasattr(value, "block_shape")
 
 
 def kernel(function: Callable[..., None]) -> Kernel:

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
-from trireme.kernels.launch import Drawn, Handle, Recording
+from trireme.kernels.launch import Drawn, Handle, Recording, is_descriptor
 from trireme.kernels.quick import launch as launch_quickly
 
 _STREAM, _VALUES = 3, 13  # places in a raw start's arguments
@@ -62,7 +61,7 @@ class Notes:
                 drawn.append((place, value.asking, value.place))
             elif isinstance(value, torch.Tensor):
                 slots.append((place, *self._origin(value), None))
-            elif isinstance(value, TensorDescriptor):
+            elif is_descriptor(value):
                 fixed = (list(value.shape), list(value.strides), value.padding)
                 slots.append((place, *self._origin(value.base), fixed))
             elif type(value) is float:
