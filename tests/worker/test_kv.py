@@ -30,13 +30,27 @@ def mean_error(plain: Output, small: Output) -> float:
     return sum(errors) / len(errors)
 
 
-@pytest.mark.skipif(reason_against("cpu") is not None, reason=str(reason_against("cpu")))
+needs_cpu = pytest.mark.skipif(reason_against("cpu") is not None, reason=str(reason_against("cpu")))
+
+
+@needs_cpu
 def test_int8_is_near_and_small(smollm2_path: pathlib.Path) -> None:
-    (plain, plain_bytes), (small, small_bytes) = (answer(smollm2_path, backend="cpu", kv_dtype=kv) for kv in ("auto", "int8"))
+    """Measured 0.016 to 0.018; 0.038 with scales 2 % off, 0.033 with bytes cut off instead of rounded, 0.042 with 7 bits.
+
+    The weights are floats: with the file's own, activations are rounded to 8 bits before each product (but for prompts on CPUs
+    that multiply bf16), and there any change at all, of one part in 10^7 or of 8-bit KV, moves log-probabilities by 0.04 to 0.05.
+    """
+    results = (answer(smollm2_path, backend="cpu", quantize="none", kv_dtype=kv) for kv in ("auto", "int8"))
+    (plain, plain_bytes), (small, small_bytes) = results
     assert small_bytes == plain_bytes * (64 + 4) / (64 * 4)  # SmolLM2 has heads of 64
-    assert mean_error(plain, small) < 0.03
-    unrecorded, _ = answer(smollm2_path, backend="cpu", kv_dtype="int8", graphs=False)
-    assert unrecorded.token_ids == small.token_ids
+    assert 0 < mean_error(plain, small) < 0.03
+
+
+@needs_cpu
+def test_int8_is_the_same_recorded_or_not(smollm2_path: pathlib.Path) -> None:
+    """With the file's own weights, as it is used."""
+    recorded, unrecorded = (answer(smollm2_path, backend="cpu", kv_dtype="int8", graphs=on)[0] for on in (True, False))
+    assert recorded.token_ids == unrecorded.token_ids
 
 
 def test_fp8_is_near_and_small(smollm2_path: pathlib.Path) -> None:
