@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from reference import check
 
-from trireme.kernels import chips, fold, registry
+from trireme.kernels import chips, fold, reduce, registry
 
 INTERPRETED = chips.current().interpreted
 HALVES = [torch.bfloat16, torch.float16]
@@ -430,11 +430,16 @@ def test_cross_entropy(smoothing: float, device: str) -> None:
             )
 
 
-def test_rows_shared_by_several_programs(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+@pytest.fixture
+def splitting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chip with many processors splits long rows; here it is made of a small one, so that this path runs everywhere."""
     small = dataclasses.replace(chips.current(), multiprocessors=8, fold_tile=64, row_elements=128)
     monkeypatch.setattr(chips, "current", lambda: small)
     monkeypatch.setattr(fold, "_folds", {})
+
+
+@pytest.mark.usefixtures("splitting")
+def test_rows_shared_by_several_programs(device: str) -> None:
     ops = registry.OPERATORS
     for shape in [(2, 301), (300, 2)]:
         for dim in (0, 1):
@@ -448,3 +453,42 @@ def test_rows_shared_by_several_programs(monkeypatch: pytest.MonkeyPatch, device
             for name in ("softmax.int", "log_softmax.int"):
                 check(f"{name} {shape} {dim}", ops[name].function, aten(name), (x, dim), {}, length=64)
             check(f"cumsum {shape} {dim}", ops["cumsum"].function, aten("cumsum"), (x, dim), {}, length=length)
+
+
+@pytest.mark.usefixtures("splitting")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32])
+def test_parts_are_joined_a_few_at_once(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Five parts of three rows, four to a tile, and several parts of one."""
+    monkeypatch.setattr(reduce, "_JOINED", 64)
+    x = draw((300, 3), dtype, device)
+    factors = 1 + x / 100 if dtype.is_floating_point else x | 1  # of products that neither vanish nor overflow to nought
+    calls: list[tuple[str, Any]] = [
+        ("sum.dim_IntList", (x, [0])),
+        ("prod.dim_int", (factors, 0)),
+        ("amax", (x, [0])),
+        ("min", (x,)),
+    ]
+    if dtype.is_floating_point:
+        calls += [("mean", (x,)), ("var_mean.correction", (x, [0])), ("var_mean.correction", (x + 1000,))]
+    if dtype is torch.float32:
+        calls += [("linalg_vector_norm", (x, order, [0])) for order in (2, 3.5, float("-inf"))]
+        calls += [("any.dims", (x > 3, [0])), ("all.dims", (x > -3, [0]))]
+    for name, args in calls:
+        function = registry.OPERATORS[name].function
+        first, second = function(*args), function(*args)  # counters are left as they were found
+        torch.testing.assert_close(second, first, rtol=0, atol=0)
+        check(f"{name} {dtype}", function, aten(name), args, {}, length=x.numel())
+
+
+@pytest.mark.usefixtures("splitting")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
+def test_cumsum_of_rows_in_parts(dtype: torch.dtype, device: str) -> None:
+    function = registry.OPERATORS["cumsum"].function
+    for shape, dim in [
+        ((9001,), 0),
+        ((3, 9001), 1),
+        ((2, 1000, 3), 1),
+        ((8500, 50), 0),
+    ]:  # the last adds up its totals in two turns
+        x = draw(shape, dtype, device)
+        check(f"cumsum {shape} {dim}", function, aten("cumsum"), (x, dim), {}, length=shape[dim])

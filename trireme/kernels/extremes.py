@@ -10,9 +10,8 @@ import triton.language as tl
 from trireme.kernels import relay
 from trireme.kernels.fold import Fold, fold
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
-from trireme.kernels.reduce import require_elements
+from trireme.kernels.reduce import meeting, require_elements
 from trireme.kernels.scalar import larger, smaller
-from trireme.kernels.streamed import workspace
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool)
 _WIDE = (torch.float64, torch.int64)
@@ -90,7 +89,7 @@ def _extreme(
     stop = tl.minimum(start + split_length, length)
     least = -(2**63)
     best = tl.full((M, N), least, tl.int64)
-    for at in range(start, stop, N):
+    for at in tl.range(start, stop, N, num_stages=3):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < length)[None, :]
         value = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0)
@@ -168,8 +167,8 @@ def _find(
         x = x.reshape(1)
         dim, keepdim = None, False
     x, f = fold(x, dim, keepdim)
-    if (x.dtype not in _NARROW and x.dtype not in _WIDE) or f.length >= 2**31:
-        raise Unsupported(f"no extreme of {x.dtype}, {f.length} long")
+    if x.dtype not in _NARROW and x.dtype not in _WIDE:
+        raise Unsupported(f"no extreme of {x.dtype}")
     indices = empty(f.shape, torch.int64, x.device)
     values = empty(f.shape, x.dtype, x.device) if want_values else None
     if f.rows:
@@ -189,8 +188,7 @@ def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.T
     if f.splits * m > _JOINED:
         part = blocks(blocks(f.length, max(1, _JOINED // m)), n) * n
     splits = blocks(f.length, part)
-    keys, counters = workspace(x.device, 2 * splits * f.rows, programs) if splits > 1 else (None, None)
-    keys = None if keys is None else keys.view(torch.int64)
+    keys, counters = meeting(x.device, programs, splits, f.rows, torch.int64)
     _extreme((programs, splits), x, keys, counters, values, indices, *sizes, part, *f.walk,
              **kind, M=m, N=n, S=next_power(splits), warps=8)  # fmt: skip
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from trireme.kernels import chips
-from trireme.kernels.launch import blocks, next_power
+from trireme.kernels.launch import Unsupported, blocks, next_power
 
 _folds: dict[tuple[object, ...], Fold] = {}
 _MOST_FOLDS = 4096
@@ -34,7 +34,7 @@ class Fold:
         if self.step == 1 or self.inner == 1:
             n = min(next_power(self.length), size)
             return max(1, min(size // n, next_power(self.rows), 64)), n
-        m = min(next_power(self.inner), 128)
+        m = min(next_power(self.inner), 32)
         return m, max(1, min(next_power(self.length), size // m))
 
     @functools.cached_property
@@ -62,6 +62,8 @@ def fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool) -> tu
         if len(_folds) >= _MOST_FOLDS:
             _folds.clear()
         known = _folds[key] = _fold(x, dims, keepdim)
+    if max(known.rows, known.length) >= 2**31:  # kernels count rows, and elements of a row, in 32 bits
+        raise Unsupported(f"{known.rows} rows of {known.length} elements")
     if known.copied:
         chosen = normalise(dims, x.dim())
         kept = [d for d in range(x.dim()) if d not in chosen]

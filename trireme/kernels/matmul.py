@@ -21,6 +21,8 @@ _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Up to this many rows (or columns) the other matrix is read once and decides the time.
 _FEW = 64
 _LARGE_SINGLE = 2**30
+_MOST_ITEMS = 65535
+_FARTHEST = 2**24  # between neighbours along the summed dimension, of which a tile has at most 64
 
 
 @triton.jit
@@ -375,6 +377,8 @@ def _stream(p: _Problem) -> None:
 
 def _by_pointers(p: _Problem) -> None:
     batch, m, n, k = p.sizes
+    if batch > _MOST_ITEMS or max(p.a.stride(2), p.b.stride(1)) >= _FARTHEST:
+        raise Unsupported("more items than a grid's second number counts, or elements too far apart for 32 bits")
     half = p.a.element_size() == 2
     tile_m, tile_n = min(128 if half else 64, max(16, next_power(m))), min(128 if half else 64, max(16, next_power(n)))
     tile_k = min(64 if half else 32, max(16, next_power(k)))

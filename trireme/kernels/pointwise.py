@@ -220,6 +220,9 @@ def generate(rank: int, forms: Sequence[str], scalars: int, outputs: int, comput
     return header + body(rank, inputs, extra, outs, tensors, casts, values)
 
 
+_PROGRAM = ["    program = tl.program_id(0)", "    if WIDE:", "        program = program.to(tl.int64)"]
+
+
 def _access(
     indent: str,
     masks: dict[str, str],
@@ -253,7 +256,7 @@ def _dense(
 ) -> str:
     arguments = ", ".join([*inputs, *extra, *outs, "count"])
     lines = [f"def pointwise({arguments}, BLOCK: tl.constexpr, TAIL: tl.constexpr, WIDE: tl.constexpr):"]
-    lines += ["    program = tl.program_id(0)", "    if WIDE:", "        program = program.to(tl.int64)"]
+    lines += _PROGRAM
     lines += ["    at = program * BLOCK + tl.arange(0, BLOCK)"]
     masked = _access("    ", {"t": ", mask=at < count"}, inputs, tensors, outs, casts, values, "at")
     # A ragged count would turn every access into single elements, so full blocks go without a mask.
@@ -270,10 +273,9 @@ def _strided(
     strides = [f"{name}_{d}" for name in operands for d in range(rank)]
     arguments = ", ".join([*inputs, *extra, *outs, "rows", "column_blocks", *sizes, *strides])
     lines = [f"def pointwise({arguments}, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):"]
-    lines += ["    program = tl.program_id(0)"]
+    lines += _PROGRAM
     lines += ["    row = (program // column_blocks) * ROWS + tl.arange(0, ROWS)"]
     lines += ["    column = (program % column_blocks) * COLUMNS + tl.arange(0, COLUMNS)"]
-    lines += ["    if WIDE:", "        row = row.to(tl.int64)", "        column = column.to(tl.int64)"]
     lines += [f"    mask = (row < rows)[:, None] & (column < n{rank - 1})[None, :]", "    rest = row"]
     for d in range(rank - 2, -1, -1):
         lines += [f"    index{d} = rest % n{d}" if d else f"    index{d} = rest", *([f"    rest = rest // n{d}"] if d else [])]

@@ -111,7 +111,7 @@ def repeating(function: Function, otherwise: Function | None = None, ungraded: b
     def call(*args: Any, **kwargs: Any) -> Any:
         if current.recording is not None:
             return attempt(*args, **kwargs)
-        key: Any = []
+        key: Any = [torch.is_inference_mode_enabled()]  # the look at tensors differs within and without
         try:
             for x in args:
                 kind = type(x)

@@ -1,6 +1,8 @@
-"""Running sums along a dimension. Knows rows; a long row is cut into chunks whose totals are summed first."""
+"""Running sums along a dimension. Knows rows; a long row is cut into chunks, each adding up the totals of those before it."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -12,13 +14,12 @@ from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_powe
 
 @kernel
 def _scan(
-    x, y, carries, rows, inner, length, chunk, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
-    WORK: tl.constexpr, TOTALS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    x, y, totals, rows, inner, length, chunk, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
+    WORK: tl.constexpr, TOTALS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """y[row, i] = carry + Σ_{j ≤ i} x[row, j] within a chunk; with TOTALS only carries[row, chunk] = Σ x is written"""
+    """y[row, i] = Σ_{j ≤ i} x[row, j] in a chunk, after the totals of those before it; with TOTALS only totals[chunk, row] = Σ x"""
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     part = tl.program_id(1)
-    parts = tl.num_programs(1)
     work = tl.float64 if WORK == 1 else tl.int64 if WORK == 2 else tl.float32
     base = x + (row // inner) * x_outer + (row % inner) * x_inner
     out = y + (row // inner) * y_outer + (row % inner) * y_inner
@@ -26,8 +27,13 @@ def _scan(
     stop = tl.minimum(start + chunk, length)
     carry = tl.zeros((M,), work)
     lanes = tl.zeros((M, N), work)
-    if carries is not None and not TOTALS:
-        carry = tl.load(carries + row * (parts + 1) + part, mask=row < rows, other=0)
+    if totals is not None and not TOTALS:
+        before = tl.zeros((M, P), work)
+        for first in range(0, part, P):
+            earlier = (first + tl.arange(0, P))[None, :]
+            place = totals + earlier.to(tl.int64) * rows + row[:, None]
+            before += tl.load(place, mask=(row < rows)[:, None] & (earlier < part), other=0)
+        carry = tl.sum(before, 1)
     for at in range(start, stop, N):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < length)[None, :]
@@ -40,8 +46,7 @@ def _scan(
             # The last running sum, picked out by a sum over one term: adding up the tile again would round differently.
             carry = tl.sum(tl.where((tl.arange(0, N) == N - 1)[None, :], running, tl.zeros_like(running)), 1)
     if TOTALS:
-        tl.store(carries + row * (parts + 1) + part + 1, tl.sum(lanes, 1), mask=row < rows)
-        tl.store(carries + row * (parts + 1), tl.zeros((M,), work), mask=(row < rows) & (part == 0))
+        tl.store(totals + part.to(tl.int64) * rows + row, tl.sum(lanes, 1), mask=row < rows)
 
 
 def cumsum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -75,12 +80,10 @@ def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
     chunk = blocks(blocks(f.length, parts), n) * n
     parts = blocks(f.length, chunk)
     walk = (f.rows, f.inner, f.length, chunk, *f.walk, *g.walk)
-    if parts == 1:
-        _scan((programs, 1), x, y, None, *walk, WORK=work, TOTALS=False, M=m, N=n)
-        return
-    kind = {0: torch.float32, 1: torch.float64, 2: torch.int64}[work]
-    carries = empty((f.rows, parts + 1), kind, x.device)
-    _scan((programs, parts), x, y, carries, *walk, WORK=work, TOTALS=True, M=m, N=n)
-    before = empty(carries.shape, kind, x.device)
-    _run(carries, before, 1, work)
-    _scan((programs, parts), x, y, before, *walk, WORK=work, TOTALS=False, M=m, N=n)
+    cut: dict[str, Any] = {"M": m, "N": n, "P": min(next_power(parts), 2048 // m)}
+    totals = None
+    if parts > 1:
+        kind = {0: torch.float32, 1: torch.float64, 2: torch.int64}[work]
+        totals = empty((parts - 1, f.rows), kind, x.device)  # nothing follows the last part
+        _scan((programs, parts - 1), x, y, totals, *walk, WORK=work, TOTALS=True, **cut)
+    _scan((programs, parts), x, y, totals, *walk, WORK=work, TOTALS=False, **cut)

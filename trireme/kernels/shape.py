@@ -13,6 +13,8 @@ from trireme.kernels.launch import Unsupported, blocks, empty, empty_like, kerne
 from trireme.kernels.layout import plan_reversed
 from trireme.kernels.pointwise import pointwise
 
+_WIDEST = 1 << 25  # of a row that is cut into blocks by a grid's second number, which ends at 65535
+
 
 @pointwise()
 def _copy(x):
@@ -50,7 +52,7 @@ def embedding(
     weight: torch.Tensor, indices: torch.Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> torch.Tensor:
     """rows of a table; the other arguments only shape its gradient, which stays torch's"""
-    if weight.dim() != 2 or indices.dtype not in (torch.int64, torch.int32) or weight.is_complex():
+    if weight.dim() != 2 or indices.dtype not in (torch.int64, torch.int32) or weight.is_complex() or weight.shape[1] >= _WIDEST:
         raise Unsupported("an embedding that is not rows of a table")
     if weight.stride(1) != 1:
         weight = weight.contiguous()
@@ -68,11 +70,11 @@ def triu(self: torch.Tensor, diagonal: int = 0) -> torch.Tensor:
     """the upper triangle of the last two dimensions"""
     if self.dim() < 2:
         raise RuntimeError("triu: input tensor must have at least 2 dimensions")
-    if self.is_complex():
-        raise Unsupported("complex triangles")
+    height, width = self.shape[-2:]
+    if self.is_complex() or width >= _WIDEST:
+        raise Unsupported("complex or very wide triangles")
     x = self.contiguous()
     out = empty(x.shape, x.dtype, x.device)
-    height, width = x.shape[-2:]
     if out.numel():
         n = min(next_power(width), 1024)
         m = max(1, min(2048 // n, next_power(height)))

@@ -229,7 +229,7 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
     if f.inner == 1 and f.step == 1 and f.length > limit and f.rows < 2 * chips.current().multiprocessors:
         _split_rows(x, y, f, g, log, double)
         return y
-    if f.inner >= 32 and f.length > limit // 32 and not double:
+    if f.inner >= 32 and f.length > limit // 32 and not double and _near(f) and _near(g):
         _beside(x, y, f, g, log)
         return y
     m, n, warps = tile(f, limit if f.length <= limit else limit // 2)
@@ -237,6 +237,11 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
     walk = (f.rows, f.inner, f.length, *f.walk, *g.walk)
     body((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, M=m, N=n, warps=warps)
     return y
+
+
+def _near(f: Fold) -> bool:
+    """Whether 32 bits tell how far rows side by side lie apart, and the elements that one program takes of them."""
+    return max(f.inner * f.walk[1], _RELAYED * _TILES * f.step) < 2**31
 
 
 def _beside(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool) -> None:

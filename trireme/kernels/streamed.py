@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from trireme.kernels import chips, tune
-from trireme.kernels.launch import blocks, kernel, lasting, next_power
+from trireme.kernels.launch import Unsupported, blocks, kernel, lasting, next_power
 
 _VECTOR_ROWS = 2  # beyond, the tensor cores are cheaper: 4 rows of 4096² took 16.3 µs by vectors on an H200, 8 rows 8.3 by them
 _SPLITS_MOST = 16
@@ -180,6 +180,8 @@ def few_rows(
 ) -> None:
     """y[rows, n] = α x[rows, k] w[n, k]ᵀ + β bias, w read once; all strides are free."""
     (rows, k), n = x.shape, w.shape[0]
+    if k * max(x.stride(1), w.stride(1)) >= 2**31:
+        raise Unsupported("a summed dimension that reaches farther than 32 bits")
     along = w.stride(1) == 1 or w.stride(0) != 1
     bias_walk = (0, 0) if bias is None else bias.stride()
     room = next_power(rows) if rows <= _VECTOR_ROWS else max(16, next_power(rows))
