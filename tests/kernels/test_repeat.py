@@ -328,6 +328,19 @@ def test_what_a_kernel_refuses_goes_straight_on_from_its_third_call(device: str)
     assert len(asked) == 1, "another layout is asked anew"
 
 
+def test_inference_mode_has_calls_of_its_own(device: str) -> None:
+    """Its tensors look otherwise to the quick look, so that calls remembered outside would only be found by their keys."""
+    plus = repeat.repeating(lambda x: _add_one(x, 1.5))
+    x = torch.ones(4, device=device)
+    for _ in range(3):
+        assert not plus(x).is_inference()
+    with torch.inference_mode():
+        for _ in range(3):
+            assert plus(x).is_inference()
+    assert len(plus.__dict__["memory"].recent) == 2
+    assert not plus(x).is_inference()
+
+
 def test_refused_calls_of_an_operator_are_torchs(device: str) -> None:
     """Complex numbers, and a number where torch's schema says tensor."""
     kernels.only_enable(["exp", "add", "bitwise_and"])
