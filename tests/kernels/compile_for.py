@@ -38,6 +38,16 @@ MODELS = {  # hidden, inner, heads, KV heads, head size, vocabulary
     "Qwen-0.5B": (896, 4864, 14, 2, 64, 151936),
     "Gemma-1B": (1152, 6912, 4, 1, 256, 262144),
 }
+LONG = {  # rows that several programs share
+    "sum": (torch.zeros(1 << 22),),
+    "sum.dim_IntList": (torch.zeros(1 << 14, 64, dtype=torch.int64), [0]),
+    "prod": (torch.ones(1 << 22, dtype=torch.float64),),
+    "amax": (torch.zeros(1 << 14, 64), [0]),
+    "any": (torch.zeros(1 << 22, dtype=torch.bool),),
+    "var_mean.correction": (torch.zeros(1 << 14, 64), [0]),
+    "argmax": (torch.zeros(1 << 22),),
+    "cumsum": (torch.zeros(1 << 22), 0),
+}
 STEPS = [[(100, 1)] * 4, [(0, 600), (0, 40)], [(0, 5000)], [(300, 1), (0, 700)], [(4000, 2)]]  # (first new position, new tokens)
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float64: "fp64", torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32",
@@ -84,7 +94,7 @@ class Compiling:
 
 def stand_in(target: GPUTarget, chip: chips.Chip) -> None:
     chips.current = lambda: chip  # type: ignore[assignment]
-    chips.current_device, chips.capturing = lambda: -1, lambda: False
+    chips.current_device, chips.current_stream, chips.capturing = lambda: -1, lambda device: 0, lambda: False
 
     def compiled(
         self: launch.Kernel, grid: Any, *args: Any, warps: int = 4, stages: int = 3, dependent: bool = False, **constants: Any
@@ -145,6 +155,7 @@ def main() -> None:
     from test_repeat import CALLS
 
     operators(CALLS)
+    operators(LONG)
     for model in MODELS if everything else ("Llama-8B",):
         engine(model, (1, 2, 8, 16, 24, 32, 48, 64) if everything else (1, 8, 64))
     print(f"{name}: {len(forms)} forms of {len(set(forms.values()))} kernels")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from trireme import kernels
-from trireme.kernels import matmul, reduce, scan, shape, streamed
+from trireme.kernels import layout, matmul, reduce, scan, shape, streamed
 from trireme.kernels.launch import Unsupported
 
 COUNT = 2**31 + 4096
@@ -26,6 +26,10 @@ CASES: dict[str, Callable[[Ones], Any]] = {
     "eq": lambda x: (x["half"] == 7)[-4:],
     "where": lambda x: torch.where(x["half"] > 6, x["half"], -1.0)[-4:],
     "flip": lambda x: x["half"].flip(0)[:4],
+    "flip of far lines": lambda x: x["half"].as_strided((3, 16), (2**30, 1)).flip(0),
+    "a ragged end": lambda x: x["byte"][: 2**31 - 3].add(1)[-4:],
+    "sum of a little less": lambda x: x["byte"][: 2**31 - 1].sum(),
+    "rows far apart": lambda x: x["half"].as_strided((32, ROW), (2**26, 1)) @ x["half"][: ROW * ROW].view(ROW, ROW),
     "flip of lines": lambda x: x["half"].view(LINES, ROW).flip(0)[0, -4:],
     "triu": lambda x: x["half"].view(LINES, ROW).triu(ROW - LINES)[-2:, -4:],
     "triu of a wide row": lambda x: x["byte"].view(1, -1).triu(2)[:, -4:],
@@ -61,7 +65,7 @@ CASES: dict[str, Callable[[Ones], Any]] = {
 def test_what_kernels_cannot_count_is_refused(device: str) -> None:
     """By sizes alone: nothing of this is in memory."""
     one = torch.zeros(1, device=device)
-    many, few = one.expand(2**31), one.expand(2, 3, 3)
+    many, few = one.expand(2**31 - 2**22), one.expand(2, 3, 3)  # the last part would end beyond 32 bits
     row, far = torch.empty(1, 2**10, device="meta"), torch.empty_strided((4, 2**10), (1, 2**21), device="meta")
     refused: dict[str, Callable[[], Any]] = {
         "a long row": lambda: reduce.sum_all(many),
@@ -76,6 +80,14 @@ def test_what_kernels_cannot_count_is_refused(device: str) -> None:
         with pytest.raises(Unsupported):
             call()
             pytest.fail(name)
+
+
+def test_offsets_are_wide_before_they_overflow() -> None:
+    """A block that reaches past the end of 2^31 elements, and few elements far apart, forwards and backwards."""
+    dense = torch.empty(2**31 - 3, device="meta", dtype=torch.int8)
+    assert layout.plan_layout([dense], None).wide and not layout.plan_layout([dense[: 2**30]], None).wide
+    far = torch.empty_strided((3, 16), (3 * 2**29, 1), device="meta")
+    assert layout.plan_layout([far], None).wide and layout.plan_reversed(far, torch.empty(3, 16, device="meta"), [0]).wide
 
 
 @pytest.mark.gpu

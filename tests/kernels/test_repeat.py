@@ -328,6 +328,25 @@ def test_what_a_kernel_refuses_goes_straight_on_from_its_third_call(device: str)
     assert len(asked) == 1, "another layout is asked anew"
 
 
+def test_a_refusal_lasts_as_long_as_the_setting_it_was_for(device: str) -> None:
+    allowed, done = [False], []
+
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        if not launch.setting(lambda: allowed[0]):
+            raise launch.Unsupported("not now")
+        return _add_one(x, 1.5)
+
+    function = repeat.repeating(ours, lambda x: done.append(x) or x.clone())
+    x = torch.ones(4, device=device)
+    for _ in range(4):
+        function(x)
+    assert len(done) == 4
+    allowed[0] = True
+    for _ in range(4):
+        torch.testing.assert_close(function(x), x + 1.5)
+    assert len(done) == 4
+
+
 def test_inference_mode_has_calls_of_its_own(device: str) -> None:
     """Its tensors look otherwise to the quick look, so that calls remembered outside would only be found by their keys."""
     plus = repeat.repeating(lambda x: _add_one(x, 1.5))

@@ -512,10 +512,14 @@ def soften(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool) -> boo
     even = share * BLOCKS == f.length and f.inner % strip == 0 and all(n % 16 == 0 for n in (x_outer, x_step, y_outer, y_step))
     near = x_inner == y_inner == 1 and f.length >= _LEAST_BESIDE and f.length * max(x_step, y_step) < 2**31
     outer = f.rows // f.inner
-    near = near and (x_outer > 0 or outer == 1)
+    if x_step == 0 or (x_outer == 0 and outer > 1):  # the same memory again, which a descriptor may not say
+        return False
     if x.dtype is torch.float64 or y.dtype is torch.float64 or not (warps and even and near and _aligned(x, y)):
         return False
-    strides, layout = [x_outer or f.length * x_step, x_step, 1], _tile_layout(8 * x.element_size())
+    strides, layout = (
+        [x_outer or f.length * x_step, x_step, 1],
+        _tile_layout(8 * x.element_size()),
+    )  # of one slab any stride will do
     described = TensorDescriptor(x, [outer, f.length, f.inner], strides, [1, f.length, strip], layout)
     _softmax.over(f.rows // strip, y, described, f.inner // strip, y_outer, y_step,
                   LOG=log, LINES=share // warps, VECTOR=vector, WARPS=warps, warps=warps)  # fmt: skip

@@ -10,8 +10,9 @@ import triton.language as tl
 from trireme.kernels import relay
 from trireme.kernels.fold import Fold, fold
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
-from trireme.kernels.reduce import meeting, require_elements
+from trireme.kernels.reduce import require_elements
 from trireme.kernels.scalar import larger, smaller
+from trireme.kernels.streamed import meeting
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool)
 _WIDE = (torch.float64, torch.int64)
@@ -214,6 +215,8 @@ def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: to
 
 def argmax(self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
     """the place of the first maximum"""
+    if self.dtype is torch.bool:
+        raise Unsupported("places of truth, which torch refuses in its own words")
     _, indices = _find(self, dim, keepdim, False, False)
     return indices if dim is not None or not keepdim else indices.reshape([1] * self.dim())
 

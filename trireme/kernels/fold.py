@@ -13,6 +13,9 @@ from trireme.kernels.launch import Unsupported, blocks, next_power
 
 _folds: dict[tuple[object, ...], Fold] = {}
 _MOST_FOLDS = 4096
+_MOST_COUNTED = (
+    2**31 - 2**23
+)  # of rows, and of elements of a row: kernels count them in 32 bits, and up to a tile too far in each part
 
 
 class Fold:
@@ -34,6 +37,7 @@ class Fold:
         if self.step == 1 or self.inner == 1:
             n = min(next_power(self.length), size)
             return max(1, min(size // n, next_power(self.rows), 64)), n
+        # Whole sectors, and few numbers for one program to join: 20.0 µs for 8192 x 4096 on an H200, with 64 or 128 20.8 and 24.4.
         m = min(next_power(self.inner), 32)
         return m, max(1, min(next_power(self.length), size // m))
 
@@ -62,7 +66,7 @@ def fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool) -> tu
         if len(_folds) >= _MOST_FOLDS:
             _folds.clear()
         known = _folds[key] = _fold(x, dims, keepdim)
-    if max(known.rows, known.length) >= 2**31:  # kernels count rows, and elements of a row, in 32 bits
+    if max(known.rows, known.length) > _MOST_COUNTED:
         raise Unsupported(f"{known.rows} rows of {known.length} elements")
     if known.copied:
         chosen = normalise(dims, x.dim())

@@ -10,7 +10,7 @@ import torch
 
 from trireme.kernels.launch import Unsupported
 
-_INT32 = 2**31 - 1
+_NARROW = 2**31 - 2**16  # offsets up to here fit 32 bits, even those of the block that reaches past the end
 _plans: dict[tuple[object, ...], Plan] = {}
 _MOST_PLANS = 4096
 
@@ -63,10 +63,9 @@ def _plan(inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None, o
         walks += [out.stride() for out in outs]
     order = _order(shape, walks[-1:] + walks[:-1])
     sizes, strides = _collapse([shape[d] for d in order], [[walk[d] for d in order] for walk in walks])
-    extent = max((sum((n - 1) * abs(s) for n, s in zip(sizes, walk, strict=True)) for walk in strides), default=0)
     dense = len(sizes) == 1 and all(walk == [1] for walk in strides)
     flat = tuple(stride for walk in strides for stride in walk)
-    return Plan(shape, tuple(out_stride), count, dense, max(extent, count) > _INT32, tuple(sizes), flat)
+    return Plan(shape, tuple(out_stride), count, dense, _is_wide(count, sizes, strides), tuple(sizes), flat)
 
 
 def plan_reversed(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> Plan:
@@ -76,7 +75,12 @@ def plan_reversed(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> Pl
     order = _order(shape, [out.stride()])
     sizes, strides = _collapse([shape[d] for d in order], [[walk[d] for d in order] for walk in (back, out.stride())])
     flat = tuple(stride for walk in strides for stride in walk)
-    return Plan(shape, out.stride(), x.numel(), False, x.numel() > _INT32, tuple(sizes), flat)
+    return Plan(shape, out.stride(), x.numel(), False, _is_wide(x.numel(), sizes, strides), tuple(sizes), flat)
+
+
+def _is_wide(count: int, sizes: Sequence[int], walks: Sequence[Sequence[int]]) -> bool:
+    """Whether the elements, or how far they lie apart, outgrow 32 bits."""
+    return max([count, *(sum((n - 1) * abs(s) for n, s in zip(sizes, walk, strict=True)) for walk in walks)]) > _NARROW
 
 
 def _output_stride(shape: tuple[int, ...], inputs: Sequence[torch.Tensor], walks: list[tuple[int, ...]]) -> tuple[int, ...]:

@@ -47,15 +47,25 @@ class _Memory:
         self.changes: list[bool] = []  # one for each change among these, until they are too many
         _tables.extend((self.known, self.seen, self.exact, self.recent, self.changes))
 
-    def record(self, function: Function, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the call, notes what it does and keeps that if it can be repeated."""
+    def record(
+        self, function: Function, otherwise: Function | None, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs the call, notes what it does and keeps that if it can be repeated; what is refused goes on, and is kept as that."""
         recording = current.recording = Recording()
         recordings.append(recording)
+        refused: Function | None = None
         try:
             result = function(*args, **kwargs)
+        except Unsupported:
+            if otherwise is None:
+                raise
+            refused = otherwise
         finally:
             current.recording = None
             recordings.remove(recording)
+        if refused is not None:
+            self.keep(key, args, kwargs, _onward(refused, recording.settings))
+            return refused(*args, **kwargs)
         notes = Notes(recording, args, kwargs)
         again = notes.repetition(result)
         left = {i for i, x in notes.floats.items() if type(_token(x, self.exact)) is str} - notes.passed
@@ -97,16 +107,6 @@ def repeating(function: Function, otherwise: Function | None = None, ungraded: b
             unrepeatable()  # what it writes is not noted
             return otherwise(*args, **kwargs)
 
-    def record(key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            return memory.record(function, key, args, kwargs)
-        except Unsupported:
-            if otherwise is None:
-                raise
-        result = otherwise(*args, **kwargs)
-        memory.keep(key, args, kwargs, lambda given, named: otherwise(*given, **named))
-        return result
-
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if current.recording is not None:
@@ -139,11 +139,22 @@ def repeating(function: Function, otherwise: Function | None = None, ungraded: b
             seen[key] = times + 1
             # What comes only once is never noted, so that changing numbers or shapes cost no more than looking them up.
             if times and _recordable(args):
-                return record(key, args, kwargs)
+                return memory.record(function, otherwise, key, args, kwargs)
         return attempt(*args, **kwargs)
 
     call.__dict__.update(known=known, memory=memory, keyed=call)
     return standing_for(call, memory.recent, memory.exact)
+
+
+def _onward(function: Function, settings: list[tuple[Function, Any]]) -> Function:
+    """What answers calls by a function, as long as the settings are those with which they were refused."""
+
+    def again(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if settings and any(ask() != answer for ask, answer in settings):
+            return None
+        return function(*args, **kwargs)
+
+    return again
 
 
 def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], again: Function, exact: list[bool], ungraded: bool) -> _Kind | None:

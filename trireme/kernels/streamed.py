@@ -84,7 +84,7 @@ def _tensor(
     stop = tl.minimum(start + part, k)
     total = tl.zeros((N, ROWS), tl.float32)
     base = w + column[:, None].to(tl.int64) * w_n
-    few = x + row[None, :] * x_m
+    few = x + row[None, :].to(tl.int64) * x_m
     for at in range(start, stop, K):
         here = at + inner
         weights = tl.load(base + (here * w_k)[None, :], mask=(column < n)[:, None] & (here < k)[None, :], other=0.0)
@@ -108,6 +108,16 @@ def workspace(device: torch.device, parts: int, counters: int) -> tuple[torch.Te
         _arenas[index] = [torch.zeros(_ARENA, dtype=torch.int32, device=device), 0]
     lasting(*known)
     return known
+
+
+def meeting(
+    device: torch.device, programs: int, splits: int, numbers: int, dtype: torch.dtype
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Memory for so many numbers of each split, and the counters at which splits meet; nothing where nothing is split."""
+    if splits == 1:
+        return None, None
+    parts, counters = workspace(device, splits * numbers * dtype.itemsize // 4, programs)
+    return parts.view(dtype), counters
 
 
 def _recorded_counters(device: torch.device, count: int) -> torch.Tensor:
