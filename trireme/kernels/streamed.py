@@ -84,7 +84,7 @@ def _tensor(
     stop = tl.minimum(start + part, k)
     total = tl.zeros((N, ROWS), tl.float32)
     base = w + column[:, None].to(tl.int64) * w_n
-    few = x + row[None, :].to(tl.int64) * x_m
+    few = x + row[None, :] * x_m
     for at in range(start, stop, K):
         here = at + inner
         weights = tl.load(base + (here * w_k)[None, :], mask=(column < n)[:, None] & (here < k)[None, :], other=0.0)
@@ -190,8 +190,8 @@ def few_rows(
 ) -> None:
     """y[rows, n] = α x[rows, k] w[n, k]ᵀ + β bias, w read once; all strides are free."""
     (rows, k), n = x.shape, w.shape[0]
-    if k * max(x.stride(1), w.stride(1)) >= 2**31:
-        raise Unsupported("a summed dimension that reaches farther than 32 bits")
+    if max(rows * x.stride(0), k * x.stride(1), k * w.stride(1)) >= 2**31:
+        raise Unsupported("rows, or elements that are summed, farther apart than 32 bits tell")
     along = w.stride(1) == 1 or w.stride(0) != 1
     bias_walk = (0, 0) if bias is None else bias.stride()
     room = next_power(rows) if rows <= _VECTOR_ROWS else max(16, next_power(rows))
