@@ -32,11 +32,16 @@ static inline size_t block_offset(int kind, int block) {
 }
 static inline size_t super_offset(int kind, int super) { return (size_t)super * (SUPER_HEADER + 4 * block_bytes(kind)); }
 
-/* Asks for weights some way ahead of those being read. The hardware does not look past the end of a page: on a Xeon with AMX one
- * row of 4-bit weights is read at 94 % of the memory's speed instead of 70 %, 8 rows 1.5 times as fast; 2048 was less good, 8192 no better. */
+/* Asks for weights some way ahead of those being read. The hardware of a Xeon does not look past the end of a page: with AMX one
+ * row of 4-bit weights is read at 94 % of the memory's speed instead of 70 %, 8 rows 1.5 times as fast; 2048 was less good, 8192 no
+ * better. A Neoverse-N1 looks ahead by itself, and asking costs it a seventh of a step (7.0 ms instead of 8.1, int8). */
 enum { AHEAD = 4096 };
 static inline __attribute__((always_inline)) void fetch_ahead(const uint8_t *at, int bytes) {
+#if defined(__x86_64__)
     for (int line = 0; line < bytes; line += 64) __builtin_prefetch(at + AHEAD + line);
+#else
+    (void)at, (void)bytes;
+#endif
 }
 
 /* What a wide product of so many rows decodes to bf16 at a time: columns, and tiles of them. Few rows want them in the first cache and

@@ -17,37 +17,22 @@ enum { PANEL_BYTES = 1 << 19 }; /* activations that stay in a second-level cache
 
 typedef struct { vi quad[8][PARTS]; } GroupBytes; /* 32 columns of 16 rows, 4 columns of a row per int */
 
-INLINE void decode_nibbles(const uint8_t *at, GroupBytes *out) {
-    for (int q = 0; q < 4; q++)
-        for (int p = 0; p < PARTS; p++) {
-            vi packed = load_ints(at + q * 64 + p * LANES * 4);
-            out->quad[q][p] = packed & 0x0f0f0f0f;
-            out->quad[q + 4][p] = (packed >> 4) & 0x0f0f0f0f;
-        }
-}
-
-INLINE void decode_bytes(const uint8_t *at, GroupBytes *out) {
-    for (int q = 0; q < 8; q++)
-        for (int p = 0; p < PARTS; p++) out->quad[q][p] = load_ints(at + q * 64 + p * LANES * 4);
-}
-
 typedef int8_t vi_bytes __attribute__((vector_size(LANES * 4)));
 
-INLINE void decode_sixes(const uint8_t *at, GroupBytes *out) {
-    decode_nibbles(at, out);
-#pragma GCC unroll 8
-    for (int q = 0; q < 8; q++)
-        for (int p = 0; p < PARTS; p++) {
-            vi pairs = load_ints(at + SIX_HIGH + q % 2 * 64 + p * LANES * 4);
-            vi high = (q < 4 ? pairs << (4 - q / 2 * 2) : pairs >> (q / 2 * 2 - 4)) & 0x30303030;
-            out->quad[q][p] = (vi)((vi_bytes)(out->quad[q][p] | high) + (int8_t)(STORED_BIAS - 32)); /* as other bytes are stored */
-        }
+/* Vector p of columns 4q .. 4q + 3 of a group, as `dot` takes them. */
+INLINE vi quad_of(const int kind, const uint8_t *at, const int q, const int p) {
+    if (!is_nibbles(kind) && kind != KIND_Q6_K) return load_ints(at + q * 64 + p * LANES * 4);
+    vi packed = load_ints(at + q % 4 * 64 + p * LANES * 4), low = (q < 4 ? packed : packed >> 4) & 0x0f0f0f0f;
+    if (kind != KIND_Q6_K) return low;
+    vi pairs = load_ints(at + SIX_HIGH + q % 2 * 64 + p * LANES * 4);
+    vi high = (q < 4 ? pairs << (4 - q / 2 * 2) : pairs >> (q / 2 * 2 - 4)) & 0x30303030;
+    return (vi)((vi_bytes)(low | high) + (int8_t)(STORED_BIAS - 32)); /* as other bytes are stored */
 }
 
 INLINE void decode_group(const int kind, const uint8_t *numbers, GroupBytes *out) {
-    if (is_nibbles(kind)) decode_nibbles(numbers, out);
-    else if (kind == KIND_Q6_K) decode_sixes(numbers, out);
-    else decode_bytes(numbers, out);
+#pragma GCC unroll 8
+    for (int q = 0; q < 8; q++)
+        for (int p = 0; p < PARTS; p++) out->quad[q][p] = quad_of(kind, numbers, q, p);
 }
 
 /* sum[i] += Σ_4 weights[4i..] · x[..]: weights are nibbles, or bytes as stored; x is 4 signed bytes. */
@@ -77,11 +62,14 @@ INLINE vi dot(vi sum, vi weights, int32_t x, const int nibbles) {
 
 INLINE int32_t quad_at(const uint8_t *bytes, int quad) { int32_t value; memcpy(&value, bytes + 4 * quad, 4); return value; }
 
-/* How many of R rows `dot_quads` takes at once. */
+/* How many of R rows `dot_quads` takes at once. Arrays have the most for their size: of one that varies, though it is known where
+ * it is inlined, GCC keeps the elements in memory. */
 #if defined(ISA_I8MM)
 #define TOGETHER(R) ((R) > 1 ? 2 : 1)
+enum { MOST_TOGETHER = 2 };
 #else
 #define TOGETHER(R) 1
+enum { MOST_TOGETHER = 1 };
 #endif
 
 /* For products of two rows at once: instead of 4 columns of rows 4p .. 4p + 3 each, an even quad and the one after it hold
@@ -101,7 +89,7 @@ INLINE void pair_quads(GroupBytes *weights) {
 
 /* total[r] += Σ over quads [begin, end) of weights · the bytes of row r, for `count` rows: one, or TOGETHER(R). */
 INLINE void dot_quads(const int count, const GroupBytes *weights, const int begin, const int end, const uint8_t *bytes,
-                      int64_t stride, const int nibbles, vi total[count][PARTS]) {
+                      int64_t stride, const int nibbles, vi total[][PARTS]) {
 #if defined(ISA_I8MM)
     if (count == 2) {
 #pragma GCC unroll 4
@@ -128,6 +116,17 @@ INLINE void dot_quads(const int count, const GroupBytes *weights, const int begi
     }
 }
 
+/* Where a group's bytes are as many vectors as there are registers, one row takes them one by one, as they are decoded. */
+enum { ONE_BY_ONE = LANES == 4 };
+INLINE void dot_packed(const int kind, const uint8_t *numbers, const int begin, const int end, const uint8_t *bytes,
+                       vi total[PARTS]) {
+#pragma GCC unroll 8
+    for (int q = begin; q < end; q++) {
+        int32_t x = quad_at(bytes, q);
+        for (int p = 0; p < PARTS; p++) total[p] = dot(total[p], quad_of(kind, numbers, q, p), x, is_nibbles(kind));
+    }
+}
+
 INLINE void write_out(const Linear *linear, int tile, int row, const vf sum[PARTS]) {
     int valid = linear->weight->rows - tile * TILE;
     float *at = linear->output + row * linear->output_stride + tile * TILE;
@@ -142,7 +141,7 @@ INLINE void write_out(const Linear *linear, int tile, int row, const vf sum[PART
         return;
     }
     float values[TILE];
-    memcpy(values, sum, sizeof values);
+    for (int p = 0; p < PARTS; p++) store(values + p * LANES, sum[p]); /* memcpy would keep the sums in memory all along */
     for (int i = 0; i < valid; i++) at[i] = values[i] + (bias ? bias[i] : 0) + (linear->accumulate ? at[i] : 0);
 }
 
@@ -162,18 +161,19 @@ INLINE void load_scales(const int kind, const uint8_t *block, const uint8_t *sup
 }
 
 /* acc += group g of the block times R rows' activations; `records` is the first row's record. */
-INLINE void group_rows(const int kind, const int R, const GroupBytes *weights, const vf d[PARTS], const vf m[PARTS],
-                       const uint8_t *records, int64_t stride, int padded, int group, vf acc[R][PARTS]) {
+INLINE void group_rows(const int kind, const int R, const uint8_t *numbers, const GroupBytes *weights, const vf d[PARTS],
+                       const vf m[PARTS], const uint8_t *records, int64_t stride, int padded, int group, vf acc[][PARTS]) {
     const int groups = padded / GROUP, together = TOGETHER(R);
 #pragma GCC unroll 16
     for (int r = 0; r < R; r += together) {
         const uint8_t *record = records + r * stride;
-        vi total[together][PARTS];
+        vi total[MOST_TOGETHER][PARTS];
         for (int i = 0; i < together; i++) {
             const int32_t *corrections = (const int32_t *)(record + i * stride + padded) + groups;
             for (int p = 0; p < PARTS; p++) total[i][p] = has_min(kind) ? (vi){0} : splat_int(corrections[group]);
         }
-        dot_quads(together, weights, 0, 8, record + group * GROUP, stride, is_nibbles(kind), total);
+        if (R == 1 && ONE_BY_ONE) dot_packed(kind, numbers, 0, 8, record + group * GROUP, total[0]);
+        else dot_quads(together, weights, 0, 8, record + group * GROUP, stride, is_nibbles(kind), total);
         for (int i = 0; i < together; i++) {
             const float *scales = (const float *)(record + i * stride + padded), *sums = scales + groups;
             for (int p = 0; p < PARTS; p++) {
@@ -185,8 +185,9 @@ INLINE void group_rows(const int kind, const int R, const GroupBytes *weights, c
 }
 
 /* As group_rows, where each 16 columns have a scale of their own. */
-INLINE void group_rows_q6(const int R, const GroupBytes *weights, const uint8_t *block, const vf whole[PARTS], int g,
-                          const uint8_t *records, int64_t stride, int padded, int group, vf acc[R][PARTS]) {
+INLINE void group_rows_q6(const int R, const uint8_t *numbers, const GroupBytes *weights, const uint8_t *block,
+                          const vf whole[PARTS], int g, const uint8_t *records, int64_t stride, int padded, int group,
+                          vf acc[][PARTS]) {
     const int together = TOGETHER(R);
     vf d[2][PARTS];
     for (int h = 0; h < 2; h++) {
@@ -198,12 +199,13 @@ INLINE void group_rows_q6(const int R, const GroupBytes *weights, const uint8_t 
         const uint8_t *record = records + r * stride;
 #pragma GCC unroll 2
         for (int h = 0; h < 2; h++) {
-            vi total[together][PARTS];
+            vi total[MOST_TOGETHER][PARTS];
             for (int i = 0; i < together; i++) {
                 const int32_t *corrections = (const int32_t *)(record + i * stride + padded) + padded / GROUP + 2 * group;
                 for (int p = 0; p < PARTS; p++) total[i][p] = splat_int(corrections[h]);
             }
-            dot_quads(together, weights, 4 * h, 4 * h + 4, record + group * GROUP, stride, 0, total);
+            if (R == 1 && ONE_BY_ONE) dot_packed(KIND_Q6_K, numbers, 4 * h, 4 * h + 4, record + group * GROUP, total[0]);
+            else dot_quads(together, weights, 4 * h, 4 * h + 4, record + group * GROUP, stride, 0, total);
             for (int i = 0; i < together; i++) {
                 const float *scales = (const float *)(record + i * stride + padded);
                 for (int p = 0; p < PARTS; p++) acc[r + i][p] += floats(total[i][p]) * (d[h][p] * scales[group]);
@@ -215,7 +217,7 @@ INLINE void group_rows_q6(const int R, const GroupBytes *weights, const uint8_t 
 INLINE void grouped_tile(const int kind, const int R, const Linear *linear, const Activations *x, int tile, int row) {
     const Weight *weight = linear->weight;
     const uint8_t *data = weight->data + tile * weight->tile_bytes, *super = data, *records = x->data + row * x->stride;
-    vf acc[R][PARTS];
+    vf acc[MOST_ROWS][PARTS];
     for (int r = 0; r < R; r++) for (int p = 0; p < PARTS; p++) acc[r][p] = (vf){0};
     for (int block = 0; block < weight->padded / BLOCK; block++) {
         if (is_super(kind) && block % 4 == 0) { super = data; data += SUPER_HEADER; }
@@ -224,14 +226,14 @@ INLINE void grouped_tile(const int kind, const int R, const Linear *linear, cons
             const uint8_t *numbers = data + block_header(kind) + g * group_bytes(kind);
             GroupBytes decoded;
             vf d[PARTS], m[PARTS];
-            decode_group(kind, numbers, &decoded);
+            if (R > 1 || !ONE_BY_ONE) decode_group(kind, numbers, &decoded);
             if (TOGETHER(R) > 1) pair_quads(&decoded);
             if (kind == KIND_Q6_K) {
                 load_halves(super, d);
-                group_rows_q6(R, &decoded, data, d, g, records, x->stride, x->padded, 2 * block + g, acc);
+                group_rows_q6(R, numbers, &decoded, data, d, g, records, x->stride, x->padded, 2 * block + g, acc);
             } else {
                 load_scales(kind, data, super, g, d, m);
-                group_rows(kind, R, &decoded, d, m, records, x->stride, x->padded, 2 * block + g, acc);
+                group_rows(kind, R, numbers, &decoded, d, m, records, x->stride, x->padded, 2 * block + g, acc);
             }
         }
         data += block_bytes(kind);
@@ -243,7 +245,7 @@ INLINE void float_tile(const int kind, const int R, const Linear *linear, const 
     const Weight *weight = linear->weight;
     const uint8_t *data = weight->data + tile * weight->tile_bytes, *records = x->data + row * x->stride;
     const int chains = R == 1 ? 4 : R == 2 ? 2 : 1; /* enough independent sums to hide the product's latency */
-    vf acc[4][R][PARTS];
+    vf acc[4][MOST_ROWS][PARTS];
     for (int c = 0; c < 4; c++) for (int r = 0; r < R; r++) for (int p = 0; p < PARTS; p++) acc[c][r][p] = (vf){0};
     for (int k = 0; k < weight->padded; k += 4) {
         fetch_ahead(data + k * group_bytes(kind) / GROUP, 4 * group_bytes(kind) / GROUP);
