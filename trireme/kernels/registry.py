@@ -34,10 +34,10 @@ from trireme.kernels import (
     softmax,
     unary,
 )
-from trireme.kernels.launch import Unsupported, unrepeatable
+from trireme.kernels.launch import Unsupported
 from trireme.kernels.originals import original, overload_of
 from trireme.kernels.quick import standing_for
-from trireme.kernels.repeat import repeating
+from trireme.kernels.repeat import or_else, repeating
 
 MEASURED = Path(__file__).with_name("measured.json")
 Function = Callable[..., Any]
@@ -186,14 +186,7 @@ def _with_gradient(operator: Operator) -> Function:
 
         return call
 
-    derive = readable(both)
-
-    def derived(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return derive(*args, **kwargs)
-        except Unsupported:
-            unrepeatable()
-            return torchs.decompose(*args, **kwargs)
+    derived = or_else(readable(both), torchs.decompose)
 
     # of the remembered calls the recent ones are tried here, before anything else is asked
     differentiable = operator.gradient != "none"

@@ -87,6 +87,19 @@ class _Memory:
             self.recent[:] = [kind, *self.recent][:_RECENT] if len(self.changes) <= _CHANGES else []
 
 
+def or_else(function: Function, otherwise: Function) -> Function:
+    """`function`, and for the calls that it does not cover `otherwise`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Unsupported:
+            unrepeatable()  # what `otherwise` writes is not noted
+            return otherwise(*args, **kwargs)
+
+    return call
+
+
 def repeating(function: Function, otherwise: Function | None = None, ungraded: bool = False) -> Function:
     """`function` with a memory. Its launches and results may depend on the types, shapes, strides and alignment of its tensors
     and on the value of its other arguments, except that floats with a fraction may reach a kernel only as they are.
@@ -98,14 +111,7 @@ def repeating(function: Function, otherwise: Function | None = None, ungraded: b
     memory = _Memory(ungraded)
     known, seen, exact = memory.known, memory.seen, memory.exact
 
-    def attempt(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except Unsupported:
-            if otherwise is None:
-                raise
-            unrepeatable()  # what it writes is not noted
-            return otherwise(*args, **kwargs)
+    attempt = function if otherwise is None else or_else(function, otherwise)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

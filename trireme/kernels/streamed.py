@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trireme.kernels import chips, tune
+from trireme.kernels import chips, relay, tune
 from trireme.kernels.launch import Unsupported, blocks, kernel, lasting, next_power
 
 _VECTOR_ROWS = 2  # beyond, the tensor cores are cheaper: 4 rows of 4096² took 16.3 µs by vectors on an H200, 8 rows 8.3 by them
@@ -27,9 +27,7 @@ def settle(total, parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias
     if SPLITS > 1:
         at = row[:, None] * n + column[None, :]
         tl.store(parts + tl.program_id(1).to(tl.int64) * rows * n + at, total, mask=mask)
-        tl.debug_barrier()
-        arrived = tl.atomic_add(counters + tl.program_id(0), 1, sem="acq_rel")
-        last = arrived == SPLITS - 1
+        last = relay.arrive(counters + tl.program_id(0)) == SPLITS - 1
     if last:
         if SPLITS > 1:
             total = tl.zeros_like(total)
