@@ -97,9 +97,10 @@ def stand_in(target: GPUTarget, chip: chips.Chip) -> None:
     chips.current_device, chips.current_stream, chips.capturing = lambda: -1, lambda device: 0, lambda: False
 
     def compiled(
-        self: launch.Kernel, grid: Any, *args: Any, warps: int = 4, stages: int = 3, dependent: bool = False, **constants: Any
+        self: launch.Kernel, grid: Any, *args: Any, warps: int = 4, stages: int = 3, dependent: bool | None = None, **constants: Any
     ):
         if grid[0]:
+            constants |= {"EARLY": chip.early} if self.early else {}
             jit, self.jit = self.jit, Compiling(self.jit, self.counts, target, chip.shared_memory)  # type: ignore[assignment]
             try:
                 self._fitted(grid, args, {"num_warps": warps, "num_stages": stages}, constants)

@@ -97,14 +97,33 @@ def test_a_launch_fills_in_what_changes() -> None:
     assert launch((x,), {}) is None and launch((), {}) is None
 
 
+class Attribute(ctypes.Structure):
+    """CUDA's launch attribute, as cuda.h lays it out."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+class Configuration(ctypes.Structure):
+    """CUDA's launch configuration."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_uint * 7),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
 @needs_compiler
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("code", [0, 201])
-def test_a_driver_is_given_the_same(code: int) -> None:
+def test_a_driver_is_given_the_same(code: int, early: bool) -> None:
     """The kernel's parameters bit by bit; a launch that the driver refuses is made again by Triton's start."""
     seen: list[tuple] = []
     started: list[tuple] = []
     number, place = ctypes.c_uint, ctypes.c_void_p
-    kind = ctypes.CFUNCTYPE(ctypes.c_int, place, *[number] * 7, place, ctypes.POINTER(place), place)
+    plain = ctypes.CFUNCTYPE(ctypes.c_int, place, *[number] * 7, place, ctypes.POINTER(place), place)
+    extended = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Configuration), place, ctypes.POINTER(place), place)
 
     def driver(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):  # type: ignore[no-untyped-def]
         types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_float, ctypes.c_uint64, ctypes.c_uint64)
@@ -112,15 +131,20 @@ def test_a_driver_is_given_the_same(code: int) -> None:
         seen.append((function, gx, gy, gz, bx, by, bz, shared, stream, extra, *values))
         return code
 
-    call = kind(driver)
+    def early_driver(configuration, function, parameters, extra):  # type: ignore[no-untyped-def]
+        given = configuration[0]
+        assert given.count == 1 and (given.attributes[0].id, given.attributes[0].value) == (6, 1), "may come early"
+        return driver(function, *given.sizes, given.stream, parameters, extra)
+
+    call = extended(early_driver) if early else plain(driver)
     address = ctypes.cast(call, ctypes.c_void_p).value
-    raw = (address, 42, 128, 4096, (5, 2, 1), "-" * PLACE + "ppf-")
+    raw = (address, 42, 128, 4096, (5, 2, 1), "-" * PLACE + "ppf-", early)
     launch = made(lambda *values: started.append(values), fresh, raw=raw)
     x = torch.randn(4)
     y = launch((x, 2.5), {})
     assert seen == [(42, 5, 2, 1, 128, 1, 1, 4096, 77, None, x.data_ptr(), y.data_ptr(), 2.5, 0, 0)]
     assert len(started) == (code != 0)
-    assert made(lambda *values: None, fresh, raw=(address, 42, 128, 4096, (5, 2, 1), "pp")) is None, "too few kinds"
+    assert made(lambda *values: None, fresh, raw=(address, 42, 128, 4096, (5, 2, 1), "pp", early)) is None, "too few kinds"
 
 
 @needs_compiler

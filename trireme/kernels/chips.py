@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from triton.runtime import driver
 
 
@@ -29,6 +30,7 @@ class Chip:
     row_elements: int  # longest row that normalisations and softmax keep in registers
     fold_tile: int  # elements that a program of a reduction holds at once
     clusters: bool = False  # blocks that write into each other's shared memory
+    early: bool = False  # kernels that come onto the chip while the one before them still runs
 
     @property
     def autograd_key(self) -> str:
@@ -36,12 +38,20 @@ class Chip:
 
 
 # Hopper's block sizes: 16 bytes a thread and access, four to eight accesses in flight.
-HOPPER = Chip("hopper", "cuda", "CUDA", 32, 132, 232448, True, False, 2048, 16384, 4096, True)
-AMPERE = replace(HOPPER, name="ampere", multiprocessors=108, shared_memory=166912, descriptors=False, clusters=False)
+HOPPER = Chip("hopper", "cuda", "CUDA", 32, 132, 232448, True, False, 2048, 16384, 4096, True, True)
+AMPERE = replace(HOPPER, name="ampere", multiprocessors=108, shared_memory=166912, descriptors=False, clusters=False, early=False)
 GENERIC = replace(AMPERE, name="gpu", multiprocessors=64, shared_memory=65536, row_elements=8192)
 XPU = replace(GENERIC, name="xpu", device_type="xpu", dispatch_key="XPU")
 # Few programs and large blocks: the interpreter's cost is per operation, not per element.
 INTERPRETER = Chip("interpreter", "cpu", "CPU", 1, 1, 1 << 30, False, True, 4096, 16384, 1 << 16)
+
+
+@triton.jit
+def begin(EARLY: tl.constexpr):
+    """Waits until the kernel before is done, and lets the next one come: what a kernel that may come early does first."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @functools.cache
@@ -83,12 +93,14 @@ def allocator() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], tor
 
 
 @functools.cache
-def driver_launch() -> int | None:
-    """The address of the driver's own start of a kernel; None where Triton's launcher is the only one that was ever tried."""
+def driver_launch(early: bool) -> int | None:
+    """The address of the driver's own start of a kernel, or of one that may come early; None where Triton's launcher is the only
+    one that was ever tried."""
     if current().interpreted or current().device_type != "cuda" or torch.version.hip is not None:
         return None
     try:
-        return ctypes.cast(ctypes.CDLL("libcuda.so.1").cuLaunchKernel, ctypes.c_void_p).value
+        driver = ctypes.CDLL("libcuda.so.1")
+        return ctypes.cast(driver.cuLaunchKernelEx if early else driver.cuLaunchKernel, ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
 
@@ -130,7 +142,11 @@ def device_module() -> Any:
 
 @functools.cache
 def _capture_check() -> Callable[[], bool]:
-    return (lambda: False) if current().interpreted else getattr(device_module(), "is_current_stream_capturing", lambda: False)
+    if current().interpreted:
+        return lambda: False
+    if current().device_type == "cuda" and hasattr(torch._C, "_cuda_isCurrentStreamCapturing"):
+        return torch._C._cuda_isCurrentStreamCapturing
+    return getattr(device_module(), "is_current_stream_capturing", lambda: False)
 
 
 def capturing() -> bool:
@@ -171,13 +187,20 @@ def random_source(count: int, device: torch.device) -> Callable[[], tuple[int, .
         return lambda: (*_halves(int(torch.empty((), dtype=torch.int64).random_())), 0, 0)
     generator = device_module().default_generators[device.index or 0]
     past = (count + 3) // 4 * 4
+    # Every call of an operator draws, so nothing here is asked twice.
+    recording, seed, get, put = _capture_check(), generator.initial_seed, generator.get_offset, generator.set_offset
+    known, halves = None, (0, 0)
 
     def draw() -> tuple[int, ...] | None:
-        if capturing():
+        nonlocal known, halves
+        if recording():
             return None
-        offset = generator.get_offset()
-        generator.set_offset(offset + past)
-        return *_halves(generator.initial_seed()), *_halves(offset // 4)
+        offset, now = get(), seed()
+        put(offset + past)
+        if now != known:
+            known, halves = now, _halves(now)
+        counter = offset // 4
+        return (*halves, counter, 0) if counter < 2**31 else (*halves, *_halves(counter))
 
     return draw
 

@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
 
+from trireme.kernels import chips
 from trireme.kernels.fold import Fold
 from trireme.kernels.launch import Kernel
 from trireme.kernels.streamed import workspace
@@ -26,7 +27,18 @@ _LOG2E = gl.constexpr(1.4426950408889634)
 _MOST_BYTES = 65536  # that a block holds
 _WARP_BYTES = 8192  # of these that a warp of a norm takes
 _WARP_ELEMENTS = 4096  # that a warp of a softmax holds in registers
+_REGISTERS = 65536  # of a multiprocessor
+_RESERVED = 1024 + 4352  # bytes of shared memory that a block has besides: the driver's, and what blocks send each other
 _LEAST_BESIDE = 2048  # elements of rows side by side: 1024 took 65.5 µs for 64 MiB on an H200, and 64.8 when read twice
+
+
+def _abreast(built: Any, warps: int) -> int:
+    """How many clusters of a compiled kernel lie on the chip at once."""
+    # Triton asks the driver about blocks of four warps. Of others as many fit as registers leave room for, which the driver is told
+    # by asking for the share of the shared memory that each of them then has.
+    each = -(-built.n_regs // 8) * 8 * 32 * warps
+    share = chips.current().shared_memory // max(1, _REGISTERS // each) - _RESERVED
+    return driver.active.utils.cuOccupancyMaxActiveClusters(built.function, max(built.metadata.shared, share), BLOCKS)
 
 
 class _ClusterKernel(Kernel):
@@ -47,7 +59,7 @@ class _ClusterKernel(Kernel):
         if key not in self.abreast:
             built = self.jit.warmup(counters, items, items, *args, grid=(1,), num_warps=warps, num_ctas=BLOCKS, **constants)
             built._init_handles()
-            self.abreast[key] = driver.active.utils.cuOccupancyMaxActiveClusters(built.function, built.metadata.shared, BLOCKS)
+            self.abreast[key] = _abreast(built, warps)
         abreast = min(items, max(1, self.abreast[key]))
         self((abreast,), counters, items, abreast, *args, warps=warps, **constants)
 

@@ -91,9 +91,10 @@ def _turn(x, y, cosine, sine, first_head, heads, width, half, H: tl.constexpr, D
 @kernel
 def _rotary(
     q, k, q_out, k_out, cosines, sines, positions, q_heads, k_heads, width, half, length, table_stride, q_stride, k_stride,
-    INTERLEAVED: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    INTERLEAVED: tl.constexpr, H: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """(a, b) → (a cos − b sin, b cos + a sin) for every pair of every head of one token"""
+    chips.begin(EARLY)
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     position = token % length

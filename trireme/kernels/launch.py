@@ -157,22 +157,27 @@ class Kernel:
         self.function = function
         self.jit = triton.jit(function, do_not_specialize=counts)
         self.counts = frozenset(function.__code__.co_varnames.index(name) for name in counts)
+        self.early = self.jit.arg_names[-1] == "EARLY"
         self.compiled: dict[tuple[Any, ...], Handle] = {}
         self.direct = not chips.current().interpreted
 
     def __call__(
-        self, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 3, dependent: bool = False, **constants: Any
+        self, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 3, dependent: bool | None = None, **constants: Any
     ) -> None:
         """Starts the kernel on the current stream; positional arguments first, constants in the order of the signature.
 
         A `dependent` kernel may start while the one before it still runs, and must itself wait before it reads what that writes.
+        One that ends its signature with EARLY and begins with `chips.begin(EARLY)` does so, unless it is told otherwise or the
+        chip lets none.
         """
         if grid[0] == 0:
             return
+        if self.early:
+            constants["EARLY"] = dependent = dependent is not False and chips.current().early
         if not self.direct:
             self._through_triton(grid, args, {"num_warps": warps, "num_stages": stages}, constants)
             return
-        key: list[Any] = [warps, stages, dependent, *constants.values()]
+        key: list[Any] = [warps, stages, bool(dependent), *constants.values()]
         values: list[Any] = []
         device = -1
         for index, value in enumerate(args):
@@ -199,7 +204,7 @@ class Kernel:
         key.append(device)
         handle = self.compiled.get(tuple(key))
         if handle is None:
-            handle = self._first(tuple(key), grid, args, {"num_warps": warps, "num_stages": stages}, dependent, constants)
+            handle = self._first(tuple(key), grid, args, {"num_warps": warps, "num_stages": stages}, bool(dependent), constants)
         else:
             start, function, cooperative, dependent, metadata, _ = handle
             grid_y = grid[1] if len(grid) > 1 else 1

@@ -21,10 +21,11 @@ _RELAYED, _TILES = 4096, 4  # elements of a tile, and tiles of one program, of r
 @kernel
 def _layer_norm(
     x, residual, weight, bias, y, means, scales, rows, length, groups, channel, eps,
-    DOUBLE: tl.constexpr, EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    DOUBLE: tl.constexpr, EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y = (x − mean) / √(var + eps) · w + b; element i of row r takes w[(r % groups) · (length // channel) + i // channel],
     which with EACH is w[i]; with a residual, x becomes x + residual, which is stored back into it"""
+    chips.begin(EARLY)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)[None, :]
     mask = (row < rows)[:, None] & (column < length)
@@ -35,16 +36,20 @@ def _layer_norm(
         rounded = value.to(residual.dtype.element_ty)
         tl.store(residual + at, rounded, mask=mask)
         value = rounded.to(value.dtype)
+    place = column if EACH else (row % groups)[:, None] * (length // channel) + column // channel
+    inside = column < length if EACH else mask
+    if weight is not None:
+        factor = tl.load(weight + place, mask=inside, other=0.0)  # before the sums, behind which they would wait
+    if bias is not None:
+        shift = tl.load(bias + place, mask=inside, other=0.0)
     mean = tl.sum(value, 1) / length
     centred = tl.where(mask, value - mean[:, None], 0.0)
     scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / length + eps)
     result = centred * scale[:, None]
-    place = column if EACH else (row % groups)[:, None] * (length // channel) + column // channel
-    inside = column < length if EACH else mask
     if weight is not None:
-        result = result * tl.load(weight + place, mask=inside, other=0.0)
+        result = result * factor
     if bias is not None:
-        result = result + tl.load(bias + place, mask=inside, other=0.0)
+        result = result + shift
     tl.store(y + at, result.to(y.dtype.element_ty), mask=mask)
     tl.store(means + row, mean.to(means.dtype.element_ty), mask=row < rows)
     tl.store(scales + row, scale.to(scales.dtype.element_ty), mask=row < rows)
@@ -154,8 +159,12 @@ def _relayed_norm(
 
 
 @kernel
-def _rms_norm(x, residual, weight, y, scales, rows, length, x_stride, eps, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+def _rms_norm(
+    x, residual, weight, y, scales, rows, length, x_stride, eps,
+    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """y = x / √(mean x² + eps) · w; with a residual, x becomes x + residual, which is stored back into it"""
+    chips.begin(EARLY)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
@@ -166,10 +175,12 @@ def _rms_norm(x, residual, weight, y, scales, rows, length, x_stride, eps, DOUBL
         rounded = value.to(residual.dtype.element_ty)
         tl.store(residual + at, rounded, mask=mask)
         value = rounded.to(value.dtype)
+    if weight is not None:
+        factor = tl.load(weight + column, mask=column < length, other=0.0)[None, :]  # before the sum, behind which it would wait
     scale = 1.0 / tl.sqrt(tl.sum(value * value, 1) / length + eps)
     result = value * scale[:, None]
     if weight is not None:
-        result = result * tl.load(weight + column, mask=column < length, other=0.0)[None, :]
+        result = result * factor
     tl.store(y + at, result.to(y.dtype.element_ty), mask=mask)
     if scales is not None:
         tl.store(scales + row, scale, mask=row < rows)
@@ -269,13 +280,12 @@ def layer_rows(
     n = min(next_power(length), limit if length <= limit else limit // 2)
     sizes = (length, groups, channel, float(eps))
     if length <= n:
-        # Rows share one reading of their weights: two of 4096 (36.3 against 36.9 µs for 8192 rows, H200), more of shorter ones.
-        each, m = groups == channel == 1, 1
+        each, m, warps = groups == channel == 1, 1, row_warps(n, rows, residual)
         if each and residual is None and n <= 4096 and (rows >= 1024 or chips.current().interpreted):
-            m = min(16, max(2, 2048 // n))
+            # Four warps a row of 4096 (8192 rows: 35.1 µs, with eight 36.9, H200); shorter ones share a reading of their weights.
+            m, warps = 1 if n == 4096 else min(16, max(2, 2048 // n)), 4
         body = (x, residual, weight, bias, y, means, scales, rows)
-        _layer_norm((blocks(rows, m),), *body, *sizes, DOUBLE=x.dtype is torch.float64, EACH=each, M=m, N=n,
-                    warps=row_warps(max(n, m * n // 2), rows, residual))  # fmt: skip
+        _layer_norm((blocks(rows, m),), *body, *sizes, DOUBLE=x.dtype is torch.float64, EACH=each, M=m, N=n, warps=warps)
         return y, means, scales
     if chips.current().clusters and residual is None:
         from trireme.kernels import cluster  # only where it can be imported

@@ -105,15 +105,15 @@ class Notes:
 
 
 def _raw(handle: Handle, grid: tuple[int, ...], num_values: int) -> tuple[Any, ...] | None:
-    """How the driver itself starts the kernel; None for what only Triton's launcher knows: clusters, early starts, descriptors."""
+    """How the driver itself starts the kernel; None for what only Triton's launcher knows: clusters and descriptors."""
     _, function, cooperative, dependent, metadata, kinds = handle
-    driver = chips.driver_launch()
-    if driver is None or kinds is None or cooperative or dependent or len(kinds) != num_values:
+    driver = chips.driver_launch(bool(dependent))
+    if driver is None or kinds is None or cooperative or len(kinds) != num_values:
         return None
     num_warps, num_ctas, shared = metadata
     if num_ctas != 1:
         return None
-    return driver, function, num_warps * chips.current().warp_size, shared, grid, "-" * _VALUES + kinds
+    return driver, function, num_warps * chips.current().warp_size, shared, grid, "-" * _VALUES + kinds, bool(dependent)
 
 
 def _quick(notes: Notes, launches: list[Any], returned: list[Any], finish: Function, shared: list[Any]) -> Function | None:

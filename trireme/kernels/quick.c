@@ -14,6 +14,20 @@ enum { VALUES = 64, TENSORS = 8, MADE = 8, STARTS = 4, PARAMETERS = 48, SCRATCH 
 /* A driver's own start of a kernel: grid, block, shared memory, stream, the addresses of its parameters. CUDA and HIP have the same. */
 typedef int (*Driver)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
+/* CUDA's other start, of a kernel that may come onto the chip before the one before it is done: its structures, as they lie in memory. */
+typedef struct {
+    int id, unused;
+    long long value[8];
+} Attribute;
+typedef struct {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    Attribute *attributes;
+    unsigned num_attributes;
+} Configuration;
+typedef int (*EarlyDriver)(const Configuration *, void *, void **, void **);
+enum { SERIALISED_BY_PROGRAM = 6 }; /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
+
 typedef struct {
     int place, index;
     long long offset; /* bytes into the memory */
@@ -26,9 +40,10 @@ typedef struct {
     Slot pointers[TENSORS + MADE], floats[TENSORS];
     Slot drawn[DRAWN]; /* which of the asks, and `offset` into its answer */
     int num_values, num_pointers, num_floats, num_drawn;
-    Driver driver; /* NULL: only through `start` */
+    void *driver; /* NULL: only through `start`; a Driver, or an EarlyDriver */
     void *function;
     unsigned grid[3], threads, shared;
+    int early;
     char kinds[VALUES]; /* of each value: p an address, i a whole number, f and d floats, - no parameter */
 } Start;
 
@@ -80,6 +95,15 @@ static int bits_of(PyObject *value, char kind, unsigned long long *bits) {
     return !PyErr_Occurred();
 }
 
+/* The driver's answer to a start with these parameters. */
+static int asked(const Start *self, void *stream, void **parameters) {
+    Attribute may_come_early = {SERIALISED_BY_PROGRAM, 0, {1}};
+    const unsigned *grid = self->grid;
+    Configuration all = {{grid[0], grid[1], grid[2]}, {self->threads, 1, 1}, self->shared, stream, &may_come_early, 1};
+    if (self->early) return ((EarlyDriver)self->driver)(&all, self->function, parameters, NULL);
+    return ((Driver)self->driver)(self->function, grid[0], grid[1], grid[2], self->threads, 1, 1, self->shared, stream, parameters, NULL);
+}
+
 /* Whether the driver took the launch. It does not where this thread has no context yet; Triton's own start makes one. */
 static int driven(const Start *self, PyObject *const *values, PyObject *on) {
     unsigned long long bits[PARAMETERS], none = 0;
@@ -94,8 +118,7 @@ static int driven(const Start *self, PyObject *const *values, PyObject *on) {
     if (PyErr_Occurred() || count == PARAMETERS) return PyErr_Clear(), 0;
     for (int i = 0; i < SCRATCH; i++) parameters[count + i] = &none; /* memory that Triton would give it; none is wanted */
     Py_BEGIN_ALLOW_THREADS;
-    code = self->driver(self->function, self->grid[0], self->grid[1], self->grid[2], self->threads, 1, 1, self->shared, stream,
-                        parameters, NULL);
+    code = asked(self, stream, parameters);
     Py_END_ALLOW_THREADS;
     return code == 0;
 }
@@ -223,18 +246,18 @@ static int read_slots(PyObject *list, Slot *slots, int *count, int most, int pla
     return 1;
 }
 
-/* The driver's address, the function's, threads, shared memory, the grid and the kinds of the values; or None. */
+/* The driver's address, the function's, threads, shared memory, the grid, the kinds of the values, whether it may come early; or None. */
 static int read_driver(PyObject *raw, Start *self) {
     unsigned long long driver, function;
     const char *kinds;
     Py_ssize_t length;
     if (raw == Py_None) return 1;
-    if (!PyArg_ParseTuple(raw, "KKII(III)s#", &driver, &function, &self->threads, &self->shared, &self->grid[0], &self->grid[1],
-                          &self->grid[2], &kinds, &length))
+    if (!PyArg_ParseTuple(raw, "KKII(III)s#p", &driver, &function, &self->threads, &self->shared, &self->grid[0], &self->grid[1],
+                          &self->grid[2], &kinds, &length, &self->early))
         return 0;
     if (length != self->num_values) return 0;
     memcpy(self->kinds, kinds, length);
-    self->driver = (Driver)(uintptr_t)driver, self->function = (void *)(uintptr_t)function;
+    self->driver = (void *)(uintptr_t)driver, self->function = (void *)(uintptr_t)function;
     return 1;
 }
 

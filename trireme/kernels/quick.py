@@ -87,9 +87,10 @@ def launch(
     what they answered.
 
     Each start: a raw start, its arguments, which of them are addresses (place, number of the memory, bytes into it) and which are
-    floats (place, argument), how the driver starts it (its address, the function's, threads, shared memory, the grid, and what
-    each argument is: p an address, i a whole number, f and d floats, - no parameter; None: only the raw start does), and which of
-    the arguments every repetition draws anew (place, which of `asks`, place in its answer; answered with None it is not repeated).
+    floats (place, argument), how the driver starts it (its address, the function's, threads, shared memory, the grid, what each
+    argument is: p an address, i a whole number, f and d floats, - no parameter, and whether it may come early; None: only the raw
+    start does), and which of the arguments every repetition draws anew (place, which of `asks`, place in its answer; answered with
+    None it is not repeated).
     """
     module = _module()
     if module is None:

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trireme.kernels import relay
+from trireme.kernels import chips, relay
 from trireme.kernels.fold import Fold, fold, normalise
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.pointwise import Number
@@ -88,9 +88,11 @@ def _mapped(raw, mask, neutral, order, work: tl.constexpr, KIND: tl.constexpr):
 def _fold(
     x, parts, counters, out, rows, inner, length, split_length, x_outer, x_inner, x_step, divisor, order,
     KIND: tl.constexpr, WORK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, SHORT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """out[row] = fold of x[row], SHORT if that fits a tile; of programs that share a row the last joins all parts[split, row], S at
     once"""
+    chips.begin(EARLY)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
     row64 = row.to(tl.int64)
@@ -154,9 +156,10 @@ def _fold(
 @kernel
 def _row_moments(
     x, var_out, mean_out, rows, inner, length, x_outer, x_inner, x_step, correction,
-    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """mean = Σ x / n and var = Σ (x − mean)² / max(n − correction, 0) of rows that fit one tile"""
+    chips.begin(EARLY)
     work = tl.float64 if DOUBLE else tl.float32
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)
@@ -266,7 +269,7 @@ def _run(
     parts, counters = meeting(x.device, programs, splits, f.rows, kept)
     _fold((programs, splits), x, parts, counters, out, f.rows, f.inner, f.length, f.part, *f.walk, divisor, order,
           KIND=kind, WORK=work, M=m, N=n, S=min(next_power(splits), _JOINED // (m * kept.itemsize)),
-          SHORT=f.length <= n, warps=8 if m * n >= 4096 else 4)  # fmt: skip
+          SHORT=f.length <= n, warps=8 if m * n >= 4096 else 4, dependent=splits == 1)  # fmt: skip
     return out
 
 

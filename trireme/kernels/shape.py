@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 import triton.language as tl
 
+from trireme.kernels import chips
 from trireme.kernels.fold import normalise
 from trireme.kernels.launch import Unsupported, blocks, empty, empty_like, kernel, next_power
 from trireme.kernels.layout import plan_reversed
@@ -22,8 +23,9 @@ def _copy(x):
 
 
 @kernel
-def _embedding(weight, indices, out, count, width, entries, stride, M: tl.constexpr, N: tl.constexpr):
+def _embedding(weight, indices, out, count, width, entries, stride, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr):
     """out[i] = weight[indices[i]]; an index outside the table reads as zeros instead of foreign memory"""
+    chips.begin(EARLY)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.program_id(1) * N + tl.arange(0, N)
     index = tl.load(indices + row, mask=row < count, other=-1).to(tl.int64)
@@ -34,8 +36,9 @@ def _embedding(weight, indices, out, count, width, entries, stride, M: tl.conste
 
 
 @kernel
-def _triu(x, out, row_blocks, height, width, diagonal, M: tl.constexpr, N: tl.constexpr):
+def _triu(x, out, row_blocks, height, width, diagonal, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr):
     """out[i, j] = x[i, j] where j − i ≥ diagonal, else 0; a tile below the diagonal is not read"""
+    chips.begin(EARLY)
     item = tl.program_id(0) // row_blocks
     first = (tl.program_id(0) % row_blocks) * M
     row = first + tl.arange(0, M)

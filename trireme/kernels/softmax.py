@@ -22,9 +22,10 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 @kernel
 def _softmax(
     x, y, rows, inner, length, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
-    LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y = exp(x − max) / Σ exp(x − max), or its logarithm; the whole row in one tile"""
+    chips.begin(EARLY)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
@@ -70,8 +71,11 @@ def _softmax_long(
 
 
 @kernel
-def _partial(x, tops, totals, rows, length, part, x_outer, DOUBLE: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr):
+def _partial(
+    x, tops, totals, rows, length, part, x_outer, DOUBLE: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr
+):
     """maximum and Σ exp(x − maximum) of one part of one contiguous row; a thread keeps one of each for LANES neighbours"""
+    chips.begin(EARLY)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * part
@@ -95,9 +99,10 @@ def _partial(x, tops, totals, rows, length, part, x_outer, DOUBLE: tl.constexpr,
 @kernel
 def _whole(
     x, y, tops, totals, rows, length, part, x_outer, y_outer,
-    LOG: tl.constexpr, DOUBLE: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, N: tl.constexpr, S: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """one part of one row, once the maxima and sums of all its parts are known"""
+    chips.begin(EARLY)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     parts = tl.num_programs(1)
