@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trireme import kernels
-from trireme.kernels import chips, norms, pointwise, reduce, softmax
+from trireme.kernels import chips, norms, pointwise, reduce, softmax, streamed
 from trireme.kernels.launch import Kernel
 
 
@@ -23,15 +23,17 @@ def first_of(source: str) -> str:
 
 def test_whoever_may_come_early_waits_first() -> None:
     """A kernel without the wait that is let onto the chip early would read what is not written yet."""
-    known = [x for x in gc.get_objects() if issubclass(type(x), Kernel) and not x.function.__module__.startswith("trireme_generated")]
+    known = [
+        x for x in gc.get_objects() if issubclass(type(x), Kernel) and not x.function.__module__.startswith("trireme_generated")
+    ]
     early = [kernel.function for kernel in known if kernel.early]
-    assert {norms._rms_norm.function, softmax._softmax.function, reduce._fold.function} <= set(early)
+    assert {norms._rms_norm.function, softmax._softmax.function, reduce._fold.function, streamed._tensor.function} <= set(early)
     for function in early:
         source = inspect.getsource(function)
-        assert first_of(source[source.index("def ") :]) == "chips.begin(EARLY)", function.__qualname__
+        assert first_of(source[source.index("def ") :]).startswith("chips.begin(EARLY, "), function.__qualname__
     for rank, forms in ((0, ["t", "s"]), (2, ["t", "r"]), (3, ["t", "c"])):
         source = pointwise.generate(rank, forms, 0, 1, "tl.float32", False)
-        assert first_of(source) == "chips.begin(EARLY)" and "EARLY: tl.constexpr):" in source
+        assert first_of(source) == "chips.begin(EARLY, OPEN=True)" and "EARLY: tl.constexpr):" in source
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trireme.kernels import relay
+from trireme.kernels import chips, relay
 from trireme.kernels.fold import Fold, fold
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.reduce import require_elements
@@ -49,9 +49,10 @@ def _value(rank, FLOAT: tl.constexpr, LEAST: tl.constexpr):
 @kernel
 def _row_extreme(
     x, values, indices, rows, inner, length, x_outer, x_inner, x_step,
-    FLOAT: tl.constexpr, LEAST: tl.constexpr, EVEN: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    FLOAT: tl.constexpr, LEAST: tl.constexpr, EVEN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Rows that fit one tile: the extreme, NaN before all, then the first column that has it; EVEN: nothing is masked"""
+    chips.begin(EARLY, OPEN=False)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
@@ -79,9 +80,10 @@ def _row_extreme(
 @kernel
 def _extreme(
     x, keys, counters, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step,
-    FLOAT: tl.constexpr, LEAST: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+    FLOAT: tl.constexpr, LEAST: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The greatest key (rank, complement of the place) of each row; of up to S programs that share it the last joins their keys"""
+    chips.begin(EARLY, OPEN=False)
     row = tl.program_id(0) * M + tl.arange(0, M)
     row64 = row.to(tl.int64)
     base = x + (row64 // inner) * x_outer + (row64 % inner) * x_inner
@@ -116,9 +118,10 @@ def _extreme(
 @kernel
 def _wide_extreme(
     x, given, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step,
-    LEAST: tl.constexpr, FLOAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    LEAST: tl.constexpr, FLOAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """64-bit types: the first greatest (or least) element and its place; NaN outranks all; `given` renames places"""
+    chips.begin(EARLY, OPEN=False)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
     row64 = row.to(tl.int64)

@@ -94,7 +94,7 @@ def _rotary(
     INTERLEAVED: tl.constexpr, H: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """(a, b) → (a cos − b sin, b cos + a sin) for every pair of every head of one token"""
-    chips.begin(EARLY)
+    chips.begin(EARLY, OPEN=True)
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     position = token % length

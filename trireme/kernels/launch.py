@@ -157,7 +157,7 @@ class Kernel:
         self.function = function
         self.jit = triton.jit(function, do_not_specialize=counts)
         self.counts = frozenset(function.__code__.co_varnames.index(name) for name in counts)
-        self.early = self.jit.arg_names[-1] == "EARLY"
+        self.early = self.jit.arg_names[-1:] == ["EARLY"]
         self.compiled: dict[tuple[Any, ...], Handle] = {}
         self.direct = not chips.current().interpreted
 
@@ -167,7 +167,7 @@ class Kernel:
         """Starts the kernel on the current stream; positional arguments first, constants in the order of the signature.
 
         A `dependent` kernel may start while the one before it still runs, and must itself wait before it reads what that writes.
-        One that ends its signature with EARLY and begins with `chips.begin(EARLY)` does so, unless it is told otherwise or the
+        One that ends its signature with EARLY and begins with `chips.begin` does so, unless it is told otherwise or the
         chip lets none.
         """
         if grid[0] == 0:

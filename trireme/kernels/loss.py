@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from trireme.kernels import reduce
+from trireme.kernels import chips, reduce
 from trireme.kernels.launch import Unsupported, empty, kernel, next_power
 from trireme.kernels.norms import row_warps
 
@@ -18,9 +18,10 @@ _NONE, _MEAN, _SUM = 0, 1, 2
 @kernel
 def _forward(
     x, targets, weight, losses, shares, logs, classes, ignored, smoothing,
-    SMOOTHED: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr,
+    SMOOTHED: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """loss = (1 − s) w_t (lse − x_t) + s / C Σ w_c (lse − x_c); shares = w_t; logs = lse = log Σ exp x"""
+    chips.begin(EARLY, OPEN=False)
     row = tl.program_id(0).to(tl.int64)
     # A thread keeps one maximum and one sum for LANES neighbours, so that a sum is rescaled once for all of them.
     place = tl.arange(0, N // LANES)[:, None] * LANES + tl.arange(0, LANES)[None, :]
@@ -59,8 +60,9 @@ def _forward(
 
 
 @kernel
-def _total(losses, shares, out, rows, MEAN: tl.constexpr, N: tl.constexpr):
+def _total(losses, shares, out, rows, MEAN: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr):
     """out = Σ losses, or Σ losses / Σ shares, by one program"""
+    chips.begin(EARLY, OPEN=False)
     total = tl.zeros((N,), tl.float32)
     weights = tl.zeros((N,), tl.float32)
     for at in range(0, rows, N):
@@ -75,8 +77,11 @@ def _total(losses, shares, out, rows, MEAN: tl.constexpr, N: tl.constexpr):
 
 
 @kernel
-def _gradient(x, targets, weight, grads, logs, dx, classes, ignored, smoothing, weight_total, grad_step, N: tl.constexpr):
+def _gradient(
+    x, targets, weight, grads, logs, dx, classes, ignored, smoothing, weight_total, grad_step, N: tl.constexpr, EARLY: tl.constexpr
+):
     """dx_c = g ((1 − s) w_t (p_c − [c = t]) + s / C (p_c Σ w − w_c)) with p = exp(x − lse)"""
+    chips.begin(EARLY, OPEN=False)
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row)
     valid = (target != ignored) & (target >= 0) & (target < classes)

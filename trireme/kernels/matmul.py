@@ -52,8 +52,10 @@ def _descriptor_tiles(
     a, b, c, bias, batch, m, n, k, bias_m, bias_n, alpha, beta,
     A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, PRECISION: tl.constexpr,
     BIAS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, HALVES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """c = a b (+ bias): each program walks tiles; a turned operand is stored with its rows and columns exchanged"""
+    chips.begin(EARLY, OPEN=False)
     tiles_m, tiles_n = tl.cdiv(m, M), tl.cdiv(n, N)
     tiles = tiles_m * tiles_n * batch
     steps = tl.cdiv(k, K)
@@ -96,9 +98,10 @@ def _descriptor_tiles(
 def _split_tiles(
     a, b, c, bias, parts, counters, m, n, k, part, c_m, bias_m, bias_n, alpha, beta,
     A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """c = a b (+ bias) where tiles alone do not fill the chip: programs share the summed dimension, the last one adds up"""
+    chips.begin(EARLY, OPEN=False)
     tile_m, tile_n = place(tl.program_id(0), tl.cdiv(m, M), tl.cdiv(n, N), GROUP)
     start = tl.program_id(1) * part
     total = tl.zeros((M, N), tl.float32)
@@ -120,8 +123,10 @@ def _split_tiles(
 def _pointer_tiles(
     a, b, c, bias, m, n, k, a_item, a_m, a_k, b_item, b_k, b_n, c_item, c_m, bias_m, bias_n, alpha, beta,
     PRECISION: tl.constexpr, BIAS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """c[item] = a[item] b[item] (+ bias), any strides"""
+    chips.begin(EARLY, OPEN=False)
     tile_m, tile_n = place(tl.program_id(0), tl.cdiv(m, M), tl.cdiv(n, N), GROUP)
     item = tl.program_id(1).to(tl.int64)
     row, column = tile_m * M + tl.arange(0, M), tile_n * N + tl.arange(0, N)

@@ -25,7 +25,7 @@ def _layer_norm(
 ):  # fmt: skip
     """y = (x − mean) / √(var + eps) · w + b; element i of row r takes w[(r % groups) · (length // channel) + i // channel],
     which with EACH is w[i]; with a residual, x becomes x + residual, which is stored back into it"""
-    chips.begin(EARLY)
+    chips.begin(EARLY, OPEN=True)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)[None, :]
     mask = (row < rows)[:, None] & (column < length)
@@ -58,10 +58,11 @@ def _layer_norm(
 @kernel
 def _layer_norm_long(
     x, residual, weight, bias, y, means, scales, length, groups, channel, eps,
-    DOUBLE: tl.constexpr, N: tl.constexpr, WITHIN: tl.constexpr,
+    DOUBLE: tl.constexpr, N: tl.constexpr, WITHIN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """the same for rows longer than a tile, in two passes: each lane updates its own moments as Welford does; WITHIN: all
     elements of a tile take the same weight"""
+    chips.begin(EARLY, OPEN=False)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     count = tl.zeros((N,), work)
@@ -112,10 +113,11 @@ def _layer_norm_long(
 @kernel
 def _relayed_norm(
     x, weight, bias, y, means, scales, moments, counters, items, ahead, parts, length, groups, channel, eps,
-    N: tl.constexpr, TILES: tl.constexpr, S: tl.constexpr,
+    N: tl.constexpr, TILES: tl.constexpr, S: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """the same for rows of `parts` times TILES whole tiles, each within a channel: a first pass stores the moments of a part,
     a second joins those of its row and normalises the part"""
+    chips.begin(EARLY, OPEN=False)
     item, second = relay.take(counters, items, ahead)
     row = item // parts
     counter = counters + 1 + row
@@ -164,7 +166,7 @@ def _rms_norm(
     DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y = x / √(mean x² + eps) · w; with a residual, x becomes x + residual, which is stored back into it"""
-    chips.begin(EARLY)
+    chips.begin(EARLY, OPEN=True)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
@@ -188,9 +190,11 @@ def _rms_norm(
 
 @kernel
 def _rms_norm_long(
-    x, residual, weight, y, scales, rows, length, x_stride, eps, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr
-):
+    x, residual, weight, y, scales, rows, length, x_stride, eps,
+    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """the same for rows longer than a tile"""
+    chips.begin(EARLY, OPEN=False)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     square = tl.zeros((N,), work)
@@ -221,8 +225,9 @@ def _rms_norm_long(
 
 
 @kernel
-def _rms_gradient(grad, x, weight, scales, dx, dw, rows, length, DOUBLE: tl.constexpr, N: tl.constexpr):
+def _rms_gradient(grad, x, weight, scales, dx, dw, rows, length, DOUBLE: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr):
     """dx = s (g w − x̂ mean(g w x̂)) with x̂ = s x; each program adds its rows' g x̂ into its own line of dw"""
+    chips.begin(EARLY, OPEN=False)
     work = tl.float64 if DOUBLE else tl.float32
     column = tl.arange(0, N)
     mask = column < length

@@ -234,7 +234,12 @@ from trireme.kernels import chips
 
 
 '''
-_PROGRAM = ["    chips.begin(EARLY)", "    program = tl.program_id(0)", "    if WIDE:", "        program = program.to(tl.int64)"]
+_PROGRAM = [
+    "    chips.begin(EARLY, OPEN=True)",
+    "    program = tl.program_id(0)",
+    "    if WIDE:",
+    "        program = program.to(tl.int64)",
+]
 
 
 def _access(

@@ -44,8 +44,11 @@ def _interleave(a, b, c, d):
 
 
 @_state
-def _random(out, seed_low, seed_high, offset_low, offset_high, count, NORMAL: tl.constexpr, BLOCK: tl.constexpr):
+def _random(
+    out, seed_low, seed_high, offset_low, offset_high, count, NORMAL: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """out[i] uniform in [0, 1), or normal by Box and Muller"""
+    chips.begin(EARLY, OPEN=False)
     first = tl.program_id(0).to(tl.int64) * BLOCK
     a, b, c, d = _words(_whole(seed_low, seed_high), _whole(offset_low, offset_high) + first, BLOCK)
     a, b = tl.uint_to_uniform_float(a), tl.uint_to_uniform_float(b)
@@ -63,8 +66,11 @@ def _random(out, seed_low, seed_high, offset_low, offset_high, count, NORMAL: tl
 
 
 @_state
-def _dropout(x, y, kept, seed_low, seed_high, offset_low, offset_high, count, limit, scale, BLOCK: tl.constexpr):
+def _dropout(
+    x, y, kept, seed_low, seed_high, offset_low, offset_high, count, limit, scale, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """kept = word ≥ limit = p · 2³²; y = x · scale where kept, else 0"""
+    chips.begin(EARLY, OPEN=False)
     first = tl.program_id(0).to(tl.int64) * BLOCK
     a, b, c, d = _words(_whole(seed_low, seed_high), _whole(offset_low, offset_high) + first, BLOCK)
     least = limit.to(tl.uint32)

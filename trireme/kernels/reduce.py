@@ -92,7 +92,7 @@ def _fold(
 ):  # fmt: skip
     """out[row] = fold of x[row], SHORT if that fits a tile; of programs that share a row the last joins all parts[split, row], S at
     once"""
-    chips.begin(EARLY)
+    chips.begin(EARLY, OPEN=S == 1)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
     row64 = row.to(tl.int64)
@@ -159,7 +159,7 @@ def _row_moments(
     DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """mean = Σ x / n and var = Σ (x − mean)² / max(n − correction, 0) of rows that fit one tile"""
-    chips.begin(EARLY)
+    chips.begin(EARLY, OPEN=True)
     work = tl.float64 if DOUBLE else tl.float32
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)
@@ -184,9 +184,10 @@ def _across_moments(count, mean, square, total):
 @kernel
 def _moments(
     x, parts, counters, var_out, mean_out, rows, inner, length, split_length, x_outer, x_inner, x_step, correction,
-    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """`_row_moments` of long rows, each lane by Welford's update; parts[split] has the rows' means, then their Σ (x − mean)²"""
+    chips.begin(EARLY, OPEN=False)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
     row64 = row.to(tl.int64)
@@ -269,7 +270,7 @@ def _run(
     parts, counters = meeting(x.device, programs, splits, f.rows, kept)
     _fold((programs, splits), x, parts, counters, out, f.rows, f.inner, f.length, f.part, *f.walk, divisor, order,
           KIND=kind, WORK=work, M=m, N=n, S=min(next_power(splits), _JOINED // (m * kept.itemsize)),
-          SHORT=f.length <= n, warps=8 if m * n >= 4096 else 4, dependent=splits == 1)  # fmt: skip
+          SHORT=f.length <= n, warps=8 if m * n >= 4096 else 4)  # fmt: skip
     return out
 
 

@@ -15,9 +15,10 @@ from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_powe
 @kernel
 def _scan(
     x, y, totals, rows, inner, length, chunk, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
-    WORK: tl.constexpr, TOTALS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, P: tl.constexpr,
+    WORK: tl.constexpr, TOTALS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, P: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y[row, i] = Σ_{j ≤ i} x[row, j] in a chunk, after the totals of those before it; with TOTALS only totals[chunk, row] = Σ x"""
+    chips.begin(EARLY, OPEN=False)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     part = tl.program_id(1)
     work = tl.float64 if WORK == 1 else tl.int64 if WORK == 2 else tl.float32

@@ -25,7 +25,7 @@ def _copy(x):
 @kernel
 def _embedding(weight, indices, out, count, width, entries, stride, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr):
     """out[i] = weight[indices[i]]; an index outside the table reads as zeros instead of foreign memory"""
-    chips.begin(EARLY)
+    chips.begin(EARLY, OPEN=True)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.program_id(1) * N + tl.arange(0, N)
     index = tl.load(indices + row, mask=row < count, other=-1).to(tl.int64)
@@ -38,7 +38,7 @@ def _embedding(weight, indices, out, count, width, entries, stride, M: tl.conste
 @kernel
 def _triu(x, out, row_blocks, height, width, diagonal, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr):
     """out[i, j] = x[i, j] where j − i ≥ diagonal, else 0; a tile below the diagonal is not read"""
-    chips.begin(EARLY)
+    chips.begin(EARLY, OPEN=True)
     item = tl.program_id(0) // row_blocks
     first = (tl.program_id(0) % row_blocks) * M
     row = first + tl.arange(0, M)

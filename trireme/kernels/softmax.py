@@ -25,7 +25,7 @@ def _softmax(
     LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y = exp(x − max) / Σ exp(x − max), or its logarithm; the whole row in one tile"""
-    chips.begin(EARLY)
+    chips.begin(EARLY, OPEN=True)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
@@ -42,9 +42,10 @@ def _softmax(
 @kernel
 def _softmax_long(
     x, y, rows, inner, length, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
-    LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """the same for rows longer than a tile: each lane keeps a running maximum and sum"""
+    chips.begin(EARLY, OPEN=False)
     work = tl.float64 if DOUBLE else tl.float32
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     base = x + (row // inner) * x_outer + (row % inner) * x_inner
@@ -75,7 +76,7 @@ def _partial(
     x, tops, totals, rows, length, part, x_outer, DOUBLE: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr
 ):
     """maximum and Σ exp(x − maximum) of one part of one contiguous row; a thread keeps one of each for LANES neighbours"""
-    chips.begin(EARLY)
+    chips.begin(EARLY, OPEN=True)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * part
@@ -102,7 +103,7 @@ def _whole(
     LOG: tl.constexpr, DOUBLE: tl.constexpr, N: tl.constexpr, S: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """one part of one row, once the maxima and sums of all its parts are known"""
-    chips.begin(EARLY)
+    chips.begin(EARLY, OPEN=True)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     parts = tl.num_programs(1)
@@ -122,9 +123,10 @@ def _whole(
 @kernel
 def _relayed_softmax(
     x, y, sums, counters, items, ahead, parts, inner, inner_blocks, length, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
-    LOG: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, S: tl.constexpr,
+    LOG: tl.constexpr, M: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, S: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """long rows side by side, M at a time: a first pass stores maximum and sum of a part of each, a second applies them"""
+    chips.begin(EARLY, OPEN=False)
     item, second = relay.take(counters, items, ahead)
     block, part = item // parts, item % parts
     outer, row = (block // inner_blocks).to(tl.int64), (block % inner_blocks) * M + tl.arange(0, M)[None, :]
@@ -179,9 +181,10 @@ def _relayed_softmax(
 @kernel
 def _gradient(
     grad, y, dx, rows, inner, length, outer_stride, inner_stride, step,
-    LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx = y (g − Σ g y), or for the logarithm g − exp(y) Σ g; all three tensors share one layout"""
+    chips.begin(EARLY, OPEN=False)
     work = tl.float64 if DOUBLE else tl.float32
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     base = ((row // inner) * outer_stride + (row % inner) * inner_stride)[:, None]

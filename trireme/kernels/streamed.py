@@ -45,9 +45,10 @@ def settle(total, parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias
 @kernel
 def _vector(
     x, w, y, bias, parts, counters, rows, n, k, part, x_m, x_k, w_n, w_k, y_m, y_n, bias_m, bias_n, alpha, beta,
-    ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr,
+    ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y[r, :] = w x[r] for one or two rows, each lane summing its own columns until the end"""
+    chips.begin(EARLY, OPEN=False)
     column = tl.program_id(0) * N + tl.arange(0, N)
     inner = tl.arange(0, K)
     start = tl.program_id(1) * part
@@ -72,9 +73,10 @@ def _vector(
 @kernel
 def _tensor(
     x, w, y, bias, parts, counters, rows, n, k, part, x_m, x_k, w_n, w_k, y_m, y_n, bias_m, bias_n, alpha, beta,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """yᵀ = w xᵀ on the tensor cores, the streamed matrix as the tall operand"""
+    chips.begin(EARLY, OPEN=False)
     column = tl.program_id(0) * N + tl.arange(0, N)
     row = tl.arange(0, ROWS)
     inner = tl.arange(0, K)
