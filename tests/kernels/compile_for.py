@@ -28,8 +28,8 @@ HALF, SMALL = torch.bfloat16, 101376
 CHIPS = {  # what Triton compiles for, and what kernels are told of the chip
     "sm_80": (GPUTarget("cuda", 80, 32), replace(chips.AMPERE, **CPU)),
     "sm_89": (GPUTarget("cuda", 89, 32), replace(chips.AMPERE, shared_memory=SMALL, **CPU)),
-    "sm_100": (GPUTarget("cuda", 100, 32), replace(chips.GENERIC, shared_memory=232448, **CPU)),
-    "sm_120": (GPUTarget("cuda", 120, 32), replace(chips.GENERIC, shared_memory=SMALL, **CPU)),
+    "sm_100": (GPUTarget("cuda", 100, 32), replace(chips.GENERIC, shared_memory=232448, early=True, **CPU)),
+    "sm_120": (GPUTarget("cuda", 120, 32), replace(chips.GENERIC, shared_memory=SMALL, early=True, **CPU)),
     "gfx942": (GPUTarget("hip", "gfx942", 64), replace(chips.GENERIC, warp_size=64, **CPU)),
     "gfx1100": (GPUTarget("hip", "gfx1100", 32), replace(chips.GENERIC, **CPU)),
 }
@@ -83,6 +83,8 @@ class Compiling:
         built = triton.compile(ASTSource(jit, signature, constexprs, attributes), target=self.target, options=options)
         if built.metadata.shared > self.limit:
             raise OutOfResources(built.metadata.shared, self.limit, "shared memory")
+        if constants.get("EARLY"):
+            require_wait(built.asm["ptx"], form)
         forms[form] = jit.fn.__name__
 
     @staticmethod
@@ -90,6 +92,14 @@ class Compiling:
         if isinstance(value, torch.Tensor):
             return "*" + TYPES[value.dtype]
         return "fp32" if type(value) is float else "i1" if type(value) is bool else "i32"
+
+
+def require_wait(text: str, form: str) -> None:
+    """Raises if a kernel that may come early touches memory before it has waited."""
+    wait = text.find("griddepcontrol.wait")
+    touched = [place for word in ("ld.global", "st.global", "cp.async", "atom.", "red.") if (place := text.find(word)) >= 0]
+    if not 0 <= wait < min(touched):
+        raise AssertionError(f"{form} does not wait first")
 
 
 def stand_in(target: GPUTarget, chip: chips.Chip) -> None:

@@ -6,12 +6,15 @@ import ast
 import gc
 import inspect
 import textwrap
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 
 from trireme import kernels
-from trireme.kernels import chips, norms, pointwise, reduce, softmax, streamed
+from trireme.kernels import chips, norms, notes, pointwise, reduce, softmax, streamed
 from trireme.kernels.launch import Kernel
 
 
@@ -36,6 +39,49 @@ def test_whoever_may_come_early_waits_first() -> None:
         assert first_of(source) == "chips.begin(EARLY, OPEN=True)" and "EARLY: tl.constexpr):" in source
 
 
+def _early_kernel(x, EARLY: tl.constexpr) -> None:
+    """No kernel at all."""
+
+
+def _plain_kernel(x) -> None:
+    """Nor is this."""
+
+
+class Seen:
+    """Stands in for a compiled function: notes what it is started with."""
+
+    def __init__(self) -> None:
+        self.options: list[dict[str, Any]] = []
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **options: self.options.append(options)
+
+
+def options_of(function: Any, **given: Any) -> dict[str, Any]:
+    kernel = Kernel(function)
+    kernel.jit = seen = Seen()  # type: ignore[assignment]
+    kernel.direct = True
+    kernel((1,), 4, **given)
+    return seen.options[0]
+
+
+def test_early_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    for early in (True, False):
+        monkeypatch.setattr(chips, "current", lambda early=early: replace(chips.GENERIC, early=early))
+        for given in ({}, {"dependent": False}, {"dependent": True}):
+            comes = early and given.get("dependent") is not False
+            options = options_of(_early_kernel, **given)
+            assert options["EARLY"] is comes and options.get("launch_pdl", False) is comes, (early, given)
+        assert "launch_pdl" not in options_of(_plain_kernel), "it does not wait"
+
+
+def test_whoever_comes_early_is_started_so_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "driver_launch", lambda early: "early" if early else "plain")
+    for early, name in ((True, "early"), (False, "plain")):
+        driver, *_, comes = notes._raw((None, 42, False, early, (4, 1, 4096), "pi-"), (1, 1, 1), 3)  # type: ignore[misc]
+        assert (driver, comes) == (name, early)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not chips.current().early, reason="no kernel comes early on this chip")
 @pytest.mark.parametrize("recorded", [False, True])
@@ -55,7 +101,7 @@ def test_what_was_written_last_is_read(recorded: bool, shape: tuple[int, int]) -
     with kernels.use():
         for _ in range(3):
             chain()
-        step, found = chain, []
+        step = chain
         if recorded:
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()

@@ -48,10 +48,11 @@ INTERPRETER = Chip("interpreter", "cpu", "CPU", 1, 1, 1 << 30, False, True, 4096
 
 @triton.jit
 def begin(EARLY: tl.constexpr, OPEN: tl.constexpr):
-    """Waits until the kernel before is done: what a kernel that may come early does first. OPEN lets the next one come from now on.
+    """Waits until the kernel before is done: what a kernel that may come early does first. OPEN lets the next one come from now on,
+    where that was measured to pay.
 
-    Not where all programs lie on the chip at once: those of the next kernel then find uneven room, and stay there (a product of 32
-    rows took 40.3 µs in a row of such, 32.8 without, 33.3 where none comes early; H200)."""
+    It does not where all programs lie on the chip at once: those of the next kernel find uneven room, and stay there (a product of
+    32 rows took 40.3 µs in a row of such, 32.8 without, 33.3 where none comes early; H200)."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
         if OPEN:
@@ -74,7 +75,8 @@ def _nvidia() -> Chip:
     shared = getattr(properties, "shared_memory_per_block_optin", base.shared_memory)
     # A slice of a chip may have no room for a cluster; and Gluon, in which its kernels are written, changes with Triton's releases.
     clusters = base.clusters and properties.multi_processor_count >= 64 and triton.__version__.startswith("3.6.")
-    return replace(base, multiprocessors=properties.multi_processor_count, shared_memory=shared, clusters=clusters)
+    early = properties.major >= 9
+    return replace(base, multiprocessors=properties.multi_processor_count, shared_memory=shared, clusters=clusters, early=early)
 
 
 @functools.cache
@@ -103,8 +105,8 @@ def driver_launch(early: bool) -> int | None:
     if current().interpreted or current().device_type != "cuda" or torch.version.hip is not None:
         return None
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        return ctypes.cast(driver.cuLaunchKernelEx if early else driver.cuLaunchKernel, ctypes.c_void_p).value
+        library = ctypes.CDLL("libcuda.so.1")
+        return ctypes.cast(library.cuLaunchKernelEx if early else library.cuLaunchKernel, ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
 
@@ -191,7 +193,7 @@ def random_source(count: int, device: torch.device) -> Callable[[], tuple[int, .
         return lambda: (*_halves(int(torch.empty((), dtype=torch.int64).random_())), 0, 0)
     generator = device_module().default_generators[device.index or 0]
     past = (count + 3) // 4 * 4
-    # Every call of an operator draws, so nothing here is asked twice.
+    # Random operators draw in every call, so what to ask is looked up once.
     recording, seed, get, put = _capture_check(), generator.initial_seed, generator.get_offset, generator.set_offset
     known, halves = None, (0, 0)
 

@@ -166,9 +166,9 @@ class Kernel:
     ) -> None:
         """Starts the kernel on the current stream; positional arguments first, constants in the order of the signature.
 
-        A `dependent` kernel may start while the one before it still runs, and must itself wait before it reads what that writes.
-        One that ends its signature with EARLY and begins with `chips.begin` does so, unless it is told otherwise or the
-        chip lets none.
+        A `dependent` kernel may start while the one before it still runs, and must itself wait before it writes, or reads what
+        that writes. One that ends its signature with EARLY and begins with `chips.begin` does so, unless it is told otherwise or
+        the chip lets none.
         """
         if grid[0] == 0:
             return

@@ -38,18 +38,19 @@ def _layer_norm(
         value = rounded.to(value.dtype)
     place = column if EACH else (row % groups)[:, None] * (length // channel) + column // channel
     inside = column < length if EACH else mask
-    if weight is not None:
-        factor = tl.load(weight + place, mask=inside, other=0.0)  # before the sums, behind which they would wait
-    if bias is not None:
+    # Asked for before the sums, behind which they would wait; doubles behind them, for want of registers.
+    if weight is not None and not DOUBLE:
+        factor = tl.load(weight + place, mask=inside, other=0.0)
+    if bias is not None and not DOUBLE:
         shift = tl.load(bias + place, mask=inside, other=0.0)
     mean = tl.sum(value, 1) / length
     centred = tl.where(mask, value - mean[:, None], 0.0)
     scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / length + eps)
     result = centred * scale[:, None]
     if weight is not None:
-        result = result * factor
+        result = result * (tl.load(weight + place, mask=inside, other=0.0) if DOUBLE else factor)
     if bias is not None:
-        result = result + shift
+        result = result + (tl.load(bias + place, mask=inside, other=0.0) if DOUBLE else shift)
     tl.store(y + at, result.to(y.dtype.element_ty), mask=mask)
     tl.store(means + row, mean.to(means.dtype.element_ty), mask=row < rows)
     tl.store(scales + row, scale.to(scales.dtype.element_ty), mask=row < rows)
@@ -177,12 +178,12 @@ def _rms_norm(
         rounded = value.to(residual.dtype.element_ty)
         tl.store(residual + at, rounded, mask=mask)
         value = rounded.to(value.dtype)
-    if weight is not None:
-        factor = tl.load(weight + column, mask=column < length, other=0.0)[None, :]  # before the sum, behind which it would wait
+    if weight is not None and not DOUBLE:  # before the sum, behind which it would wait; doubles behind it, for want of registers
+        factor = tl.load(weight + column, mask=column < length, other=0.0)[None, :]
     scale = 1.0 / tl.sqrt(tl.sum(value * value, 1) / length + eps)
     result = value * scale[:, None]
     if weight is not None:
-        result = result * factor
+        result = result * (tl.load(weight + column, mask=column < length, other=0.0)[None, :] if DOUBLE else factor)
     tl.store(y + at, result.to(y.dtype.element_ty), mask=mask)
     if scales is not None:
         tl.store(scales + row, scale, mask=row < rows)

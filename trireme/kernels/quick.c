@@ -14,7 +14,8 @@ enum { VALUES = 64, TENSORS = 8, MADE = 8, STARTS = 4, PARAMETERS = 48, SCRATCH 
 /* A driver's own start of a kernel: grid, block, shared memory, stream, the addresses of its parameters. CUDA and HIP have the same. */
 typedef int (*Driver)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
-/* CUDA's other start, of a kernel that may come onto the chip before the one before it is done: its structures, as they lie in memory. */
+/* CUDA's other start, of a kernel that may come onto the chip before the one before it is done: its structures, as they lie in
+ * memory. */
 typedef struct {
     int id, unused;
     long long value[8];
@@ -96,12 +97,13 @@ static int bits_of(PyObject *value, char kind, unsigned long long *bits) {
 }
 
 /* The driver's answer to a start with these parameters. */
-static int asked(const Start *self, void *stream, void **parameters) {
+static int answer_of(const Start *self, void *stream, void **parameters) {
     Attribute may_come_early = {SERIALISED_BY_PROGRAM, 0, {1}};
     const unsigned *grid = self->grid;
     Configuration all = {{grid[0], grid[1], grid[2]}, {self->threads, 1, 1}, self->shared, stream, &may_come_early, 1};
     if (self->early) return ((EarlyDriver)self->driver)(&all, self->function, parameters, NULL);
-    return ((Driver)self->driver)(self->function, grid[0], grid[1], grid[2], self->threads, 1, 1, self->shared, stream, parameters, NULL);
+    return ((Driver)self->driver)(self->function, grid[0], grid[1], grid[2], self->threads, 1, 1, self->shared, stream, parameters,
+                                  NULL);
 }
 
 /* Whether the driver took the launch. It does not where this thread has no context yet; Triton's own start makes one. */
@@ -118,7 +120,7 @@ static int driven(const Start *self, PyObject *const *values, PyObject *on) {
     if (PyErr_Occurred() || count == PARAMETERS) return PyErr_Clear(), 0;
     for (int i = 0; i < SCRATCH; i++) parameters[count + i] = &none; /* memory that Triton would give it; none is wanted */
     Py_BEGIN_ALLOW_THREADS;
-    code = asked(self, stream, parameters);
+    code = answer_of(self, stream, parameters);
     Py_END_ALLOW_THREADS;
     return code == 0;
 }
@@ -246,7 +248,8 @@ static int read_slots(PyObject *list, Slot *slots, int *count, int most, int pla
     return 1;
 }
 
-/* The driver's address, the function's, threads, shared memory, the grid, the kinds of the values, whether it may come early; or None. */
+/* The driver's address, the function's, threads, shared memory, the grid, the kinds of the values, whether it may come early; or
+ * None. */
 static int read_driver(PyObject *raw, Start *self) {
     unsigned long long driver, function;
     const char *kinds;
