@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -97,8 +98,8 @@ class Compiling:
 def require_wait(text: str, form: str) -> None:
     """Raises if a kernel that may come early touches memory before it has waited."""
     wait = text.find("griddepcontrol.wait")
-    touched = [place for word in ("ld.global", "st.global", "cp.async", "atom.", "red.") if (place := text.find(word)) >= 0]
-    if not 0 <= wait < min(touched):
+    touched = re.search(r"\b(ld|st|atom|red)\.([\w:]+\.)*global\b|\bcp\.(async|reduce)\b", text)
+    if touched is None or not 0 <= wait < touched.start():
         raise AssertionError(f"{form} does not wait first")
 
 
