@@ -11,6 +11,11 @@ enum { VECTORS = 2 }; /* of output per row held in registers: 4 rows times this 
 #else
 enum { VECTORS = 4 };
 #endif
+#if defined(ISA_DOTPROD)
+enum { DOTTED = 4 }; /* rows that meet LANES keys at once: their sums are this times LANES vectors */
+#else
+enum { DOTTED = 1 };
+#endif
 
 #if defined(ISA_AVX512)
 #define EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
@@ -36,25 +41,49 @@ INLINE vf sums_of(vf parts[LANES]) {
     return parts[0];
 }
 
-/* query · keys[j] for LANES keys */
-INLINE vf dot_keys(const float *query, const float *const *keys, int width) {
-    vf sums[LANES];
-    int i = 0;
+/* logits[r][j] = query r · key j, for R rows and LANES keys from j0 on */
+INLINE void dot_keys(const AttentionState *state, const int R, int row, int j0) {
+    const float *const *queries = state->queries + row, *const *keys = state->keys + j0;
+    int width = state->args->head_dim, i = 0;
+    vf sums[DOTTED][LANES], q[DOTTED];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
-    for (int j = 0; j < LANES; j++) sums[j] = (vf){0};
+        for (int j = 0; j < LANES; j++) sums[r][j] = (vf){0};
     for (; i + LANES <= width; i += LANES) {
-        vf q = load(query + i);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) q[r] = load(queries[r] + i);
 #pragma GCC unroll 16
-        for (int j = 0; j < LANES; j++) sums[j] += q * load(keys[j] + i);
+        for (int j = 0; j < LANES; j++) {
+            vf key = load(keys[j] + i);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) sums[r][j] += q[r] * key;
+        }
     }
-    vf result = sums_of(sums);
-    for (; i < width; i++)
-        for (int j = 0; j < LANES; j++) result[j] += query[i] * keys[j][i];
-    return result;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+        vf result = sums_of(sums[r]);
+        for (int k = i; k < width; k++)
+            for (int j = 0; j < LANES; j++) result[j] += queries[r][k] * keys[j][k];
+        store(state->logits + (row + r) * KEYS + j0, result);
+    }
+}
+
+INLINE void dot_block(const AttentionState *state, const int R, int row) {
+    for (int j = 0; j < KEYS; j += LANES) dot_keys(state, R, row, j);
 }
 
 static void decode(const int8_t *from, float scale, float *to, int width) {
     for (int i = 0; i < width; i++) to[i] = (float)from[i] * scale;
+}
+
+/* Asks for a row before it is read: rows of one head lie apart, which a Neoverse-N1 does not foresee. */
+INLINE void ask_for(const float *row, int width) {
+#if defined(__aarch64__)
+    for (int i = 0; i < width; i += 16) __builtin_prefetch(row + i, 0, 2);
+#else
+    (void)row, (void)width;
+#endif
 }
 
 /* Points keys and values at `count` slots; the rest of the block repeats the last one and is masked later. */
@@ -68,6 +97,8 @@ static void gather(AttentionState *state, int key0, int count) {
         if (!args->key_scales) {
             state->keys[j] = (const float *)args->keys + row * width;
             state->values[j] = (const float *)args->values + row * width;
+            ask_for(state->keys[j], (int)width);
+            ask_for(state->values[j], (int)width);
             continue;
         }
         float *key = state->decoded + j * width, *value = key + KEYS * width;
@@ -140,16 +171,16 @@ INLINE void add_values(AttentionState *state, const int R, int row, int count) {
 }
 
 static void attend_block(AttentionState *state, int key0, int count) {
-    for (int row = 0; row < state->rows; row++) {
-        for (int j = 0; j < KEYS; j += LANES)
-            store(state->logits + row * KEYS + j, dot_keys(state->queries[row], state->keys + j, state->args->head_dim));
-        weigh(state, row, key0, count);
-    }
-    int row = 0;
-    for (; row + 4 <= state->rows; row += 4) add_values(state, 4, row, count);
-    if (state->rows - row == 3) add_values(state, 3, row, count);
-    else if (state->rows - row == 2) add_values(state, 2, row, count);
-    else if (state->rows - row == 1) add_values(state, 1, row, count);
+    int rows = state->rows, row = 0;
+    for (; row + DOTTED <= rows; row += DOTTED) dot_block(state, DOTTED, row);
+    if (rows - row == 3) dot_block(state, DOTTED < 3 ? DOTTED : 3, row);
+    else if (rows - row == 2) dot_block(state, DOTTED < 2 ? DOTTED : 2, row);
+    else if (rows - row == 1) dot_block(state, 1, row);
+    for (row = 0; row < rows; row++) weigh(state, row, key0, count);
+    for (row = 0; row + 4 <= rows; row += 4) add_values(state, 4, row, count);
+    if (rows - row == 3) add_values(state, 3, row, count);
+    else if (rows - row == 2) add_values(state, 2, row, count);
+    else if (rows - row == 1) add_values(state, 1, row, count);
 }
 
 void KERNEL(attention)(const Attention *args, const AttentionTask *task, float *scratch) {

@@ -142,7 +142,12 @@ static Activations run_linear(const Linear *linear, int rows, Activations given,
 
 /* ---- attention: tasks, and the merge of split ones ---- */
 
-enum { TASK_ROWS = 32, WIDE_ROWS = 96, SPLIT_KEYS = 256 }; /* rows per task, also in rounded prompts; fewest keys worth a split */
+enum { TASK_ROWS = 32, WIDE_ROWS = 96 }; /* rows per task, also in rounded prompts */
+#if defined(__aarch64__)
+enum { SPLIT_KEYS = 64 }; /* fewest keys worth a split: two cores of a Neoverse-N1 share the heads of a small model unevenly */
+#else
+enum { SPLIT_KEYS = 256 };
+#endif
 
 typedef struct { int queries, splits; int64_t total; } AttentionPlan;
 
