@@ -15,6 +15,7 @@ from trireme.backends.base import Backend
 from trireme.backends.cuda import device as gpu
 from trireme.backends.cuda.ops import CudaOps
 from trireme.config import DeviceOptions
+from trireme.kernels import chips
 from trireme.parallel import Comm
 from trireme.parallel.comm import ProcessComm
 
@@ -37,7 +38,7 @@ class Cuda(Backend):
         super().__init__(options, rank)
         self.device = gpu.select(rank)
         self.kv_kinds = gpu.kv_kinds(self.device)
-        self.ops = CudaOps(pdl=gpu.dependent_launch(self.device))
+        self.ops = CudaOps(pdl=chips.current().early)
         self.graphs = gpu.Graphs(self.device, self.workspace_bytes())
 
     @classmethod

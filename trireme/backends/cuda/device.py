@@ -41,11 +41,6 @@ def describe(device: torch.device) -> dict[str, str]:
     }
 
 
-def dependent_launch(device: torch.device) -> bool:
-    """Whether a kernel can be started while the one before it still runs: NVIDIA's Hopper and later."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
-
-
 def sums_stay_wide(device: torch.device) -> bool:
     """Whether a product of 16-bit numbers can be had in float32; torch asks it of NVIDIA's library alone."""
     return device.type == "cuda" and torch.version.hip is None

@@ -69,8 +69,10 @@ INLINE void dot_keys(const AttentionState *state, const int R, int row, int j0) 
     }
 }
 
+/* The same for all keys of a block, of as many rows at once as there are registers for. */
 INLINE void dot_block(const AttentionState *state, const int R, int row) {
-    for (int j = 0; j < KEYS; j += LANES) dot_keys(state, R, row, j);
+    for (int r = 0; r < R; r += DOTTED)
+        for (int j = 0; j < KEYS; j += LANES) dot_keys(state, R < DOTTED ? R : DOTTED, row + r, j);
 }
 
 static void decode(const int8_t *from, float scale, float *to, int width) {
@@ -170,17 +172,20 @@ INLINE void add_values(AttentionState *state, const int R, int row, int count) {
     }
 }
 
+/* work(state, R, row, ...) for all rows: four at once, then those left. */
+#define BY_FOURS(state, work, ...)                                             \
+    do {                                                                       \
+        int row = 0, rows = (state)->rows;                                     \
+        for (; row + 4 <= rows; row += 4) work(state, 4, row, ##__VA_ARGS__);  \
+        if (rows - row == 3) work(state, 3, row, ##__VA_ARGS__);               \
+        else if (rows - row == 2) work(state, 2, row, ##__VA_ARGS__);          \
+        else if (rows - row == 1) work(state, 1, row, ##__VA_ARGS__);          \
+    } while (0)
+
 static void attend_block(AttentionState *state, int key0, int count) {
-    int rows = state->rows, row = 0;
-    for (; row + DOTTED <= rows; row += DOTTED) dot_block(state, DOTTED, row);
-    if (rows - row == 3) dot_block(state, DOTTED < 3 ? DOTTED : 3, row);
-    else if (rows - row == 2) dot_block(state, DOTTED < 2 ? DOTTED : 2, row);
-    else if (rows - row == 1) dot_block(state, 1, row);
-    for (row = 0; row < rows; row++) weigh(state, row, key0, count);
-    for (row = 0; row + 4 <= rows; row += 4) add_values(state, 4, row, count);
-    if (rows - row == 3) add_values(state, 3, row, count);
-    else if (rows - row == 2) add_values(state, 2, row, count);
-    else if (rows - row == 1) add_values(state, 1, row, count);
+    BY_FOURS(state, dot_block);
+    for (int row = 0; row < state->rows; row++) weigh(state, row, key0, count);
+    BY_FOURS(state, add_values, count);
 }
 
 void KERNEL(attention)(const Attention *args, const AttentionTask *task, float *scratch) {

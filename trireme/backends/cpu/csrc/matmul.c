@@ -108,7 +108,7 @@ INLINE void dot_quads(const int count, const GroupBytes *weights, const int begi
         return;
     }
 #endif
-    (void)stride;
+    (void)count, (void)stride;
 #pragma GCC unroll 8
     for (int q = begin; q < end; q++) {
         int32_t x = quad_at(bytes, q);
