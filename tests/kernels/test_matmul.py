@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from trireme.kernels import chips, matmul, tune
+from trireme.kernels import chips, matmul, streamed, tune
 from trireme.kernels.launch import Unsupported
 
 pytestmark = pytest.mark.skipif(not chips.current().interpreted, reason="the accuracy tests run these paths on a GPU")
@@ -40,6 +40,32 @@ def test_tiles_by_descriptors(turned: bool, biased: bool, splits: int) -> None:
             p.c.fill_(float("nan"))
             described.run(matmul._config(16, 32, 32, 4, 3, halves, 2, splits))
             torch.testing.assert_close(p.c[0].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_few_rows_streamed(copied: bool, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and columns that fill no tile, and a bias, by pointers and by descriptors."""
+    seen: list[bool] = []
+    start = streamed._tensor.__class__.__call__
+    monkeypatch.setattr(
+        streamed._tensor.__class__, "__call__", lambda self, *a, **k: (seen.append(k["COPIED"]), start(self, *a, **k))[1]
+    )
+    for rows, k, n in ((5, 200, 52), (32, 96, 64)):
+        p, expected = problem(rows, k, n, True, True)
+        room = max(16, 1 << (rows - 1).bit_length())
+        config = streamed._config(16, 32, splits, 4, 3, copied)
+        monkeypatch.setitem(tune._known, (f"rows.{room}.4.1", tune.shape_class(n, k)), config)
+        matmul._stream(p)
+        torch.testing.assert_close(p.c[0].double(), expected, rtol=1e-4, atol=1e-4)
+    assert seen == [copied] * 2
+
+
+def test_what_no_descriptor_says_is_streamed_by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, y = torch.randn(8, 2, 64)[:, 0], torch.randn(48, 65)[:, :64], torch.empty(8, 48)  # rows 260 bytes apart
+    monkeypatch.setitem(tune._known, ("rows.16.4.1", tune.shape_class(48, 64)), streamed._config(16, 32, 1, 4, 3, True))
+    streamed.few_rows(x, w, y, None, 1.0, 0.0, "ieee")
+    torch.testing.assert_close(y, x @ w.t(), rtol=1e-4, atol=1e-4)
 
 
 def test_splits_fill_the_chip_and_no_more() -> None:

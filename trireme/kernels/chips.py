@@ -199,9 +199,12 @@ def random_source(count: int, device: torch.device) -> Callable[[], tuple[int, .
 
     def draw() -> tuple[int, ...] | None:
         nonlocal known, halves
-        if recording():
-            return None
-        offset, now = get(), seed()
+        try:
+            offset, now = get(), seed()
+        except RuntimeError:  # torch asks itself whether a graph is recorded, which takes a fifth of the whole
+            if recording():
+                return None
+            raise
         put(offset + past)
         if now != known:
             known, halves = now, _halves(now)

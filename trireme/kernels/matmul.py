@@ -15,7 +15,7 @@ from trireme.kernels import chips, tune
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, setting, unrepeatable
 from trireme.kernels.originals import original
 from trireme.kernels.pointwise import Number
-from trireme.kernels.streamed import few_rows, settle, workspace
+from trireme.kernels.streamed import addend, few_rows, settle, workspace
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Up to this many rows (or columns) the other matrix is read once and decides the time.
@@ -116,7 +116,10 @@ def _split_tiles(
             right = b.load([at, tile_n * N])
         total = tl.dot(left, right, total, input_precision=PRECISION)
     row, column = tile_m * M + tl.arange(0, M), tile_n * N + tl.arange(0, N)
-    settle(total, parts, counters, c, bias, row, column, m, n, c_m, 1, bias_m, bias_n, alpha, beta, SPLITS)
+    added = None
+    if bias is not None:  # as large as the sum, so not beside it
+        added = addend(bias, row, column, m, n, bias_m, bias_n, beta)
+    settle(total, added, parts, counters, c, row, column, m, n, c_m, 1, alpha, SPLITS)
 
 
 @kernel

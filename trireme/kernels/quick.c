@@ -1,8 +1,8 @@
 /* The shortest way through a remembered call: what repeat.py and notes.py do, without a frame of Python.
  *
  * Call tries the recent kinds of calls and otherwise asks the function it stands for. Launch repeats a call: it allocates results and
- * workspaces, fills in addresses and stream, and starts the kernels, through the driver where it knows how. Knows tuples and addresses;
- * nothing of tensors but data_ptr().
+ * workspaces, fills in addresses and stream, and starts the kernels, through the driver where it knows how. Onward hands a call to
+ * another function. Knows tuples and addresses; nothing of tensors but data_ptr().
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -167,11 +167,11 @@ static int started(const Start *self, PyObject *const *args, PyObject *const *ad
     return good;
 }
 
-/* 1 if all settings are as they were, 0 if not, -1 for an error. */
-static int as_set(const Launch *self) {
+/* 1 if all settings, (what to ask, what it must answer), are as they were, 0 if not, -1 for an error. */
+static int as_set(PyObject *settings) {
     int same = 1;
-    for (Py_ssize_t i = 0; same == 1 && i < PyList_GET_SIZE(self->settings); i++) {
-        PyObject *setting = PyList_GET_ITEM(self->settings, i), *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(setting, 0));
+    for (Py_ssize_t i = 0; same == 1 && i < PyList_GET_SIZE(settings); i++) {
+        PyObject *setting = PyList_GET_ITEM(settings, i), *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(setting, 0));
         if (!now) return -1;
         same = PyObject_RichCompareBool(now, PyTuple_GET_ITEM(setting, 1), Py_EQ);
         Py_DECREF(now);
@@ -181,7 +181,7 @@ static int as_set(const Launch *self) {
 
 /* 1 if the call may run on this stream, 0 if not, -1 for an error. */
 static int may_run(const Launch *self, PyObject *stream) {
-    int set = as_set(self);
+    int set = as_set(self->settings);
     if (set != 1 || !self->bound) return set;
     int same = PyObject_RichCompareBool(stream, self->bound, Py_EQ);
     if (same != 1) return same;
@@ -276,11 +276,11 @@ static int read_start(PyObject *item, Start *self, int memory, int asks) {
            read_slots(drawn, self->drawn, &self->num_drawn, DRAWN, self->num_values, asks) && read_driver(raw, self);
 }
 
-static int read_settings(PyObject *list, Launch *self) {
+static int read_settings(PyObject *list, PyObject **settings) {
     if (!PyList_Check(list)) return 0;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++)
         if (!PyTuple_Check(PyList_GET_ITEM(list, i)) || PyTuple_GET_SIZE(PyList_GET_ITEM(list, i)) != 2) return 0;
-    self->settings = Py_NewRef(list);
+    *settings = Py_NewRef(list);
     return 1;
 }
 
@@ -342,7 +342,7 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (bound != Py_None) self->bound = Py_NewRef(bound), self->capturing = Py_NewRef(capturing);
     self->stream_place = stream_place, self->as_tuple = as_tuple;
     int good = read_slots(tensors, self->tensors, &self->num_tensors, TENSORS, INT_MAX, TENSORS) && read_layouts(layouts, self) &&
-               read_settings(settings, self) && read_asks(asks, self);
+               read_settings(settings, &self->settings) && read_asks(asks, self);
     for (int i = 0; good && i < self->num_tensors; i++) good = self->tensors[i].index <= i; /* compared with one that is known by then */
     int memory = self->num_tensors + self->num_made;
     if (good && read_returned(returned, self, memory) && read_starts(starts, self, memory)) return (PyObject *)self;
@@ -383,6 +383,47 @@ static PyTypeObject LaunchType = {
     .tp_new = launch_new,
     .tp_dealloc = (destructor)launch_dealloc,
     .tp_call = (ternaryfunc)launch_call,
+};
+
+/* A call that is somebody else's as long as the settings are what they were. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *function, *settings;
+} Onward;
+
+static PyObject *onward_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *function, *settings;
+    if (!PyArg_ParseTuple(args, "OO", &function, &settings)) return NULL;
+    Onward *self = (Onward *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->function = Py_NewRef(function);
+    if (read_settings(settings, &self->settings)) return (PyObject *)self;
+    Py_DECREF(self);
+    PyErr_SetString(PyExc_ValueError, "settings are a list of pairs");
+    return NULL;
+}
+
+static void onward_dealloc(Onward *self) {
+    Py_XDECREF(self->function), Py_XDECREF(self->settings);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+/* onward(args, kwargs), as the functions of notes.py are called. */
+static PyObject *onward_call(Onward *self, PyObject *args, PyObject *kwargs) {
+    PyObject *given, *named = NULL;
+    if (!PyArg_ParseTuple(args, "O!|O!", &PyTuple_Type, &given, &PyDict_Type, &named)) return NULL;
+    int set = as_set(self->settings);
+    if (set != 1) return set < 0 ? NULL : Py_NewRef(Py_None);
+    return PyObject_Call(self->function, given, named);
+}
+
+static PyTypeObject OnwardType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "trireme_quick.Onward",
+    .tp_basicsize = sizeof(Onward),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = onward_new,
+    .tp_dealloc = (destructor)onward_dealloc,
+    .tp_call = (ternaryfunc)onward_call,
 };
 
 typedef struct {
@@ -464,6 +505,11 @@ static int is_kind(PyObject *kind, PyObject *const *args, Py_ssize_t count, PyOb
 static PyObject *again_of(PyObject *kind, PyObject *const *args, Py_ssize_t count, PyObject *names) {
     PyObject *again = PyTuple_GET_ITEM(kind, 5);
     if (Py_TYPE(again) == &LaunchType) return repeat((Launch *)again, args);
+    if (Py_TYPE(again) == &OnwardType) {
+        int set = as_set(((Onward *)again)->settings);
+        if (set != 1) return set < 0 ? NULL : Py_NewRef(Py_None);
+        return PyObject_Vectorcall(((Onward *)again)->function, args, count, names);
+    }
     PyObject *given = PyTuple_New(count), *named = PyDict_New(), *result = NULL;
     for (Py_ssize_t i = 0; given && i < count; i++) PyTuple_SET_ITEM(given, i, Py_NewRef(args[i]));
     for (Py_ssize_t i = 0; named && names && i < PyTuple_GET_SIZE(names); i++)
@@ -534,6 +580,8 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "trireme_quick", 
 PyMODINIT_FUNC PyInit_trireme_quick(void) {
     data_ptr_name = PyUnicode_InternFromString("data_ptr");
     PyObject *module = PyModule_Create(&definition);
-    if (!data_ptr_name || !module || PyModule_AddType(module, &LaunchType) < 0 || PyModule_AddType(module, &CallType) < 0) return NULL;
+    if (!data_ptr_name || !module || PyModule_AddType(module, &LaunchType) < 0 || PyModule_AddType(module, &OnwardType) < 0 ||
+        PyModule_AddType(module, &CallType) < 0)
+        return NULL;
     return module;
 }

@@ -65,6 +65,20 @@ def _signed(x: Any, sign: str) -> bool:
     return type(x) is float and not x.is_integer() and x - x == 0.0 and (x > 0.0) == (sign == "+")
 
 
+def onward(function: Function, settings: list[tuple[Function, Any]]) -> Function:
+    """What answers calls by a function, as long as the settings are those with which they were refused."""
+    module = _module()
+    if module is not None:
+        return module.Onward(function, settings)
+
+    def again(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if settings and any(ask() != answer for ask, answer in settings):
+            return None
+        return function(*args, **kwargs)
+
+    return again
+
+
 def launch(
     starts: list[tuple[Any, ...]],
     stream_place: int,

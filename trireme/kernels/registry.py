@@ -136,7 +136,7 @@ def _guarded(operator: Operator) -> Function:
             raise Unsupported("memory of another device")
         return function(*args, **kwargs)
 
-    return repeating(call, _torchs(operator))
+    return repeating(call, _Torchs(operator))
 
 
 def _elsewhere(args: tuple[Any, ...]) -> bool:
@@ -145,16 +145,23 @@ def _elsewhere(args: tuple[Any, ...]) -> bool:
     return any(isinstance(x, torch.Tensor) and x.dim() and x.device.type != kind for x in args)
 
 
-def _torchs(operator: Operator) -> Function:
+class _Torchs:
     """torch's kernel, which takes tensors where its schema says so; the dispatcher hands us numbers there."""
-    torchs = original(operator.name)
-    places = [i for i, argument in enumerate(operator.overload._schema.arguments) if str(argument.type) == "Tensor"]
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        numbers = [i for i in places if i < len(args) and not isinstance(args[i], torch.Tensor)]
-        return torchs(*(_with_tensors(args, numbers) if numbers else args), **kwargs)
+    def __init__(self, operator: Operator) -> None:
+        self.kernel = original(operator.name)
+        self.places = [i for i, argument in enumerate(operator.overload._schema.arguments) if str(argument.type) == "Tensor"]
 
-    return call
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        numbers = self._numbers(args)
+        return self.kernel(*(_with_tensors(args, numbers) if numbers else args), **kwargs)
+
+    def _numbers(self, args: tuple[Any, ...]) -> list[int]:
+        return [i for i in self.places if i < len(args) and not isinstance(args[i], torch.Tensor)]
+
+    def shorter(self, args: tuple[Any, ...]) -> Function:
+        """The same for calls with tensors where these have them."""
+        return self if self._numbers(args) else self.kernel
 
 
 def _with_tensors(args: tuple[Any, ...], places: list[int]) -> list[Any]:

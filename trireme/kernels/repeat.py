@@ -12,7 +12,7 @@ import torch
 from trireme.kernels import chips
 from trireme.kernels.launch import Recording, Unsupported, current, recordings, unrepeatable
 from trireme.kernels.notes import Notes
-from trireme.kernels.quick import standing_for
+from trireme.kernels.quick import onward, standing_for
 
 _MOST = 4096  # kinds of calls that one operator remembers
 _RECORDINGS = 8  # how often one kind may be noted anew, because settings, streams or shared memory changed
@@ -64,7 +64,8 @@ class _Memory:
             current.recording = None
             recordings.remove(recording)
         if refused is not None:
-            self.keep(key, args, kwargs, _onward(refused, recording.settings))
+            refused = getattr(refused, "shorter", lambda _: refused)(args)
+            self.keep(key, args, kwargs, onward(refused, recording.settings))
             return refused(*args, **kwargs)
         notes = Notes(recording, args, kwargs)
         again = notes.repetition(result)
@@ -104,7 +105,8 @@ def repeating(function: Function, otherwise: Function | None = None, ungraded: b
     """`function` with a memory. Its launches and results may depend on the types, shapes, strides and alignment of its tensors
     and on the value of its other arguments, except that floats with a fraction may reach a kernel only as they are.
 
-    `otherwise`: what does the calls that it does not cover; a kind of these goes there straight from its third call on.
+    `otherwise`: what does the calls that it does not cover; a kind of these goes there straight from its third call on, by
+    `otherwise.shorter(args)` if it has that.
     `ungraded`: it stands above autograd, where what is remembered serves only calls of which no gradient is wanted.
     """
     tensor, parameter = torch.Tensor, torch.nn.Parameter
@@ -150,17 +152,6 @@ def repeating(function: Function, otherwise: Function | None = None, ungraded: b
 
     call.__dict__.update(known=known, memory=memory, keyed=call)
     return standing_for(call, memory.recent, memory.exact)
-
-
-def _onward(function: Function, settings: list[tuple[Function, Any]]) -> Function:
-    """What answers calls by a function, as long as the settings are those with which they were refused."""
-
-    def again(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if settings and any(ask() != answer for ask, answer in settings):
-            return None
-        return function(*args, **kwargs)
-
-    return again
 
 
 def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], again: Function, exact: list[bool], ungraded: bool) -> _Kind | None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips, relay, tune
 from trireme.kernels.launch import Unsupported, blocks, kernel, lasting, next_power
@@ -20,8 +21,15 @@ _arenas: dict[int, list[Any]] = {}  # device → counters and how many are given
 
 
 @triton.jit
-def settle(total, parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias_m, bias_n, alpha, beta, SPLITS: tl.constexpr):
-    """Stores α total + β bias; of several splits the one that arrives last adds all parts, always in the same order."""
+def addend(bias, row, column, rows, n, bias_m, bias_n, beta):
+    """β bias: asked for before the sum, so that nothing waits for it at the end"""
+    place = row[:, None].to(tl.int64) * bias_m + column[None, :].to(tl.int64) * bias_n
+    return beta * tl.load(bias + place, mask=(row < rows)[:, None] & (column < n)[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def settle(total, added, parts, counters, y, row, column, rows, n, y_m, y_n, alpha, SPLITS: tl.constexpr):
+    """Stores α total + what is added; of several splits the one that arrives last adds all parts, always in the same order."""
     mask = (row < rows)[:, None] & (column < n)[None, :]
     last = True
     if SPLITS > 1:
@@ -35,9 +43,8 @@ def settle(total, parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias
             for split in range(SPLITS):
                 total += tl.load(parts + tl.cast(split, tl.int64) * rows * n + at, mask=mask, other=0.0, cache_modifier=".cg")
             tl.store(counters + tl.program_id(0), 0)
-        if bias is not None:
-            place = row[:, None].to(tl.int64) * bias_m + column[None, :].to(tl.int64) * bias_n
-            total = total * alpha + beta * tl.load(bias + place, mask=mask, other=0.0).to(tl.float32)
+        if added is not None:
+            total = total * alpha + added
         to = row[:, None].to(tl.int64) * y_m + column[None, :].to(tl.int64) * y_n
         tl.store(y + to, total.to(y.dtype.element_ty), mask=mask)
 
@@ -53,6 +60,10 @@ def _vector(
     inner = tl.arange(0, K)
     start = tl.program_id(1) * part
     stop = tl.minimum(start + part, k)
+    row = tl.arange(0, ROWS)
+    added = None
+    if bias is not None:
+        added = addend(bias, row, column, rows, n, bias_m, bias_n, beta)
     base = w + column[:, None].to(tl.int64) * w_n
     first = tl.zeros((N, K), tl.float32)
     second = tl.zeros((N, K), tl.float32)
@@ -63,34 +74,41 @@ def _vector(
         first += weights * tl.load(x + here * x_k, mask=inside, other=0.0).to(tl.float32)[None, :]
         if ROWS > 1:
             second += weights * tl.load(x + x_m + here * x_k, mask=inside & (rows > 1), other=0.0).to(tl.float32)[None, :]
-    row = tl.arange(0, ROWS)
     total = tl.broadcast_to(tl.sum(first, 1)[None, :], (ROWS, N))
     if ROWS > 1:
         total = tl.where((row == 1)[:, None], tl.sum(second, 1)[None, :], total)
-    settle(total, parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias_m, bias_n, alpha, beta, SPLITS)
+    settle(total, added, parts, counters, y, row, column, rows, n, y_m, y_n, alpha, SPLITS)
 
 
 @kernel
 def _tensor(
     x, w, y, bias, parts, counters, rows, n, k, part, x_m, x_k, w_n, w_k, y_m, y_n, bias_m, bias_n, alpha, beta,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    COPIED: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """yᵀ = w xᵀ on the tensor cores, the streamed matrix as the tall operand"""
+    """yᵀ = w xᵀ on the tensor cores, the streamed matrix as the tall operand; COPIED: x and w are descriptors"""
     chips.begin(EARLY, OPEN=False)
     column = tl.program_id(0) * N + tl.arange(0, N)
     row = tl.arange(0, ROWS)
     inner = tl.arange(0, K)
     start = tl.program_id(1) * part
     stop = tl.minimum(start + part, k)
+    added = None
+    if bias is not None:
+        added = addend(bias, row, column, rows, n, bias_m, bias_n, beta)
     total = tl.zeros((N, ROWS), tl.float32)
-    base = w + column[:, None].to(tl.int64) * w_n
-    few = x + row[None, :] * x_m
+    if not COPIED:
+        base = w + column[:, None].to(tl.int64) * w_n
+        few = x + row[None, :] * x_m
     for at in range(start, stop, K):
-        here = at + inner
-        weights = tl.load(base + (here * w_k)[None, :], mask=(column < n)[:, None] & (here < k)[None, :], other=0.0)
-        values = tl.load(few + (here * x_k)[:, None], mask=(row < rows)[None, :] & (here < k)[:, None], other=0.0)
+        if COPIED:
+            weights, values = w.load([tl.program_id(0) * N, at]), x.load([0, at]).T
+        else:
+            here = at + inner
+            weights = tl.load(base + (here * w_k)[None, :], mask=(column < n)[:, None] & (here < k)[None, :], other=0.0)
+            values = tl.load(few + (here * x_k)[:, None], mask=(row < rows)[None, :] & (here < k)[:, None], other=0.0)
         total = tl.dot(weights, values, total, input_precision=PRECISION)
-    settle(tl.trans(total), parts, counters, y, bias, row, column, rows, n, y_m, y_n, bias_m, bias_n, alpha, beta, SPLITS)
+    settle(tl.trans(total), added, parts, counters, y, row, column, rows, n, y_m, y_n, alpha, SPLITS)
 
 
 def workspace(device: torch.device, parts: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,8 +153,8 @@ def release_counters() -> None:
         arena[1] = 0
 
 
-def _config(n: int, k: int, splits: int, warps: int, stages: int) -> dict[str, Any]:
-    return {"N": n, "K": k, "splits": splits, "warps": warps, "stages": stages}
+def _config(n: int, k: int, splits: int, warps: int, stages: int, copied: bool = False) -> dict[str, Any]:
+    return {"N": n, "K": k, "splits": splits, "warps": warps, "stages": stages} | ({"copied": True} if copied else {})
 
 
 def _splits(programs: int, k: int, tile_k: int) -> int:
@@ -159,22 +177,23 @@ def _default(rows: int, n: int, k: int, along: bool, size: int) -> dict[str, Any
     return _config(tile_n, tile_k, _splits(blocks(n, tile_n), k, tile_k), 4, 4)
 
 
-def _candidates(rows: int, n: int, k: int, along: bool) -> list[dict[str, Any]]:
-    """Shapes worth timing; splits follow from how many programs the columns give."""
+def _candidates(rows: int, n: int, k: int, along: bool, copied: bool) -> list[dict[str, Any]]:
+    """Shapes worth timing; splits follow from how many programs the columns give. `copied`: descriptors may bring the tiles."""
     if rows <= _VECTOR_ROWS:
         shapes = [(4, 1024), (8, 512), (16, 256), (16, 512), (2, 2048)] if along else [(64, 64), (128, 32), (256, 16), (128, 64)]
-        made = [(a, b, warps, 2) for a, b in shapes for warps in (4, 8)]
+        made = [(a, b, warps, 2, False) for a, b in shapes for warps in (4, 8)]
     else:
         shapes = [(32, 128), (64, 64), (64, 128), (128, 64), (128, 128)] if along else [(64, 64), (128, 64), (64, 128)]
-        made = [(a, b, 4, stages) for a, b in shapes for stages in (3, 5)] + [(64, 64, 4, 7), (128, 64, 8, 4)]
+        made = [(a, b, 4, stages, False) for a, b in shapes for stages in (3, 5)] + [(64, 64, 4, 7, False), (128, 64, 8, 4, False)]
+        made += [(a, b, 4, 4, True) for a, b in ((32, 256), (64, 128), (64, 256), (128, 128))] if copied else []
     result = []
-    for a, b, warps, stages in made:
+    for a, b, warps, stages, by_copies in made:
         tiles = blocks(n, a)
         splits = _splits(tiles, k, b)
         counts = [splits, min(2 * splits, _SPLITS_MOST), _level(tiles, k, b)]
         if tiles >= 0.9 * chips.current().multiprocessors:
             counts.append(1)
-        result += [_config(a, b, count, warps, stages) for count in dict.fromkeys(counts)]
+        result += [_config(a, b, count, warps, stages, by_copies) for count in dict.fromkeys(counts)]
     return result
 
 
@@ -183,6 +202,15 @@ def _level(tiles: int, k: int, tile_k: int) -> int:
     processors = chips.current().multiprocessors
     most = max(1, min(_SPLITS_MOST, k // (2 * tile_k)))
     return max(range(1, most + 1), key=lambda s: (round(tiles * s / (blocks(tiles * s, processors) * processors), 2), -s))
+
+
+def _copyable(x: torch.Tensor) -> bool:
+    """Whether a descriptor can say where the elements of a matrix lie."""
+    return x.stride(1) == 1 and x.stride(0) >= x.shape[1] and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+
+
+def _described(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns])
 
 
 def few_rows(
@@ -195,23 +223,26 @@ def few_rows(
     along = w.stride(1) == 1 or w.stride(0) != 1
     bias_walk = (0, 0) if bias is None else bias.stride()
     room = next_power(rows) if rows <= _VECTOR_ROWS else max(16, next_power(rows))
+    copyable = chips.current().descriptors and rows > _VECTOR_ROWS and _copyable(x) and _copyable(w)
 
     def run(config: dict[str, Any]) -> None:
         tile_n, tile_k, splits = config["N"], config["K"], config["splits"]
+        copied = copyable and config.get("copied", False)
         part = blocks(blocks(k, splits), tile_k) * tile_k
         splits = blocks(k, part)
         programs = blocks(n, tile_n)
         parts, counters = workspace(x.device, splits * rows * n, programs) if splits > 1 else (None, None)
         body = _vector if rows <= _VECTOR_ROWS else _tensor
-        constants: dict[str, Any] = {} if rows <= _VECTOR_ROWS else {"PRECISION": precision}
+        constants: dict[str, Any] = {} if rows <= _VECTOR_ROWS else {"COPIED": copied, "PRECISION": precision}
         constants |= {"ROWS": room, "N": tile_n, "K": tile_k, "SPLITS": splits}
         tail = (rows, n, k, part, *x.stride(), *w.stride(), *y.stride(), *bias_walk, alpha, beta)
         sizes = {"warps": config["warps"], "stages": config["stages"]}
-        body((programs, splits), x, w, y, bias, parts, counters, *tail, **constants, **sizes)
+        few, streamed = (_described(x, room, tile_k), _described(w, tile_n, tile_k)) if copied else (x, w)
+        body((programs, splits), few, streamed, y, bias, parts, counters, *tail, **constants, **sizes)
 
     name, shape = f"rows.{room}.{x.element_size()}.{int(along)}", tune.shape_class(n, k)
     config = tune.remembered(name, shape)
     if config is None:
         default = _default(rows, n, k, along, x.element_size())
-        config = tune.choose(name, shape, default, _candidates(rows, n, k, along), run)
+        config = tune.choose(name, shape, default, _candidates(rows, n, k, along, copyable), run)
     run(config)
