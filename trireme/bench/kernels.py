@@ -23,10 +23,11 @@ import torch
 from trireme import kernels
 from trireme.bench.flags import kernels_flags
 from trireme.bench.kernel_cases import Case, all_cases, product_shapes
-from trireme.kernels import chips, matmul, streamed, tune
+from trireme.kernels import chips, matmul, straight, streamed, tune
 from trireme.kernels.launch import Unsupported
 
 _TARGET_SECONDS = 0.012  # device time of one measurement
+_BUILD_SECONDS = 120.0  # the most that building what repeats calls may take
 _TURNS = 4  # in which both sides are timed one after the other
 _CALLS = 10  # calls in one recorded graph
 _SHARES = 4  # side processes that share the candidates of one product
@@ -291,7 +292,8 @@ def run(args: argparse.Namespace) -> int:
     cases = list(all_cases())
     chosen = [i for i, case in enumerate(cases) if not wanted or case.op in wanted or case.op.partition(".")[0] in wanted]
     compile_ahead(_rehearse_case, chosen)
-    print(f"compiled after {time.monotonic() - began:.0f} s", flush=True)
+    language = "C++" if straight.module(wait=_BUILD_SECONDS) is not None else "Python"
+    print(f"compiled after {time.monotonic() - began:.0f} s; the dispatcher's calls are repeated by {language}", flush=True)
     ceilings = measured_ceilings()
     deadline = time.monotonic() + args.budget
     rows, skipped = [], 0

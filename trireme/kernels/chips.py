@@ -211,6 +211,7 @@ def random_source(count: int, device: torch.device) -> Callable[[], tuple[int, .
         counter = offset // 4
         return (*halves, counter, 0) if counter < 2**31 else (*halves, *_halves(counter))
 
+    draw.__dict__["past"] = past
     return draw
 
 

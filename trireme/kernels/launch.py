@@ -92,6 +92,7 @@ class _Thread(threading.local):
 
 current = _Thread()  # each thread's recording, if it makes one now
 recordings: list[Recording] = []  # of all threads; asking whether there are any is quicker than asking for one's own
+listeners: list[Callable[[int], Any]] = []  # who is told, in its thread, that a recording begins (1) or ends (-1)
 
 
 def empty(

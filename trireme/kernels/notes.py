@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,22 @@ class _Unresolved(Exception):
     """A value of a launch or a result whose origin is not known."""
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A call to be repeated in a few steps, in the terms of `quick.launch`."""
+
+    starts: list[Any]
+    tensors: list[tuple[int, int]]
+    layouts: list[Any]
+    returned: list[int]
+    as_tuple: bool
+    device: int
+    kept: list[torch.Tensor]
+    bound: int | None
+    settings: list[tuple[Function, Any]]
+    asks: list[Function]
+
+
 class Notes:
     """A recorded call in terms of its arguments. Memory is numbered: tensors among the arguments, then allocations."""
 
@@ -31,6 +48,7 @@ class Notes:
         self.floats = {i: x for i, x in [*enumerate(args), *kwargs.items()] if type(x) is float}
         self.passed: set[Any] = set()  # floats that a launch takes as they are
         self.layouts = [(tuple(x.shape), x.stride(), x.dtype) for x in recording.made]
+        self.plan: Plan | None = None  # the shortest way to repeat it, if there is one
 
     def repetition(self, result: Any) -> Function | None:
         """The function that repeats the call, answering None where one is different after all; None if there cannot be one."""
@@ -46,7 +64,9 @@ class Notes:
         finish: Function = tuple if isinstance(result, tuple) else operator.itemgetter(0)
         pointers = [x.data_ptr() for x in self.tensors.values()]
         shared = [(i, pointers.index(p)) for i, p in enumerate(pointers) if pointers.index(p) != i]
-        return _quick(self, launches, returned, finish, shared) or _general(self, launches, returned, finish, shared)
+        self.plan = _plan(self, launches, returned, finish is tuple, shared)
+        quick = None if self.plan is None else _quick(self.plan)
+        return quick or _general(self, launches, returned, finish, shared)
 
     def _launch(self, handle: Any, grid: tuple[int, ...], values: tuple[Any, ...]) -> Any:
         """A raw start, its arguments, and which of these to fill in: (place, memory, offset, descriptor), (place, float) and
@@ -116,7 +136,7 @@ def _raw(handle: Handle, grid: tuple[int, ...], num_values: int) -> tuple[Any, .
     return driver, function, num_warps * chips.current().warp_size, shared, grid, "-" * _VALUES + kinds, bool(dependent)
 
 
-def _quick(notes: Notes, launches: list[Any], returned: list[Any], finish: Function, shared: list[Any]) -> Function | None:
+def _plan(notes: Notes, launches: list[Any], returned: list[Any], as_tuple: bool, shared: list[Any]) -> Plan | None:
     """The shortest way to repeat a call; None if something of it is only known to `_general`."""
     slots = [slot for launch in launches for slot in launch[2]]
     named = any(type(i) is str for launch in launches for _, i in launch[3])
@@ -134,9 +154,15 @@ def _quick(notes: Notes, launches: list[Any], returned: list[Any], finish: Funct
     tensors = [(place, first.get(number, number)) for number, place in enumerate(notes.tensors)]
     device = chips.current_device()
     bound = chips.current_stream(device) if kept else None
+    settings, asks = notes.recording.settings, notes.recording.asks
+    return Plan(starts, tensors, notes.layouts, returned, as_tuple, device, kept, bound, settings, asks)
+
+
+def _quick(plan: Plan) -> Function | None:
+    memory = (plan.tensors, plan.layouts, plan.returned, plan.as_tuple, chips.allocator())
     return launch_quickly(
-        starts, _STREAM, tensors, notes.layouts, returned, finish is tuple, chips.allocator(), chips.getters()[1], device, kept,
-        bound, chips.capturing, notes.recording.settings, notes.recording.asks,
+        plan.starts, _STREAM, *memory, chips.getters()[1], plan.device, plan.kept, plan.bound, chips.capturing, plan.settings,
+        plan.asks,
     )  # fmt: skip
 
 

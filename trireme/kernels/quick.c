@@ -8,26 +8,9 @@
 #include <Python.h>
 #include <limits.h>
 #include <stddef.h>
+#include "driver.h"
 
-enum { VALUES = 64, TENSORS = 8, MADE = 8, STARTS = 4, PARAMETERS = 48, SCRATCH = 2, ASKS = 2, DRAWN = 8 };
-
-/* A driver's own start of a kernel: grid, block, shared memory, stream, the addresses of its parameters. CUDA and HIP have the same. */
-typedef int (*Driver)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
-
-/* CUDA's other start, of a kernel that may come onto the chip before the one before it is done: its structures, as they lie in
- * memory. */
-typedef struct {
-    int id, unused;
-    long long value[8];
-} Attribute;
-typedef struct {
-    unsigned grid[3], block[3], shared;
-    void *stream;
-    Attribute *attributes;
-    unsigned num_attributes;
-} Configuration;
-typedef int (*EarlyDriver)(const Configuration *, void *, void **, void **);
-enum { SERIALISED_BY_PROGRAM = 6 }; /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
+enum { VALUES = 64, TENSORS = 8, MADE = 8, STARTS = 4, ASKS = 2, DRAWN = 8 };
 
 typedef struct {
     int place, index;
@@ -41,10 +24,7 @@ typedef struct {
     Slot pointers[TENSORS + MADE], floats[TENSORS];
     Slot drawn[DRAWN]; /* which of the asks, and `offset` into its answer */
     int num_values, num_pointers, num_floats, num_drawn;
-    void *driver; /* NULL: only through `start`; a Driver, or an EarlyDriver */
-    void *function;
-    unsigned grid[3], threads, shared;
-    int early;
+    Cut cut;            /* without a driver only `start` starts it */
     char kinds[VALUES]; /* of each value: p an address, i a whole number, f and d floats, - no parameter */
 } Start;
 
@@ -96,16 +76,6 @@ static int bits_of(PyObject *value, char kind, unsigned long long *bits) {
     return !PyErr_Occurred();
 }
 
-/* The driver's answer to a start with these parameters. */
-static int answer_of(const Start *self, void *stream, void **parameters) {
-    Attribute may_come_early = {SERIALISED_BY_PROGRAM, 0, {1}};
-    const unsigned *grid = self->grid;
-    Configuration all = {{grid[0], grid[1], grid[2]}, {self->threads, 1, 1}, self->shared, stream, &may_come_early, 1};
-    if (self->early) return ((EarlyDriver)self->driver)(&all, self->function, parameters, NULL);
-    return ((Driver)self->driver)(self->function, grid[0], grid[1], grid[2], self->threads, 1, 1, self->shared, stream, parameters,
-                                  NULL);
-}
-
 /* Whether the driver took the launch. It does not where this thread has no context yet; Triton's own start makes one. */
 static int driven(const Start *self, PyObject *const *values, PyObject *on) {
     unsigned long long bits[PARAMETERS], none = 0;
@@ -120,7 +90,7 @@ static int driven(const Start *self, PyObject *const *values, PyObject *on) {
     if (PyErr_Occurred() || count == PARAMETERS) return PyErr_Clear(), 0;
     for (int i = 0; i < SCRATCH; i++) parameters[count + i] = &none; /* memory that Triton would give it; none is wanted */
     Py_BEGIN_ALLOW_THREADS;
-    code = answer_of(self, stream, parameters);
+    code = answer_of(&self->cut, stream, parameters);
     Py_END_ALLOW_THREADS;
     return code == 0;
 }
@@ -158,7 +128,7 @@ static int started(const Start *self, PyObject *const *args, PyObject *const *ad
     for (int i = 0; i < self->num_floats; i++) values[self->floats[i].place] = args[self->floats[i].index];
     good = good && filled(self, answers, values);
     values[stream_place] = stream;
-    if (good && !(self->driver && driven(self, values, stream))) {
+    if (good && !(self->cut.driver && driven(self, values, stream))) {
         PyObject *answer = PyObject_Vectorcall(self->start, values, self->num_values, NULL);
         good = answer != NULL;
         Py_XDECREF(answer);
@@ -252,15 +222,16 @@ static int read_slots(PyObject *list, Slot *slots, int *count, int most, int pla
  * None. */
 static int read_driver(PyObject *raw, Start *self) {
     unsigned long long driver, function;
+    Cut *cut = &self->cut;
     const char *kinds;
     Py_ssize_t length;
     if (raw == Py_None) return 1;
-    if (!PyArg_ParseTuple(raw, "KKII(III)s#p", &driver, &function, &self->threads, &self->shared, &self->grid[0], &self->grid[1],
-                          &self->grid[2], &kinds, &length, &self->early))
+    if (!PyArg_ParseTuple(raw, "KKII(III)s#p", &driver, &function, &cut->threads, &cut->shared, &cut->grid[0], &cut->grid[1],
+                          &cut->grid[2], &kinds, &length, &cut->early))
         return 0;
     if (length != self->num_values) return 0;
     memcpy(self->kinds, kinds, length);
-    self->driver = (void *)(uintptr_t)driver, self->function = (void *)(uintptr_t)function;
+    cut->driver = (void *)(uintptr_t)driver, cut->function = (void *)(uintptr_t)function;
     return 1;
 }
 

@@ -18,7 +18,10 @@ def _module() -> Any:
     try:
         from triton.runtime.build import compile_module_from_src
 
-        return compile_module_from_src((pathlib.Path(__file__).parent / "quick.c").read_text(), "trireme_quick")
+        folder = pathlib.Path(__file__).parent
+        header, source = ((folder / name).read_text() for name in ("driver.h", "quick.c"))
+        # In one, since what is built is kept under the hash of its source.
+        return compile_module_from_src(source.replace('#include "driver.h"', header), "trireme_quick")
     except Exception:  # no compiler, no headers, a folder that cannot be written, another Triton: Python does it
         return None
 

@@ -32,6 +32,7 @@ from trireme.kernels import (
     select,
     shape,
     softmax,
+    straight,
     unary,
 )
 from trireme.kernels.launch import Unsupported
@@ -110,6 +111,7 @@ def _table() -> dict[str, Operator]:
 OPERATORS = _table()
 _active: frozenset[str] = frozenset()
 _library: torch.library.Library | None = None
+_placed: list[straight.Above] = []
 
 
 def _select(names: Iterable[Any]) -> set[str]:
@@ -212,6 +214,7 @@ def _with_gradient(operator: Operator) -> Function:
                     return derived(*args, **kwargs)
         return keyed(*args, **kwargs)
 
+    call.__dict__["memory"] = memory
     return standing_for(call, memory.recent, memory.exact, _watched, transformed)
 
 
@@ -229,6 +232,9 @@ def _activate(names: frozenset[str]) -> None:
     if names == _active:
         return
     if _library is not None:
+        for operator in _placed:
+            operator.remove()
+        _placed.clear()
         _library._destroy()
         _library = None
     _active = frozenset()
@@ -236,15 +242,33 @@ def _activate(names: frozenset[str]) -> None:
     if names and chip.interpreted and not triton.knobs.runtime.interpret:
         raise RuntimeError("Triton finds no GPU here. Fix: start Python with TRITON_INTERPRET=1 to run kernels, slowly, on the CPU")
     if names:
-        implementations = [(name, _guarded(OPERATORS[name])) for name in sorted(names)]
+        implementations = list(_implementations(names))  # all of them, while every kernel is torch's own
         _library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # replacing torch's kernels is the purpose
-            for name, implementation in implementations:
-                _library.impl(name, implementation, chip.dispatch_key, allow_override=True)
-                if OPERATORS[name].composite:
-                    _library.impl(name, _with_gradient(OPERATORS[name]), chip.autograd_key, allow_override=True)
+            for name, key, implementation, standing in implementations:
+                _library.impl(name, implementation, key, allow_override=True)
+                if standing is not None:
+                    standing.place()
+                    _placed.append(standing)
     _active = names
+
+
+def _implementations(names: Iterable[str]) -> Iterator[tuple[str, str, Function, straight.Above | None]]:
+    """The Python kernels of operators, by name and dispatch key, and what answers their remembered calls before Python does."""
+    chip = chips.current()
+    for name in sorted(names):
+        operator = OPERATORS[name]
+        made = [(chip.dispatch_key, _guarded(operator))]
+        if operator.composite:
+            made.append((chip.autograd_key, _with_gradient(operator)))
+        for key, function in made:
+            memory = getattr(function, "__dict__", {}).get("memory")
+            standing = None
+            if memory is not None and not chip.interpreted:
+                standing = straight.above(operator.overload, key)
+                memory.stand_below(standing)
+            yield name, key, function, standing
 
 
 def enable() -> None:

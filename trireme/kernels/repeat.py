@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trireme.kernels import chips
-from trireme.kernels.launch import Recording, Unsupported, current, recordings, unrepeatable
+from trireme.kernels.launch import Recording, Unsupported, current, listeners, recordings, unrepeatable
 from trireme.kernels.notes import Notes
 from trireme.kernels.quick import onward, standing_for
 
@@ -45,6 +45,7 @@ class _Memory:
         self.exact: list[bool] = []  # not empty: floats count by value
         self.recent: list[_Kind] = []
         self.changes: list[bool] = []  # one for each change among these, until they are too many
+        self.above: Any = None  # what answers calls before Python does, if anything: `straight.Above`
         _tables.extend((self.known, self.seen, self.exact, self.recent, self.changes))
 
     def record(
@@ -53,6 +54,8 @@ class _Memory:
         """Runs the call, notes what it does and keeps that if it can be repeated; what is refused goes on, and is kept as that."""
         recording = current.recording = Recording()
         recordings.append(recording)
+        for listener in listeners:
+            listener(1)
         refused: Function | None = None
         try:
             result = function(*args, **kwargs)
@@ -63,9 +66,14 @@ class _Memory:
         finally:
             current.recording = None
             recordings.remove(recording)
+            for listener in listeners:
+                listener(-1)
         if refused is not None:
-            refused = getattr(refused, "shorter", lambda _: refused)(args)
+            shorter = getattr(refused, "shorter", None)
+            refused = refused if shorter is None else shorter(args)
             self.keep(key, args, kwargs, onward(refused, recording.settings))
+            if self.above is not None:
+                self.above.leave(recording.settings, self._signs(args, kwargs))
             return refused(*args, **kwargs)
         notes = Notes(recording, args, kwargs)
         again = notes.repetition(result)
@@ -74,9 +82,25 @@ class _Memory:
             self.seen[key] = _RECORDINGS + 1
         elif left:
             self.exact.append(True)  # from now on the operator's floats count by value
+            if self.above is not None:
+                self.above.clear()
         else:
             self.keep(key, args, kwargs, again)
+            if self.above is not None and notes.plan is not None:
+                self.above.keep(notes.plan, self._signs(args, kwargs))
         return result
+
+    def _signs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Which arguments count by their sign alone."""
+        return [i for i, x in [*enumerate(args), *kwargs.items()] if type(x) is float and type(_token(x, self.exact)) is str]
+
+    def stand_below(self, above: Any) -> None:
+        """From now on `above` is asked first, and told what to remember; if it is new, so is every call."""
+        if above is not None and above is not self.above:
+            _tables.append(above)
+            for table in (self.known, self.seen, self.recent, self.changes):
+                table.clear()
+        self.above = above
 
     def keep(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], again: Function) -> None:
         """From now on `again` answers calls of this kind."""

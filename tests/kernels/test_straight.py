@@ -1,0 +1,416 @@
+"""Remembered calls answered by C++: what is like a remembered one never reaches Python and is launched with its own memory and
+numbers; everything else goes on. On the CPU, with a driver of ours that computes in place of a kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trireme.kernels import chips, launch, straight
+from trireme.kernels.notes import Plan
+
+if not chips.current().interpreted:
+    pytest.skip("on a GPU every other test goes this way", allow_module_level=True)
+if straight.module(wait=240) is None:
+    pytest.skip("no C++ compiler", allow_module_level=True)
+
+NUMBER, PLACE = ctypes.c_uint, ctypes.c_void_p
+DRIVER = ctypes.CFUNCTYPE(ctypes.c_int, PLACE, *[NUMBER] * 7, PLACE, ctypes.POINTER(PLACE), PLACE)
+SHAPE = (4, 8)
+
+
+class Chip:
+    """A driver whose only kernel computes out = x + y * factor for SHAPE, and remembers its starts."""
+
+    def __init__(self) -> None:
+        self.starts: list[tuple[int, ...]] = []
+        self.code = 0
+        self.callback = DRIVER(self._start)
+        self.address = ctypes.cast(self.callback, PLACE).value
+
+    def _start(self, function: int, *rest: Any) -> int:
+        grid, parameters = rest[:7], rest[8]
+        self.starts.append((function, *grid))
+        x, y, out = (ctypes.c_uint64.from_address(parameters[i]).value for i in range(3))
+        factor = ctypes.c_float.from_address(parameters[3]).value
+        if self.code == 0:
+            memory = [torch.frombuffer((ctypes.c_float * 32).from_address(at), dtype=torch.float32) for at in (x, y, out)]
+            memory[2].copy_(memory[0] + memory[1] * factor)
+        return self.code
+
+
+class Standing:
+    """An operator of the test's own, its Python kernel, and what stands above it."""
+
+    def __init__(self, schema: str, kernel: Callable[..., Any], name: str, key: str) -> None:
+        self.definition = torch.library.Library("trireme_test", "FRAGMENT")
+        self.definition.define(name + schema)
+        self.calls: list[tuple[Any, ...]] = []
+        self.keeping: Callable[..., None] = lambda *args: None
+
+        def python(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(args)
+            self.keeping(*args)
+            return kernel(*args, **kwargs)
+
+        self.key = key
+        self.definition.impl(name, python, key)
+        self.call = getattr(torch.ops.trireme_test, name).default
+        self.above: Any = straight.above(self.call, key)
+        self.above.place()
+
+    def end(self) -> None:
+        self.above.remove()
+        self.above.clear()
+        del straight._above[self.call, self.key]
+        self.definition._destroy()
+
+
+@pytest.fixture
+def chip() -> Chip:
+    return Chip()
+
+
+@pytest.fixture
+def standing(request: pytest.FixtureRequest) -> Iterator[Callable[..., Standing]]:
+    made: list[Standing] = []
+
+    def make(schema: str, kernel: Callable[..., Any], key: str = "CPU") -> Standing:
+        made.append(Standing(schema, kernel, f"op{abs(hash(request.node.name)) % 10**9}_{len(made)}", key))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def plan(chip: Chip, **changes: Any) -> Plan:
+    """x and y, a result, and the number that is the third argument."""
+    values = [1, 1, 1, None, *[None] * 9, None, None, None, 2.5, "constant"]
+    pointers, raw = [(13, 0, 0), (14, 1, 0), (15, 2, 0)], (chip.address, 42, 128, 64, (5, 2, 1), "-" * 13 + "pppf-", False)
+    given = {
+        "starts": [(None, values, pointers, [(16, 2)], raw, [])], "tensors": [(0, 0), (1, 1)], "returned": [2], "as_tuple": False,
+        "layouts": [(SHAPE, (8, 1), torch.float32)], "device": -1, "kept": [], "bound": None, "settings": [], "asks": [],
+    }  # fmt: skip
+    return Plan(**(given | changes))
+
+
+def weighted(x: torch.Tensor, y: torch.Tensor, factor: float) -> torch.Tensor:
+    return x + y * factor
+
+
+def pair() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(SHAPE), torch.randn(SHAPE)
+
+
+def test_what_is_like_it_never_reaches_python(chip: Chip, standing: Callable[..., Standing]) -> None:
+    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
+    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
+    x, y = pair()
+    one.call(x, y, 2.5)
+    one.keeping = lambda *args: None
+    assert len(one.calls) == 1 and not chip.starts
+    for factor in (2.5, 0.125, 7.75):
+        x, y = pair()
+        result = one.call(x, y, factor)
+        torch.testing.assert_close(result, weighted(x, y, factor))
+        assert result.stride() == (8, 1) and not result.requires_grad
+    assert len(one.calls) == 1 and chip.starts == [(42, 5, 2, 1, 128, 1, 1, 64)] * 3
+    shifted = torch.randn(40)[1:33].view(SHAPE)  # begins elsewhere
+    others = [
+        (x, y, -0.5), (x, y, 2.0), (x, y, float("inf")), (x.double(), y.double(), 2.5), (x.t(), y.t(), 2.5),
+        (x[:2], y[:2], 2.5), (shifted, y, 2.5), (x.half(), y.half(), 2.5),
+    ]  # fmt: skip
+    for args in others:
+        torch.testing.assert_close(one.call(*args), weighted(*args))
+    assert len(one.calls) == 1 + len(others) and len(chip.starts) == 3
+
+
+def test_gradients_are_torchs(chip: Chip, standing: Callable[..., Standing]) -> None:
+    """It stands below autograd, so tensors with and without a gradient are the same to it."""
+    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
+    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
+    x, y = pair()
+    one.call(x, y, 2.5)
+    with torch.no_grad():
+        one.call(x.requires_grad_(), y, 2.5)
+    assert len(chip.starts) == 1
+    with torch.inference_mode():
+        assert one.call(*pair(), 2.5).is_inference()
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+def test_above_autograd_only_what_nobody_watches(chip: Chip, standing: Callable[..., Standing]) -> None:
+    """Where gradients are ours: a call of which one is wanted, or that a mode or a transform looks at, is Python's."""
+    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted, "AutogradCPU")
+    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
+    x, y = pair()
+    one.call(x, y, 2.5)
+    one.keeping = lambda *args: None
+    torch.testing.assert_close(one.call(x, y, 1.5), weighted(x, y, 1.5))
+    assert len(chip.starts) == 1 and one.above.passed_on() == 1
+    x.requires_grad_()
+    one.call(x, y, 1.5).sum().backward()
+    torch.testing.assert_close(x.grad, torch.ones(SHAPE))
+    with Watching():
+        one.call(x.detach(), y, 1.5)
+    with forward_ad.dual_level():
+        one.call(x.detach(), y, 1.5)
+    assert len(chip.starts) == 1 and one.above.passed_on() == 4
+    with torch.no_grad():
+        one.call(x, y, 1.5)
+    assert len(chip.starts) == 2
+    several = torch.func.vmap(lambda a: one.call(a, y, 1.5))(x.detach().expand(3, *SHAPE))
+    torch.testing.assert_close(several, weighted(x, y, 1.5).expand(3, *SHAPE))
+
+
+def test_a_driver_that_refuses_is_pythons_to_ask(chip: Chip, standing: Callable[..., Standing]) -> None:
+    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
+    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
+    x, y = pair()
+    one.call(x, y, 2.5)
+    chip.code = 201
+    torch.testing.assert_close(one.call(x, y, 2.5), weighted(x, y, 2.5))
+    assert len(chip.starts) == 1 and len(one.calls) == 2
+
+
+def test_shared_memory_and_several_results(chip: Chip, standing: Callable[..., Standing]) -> None:
+    one = standing("(Tensor x, Tensor y, float factor) -> (Tensor, Tensor)", lambda x, y, f: (weighted(x, y, f), x))
+    same = plan(chip, tensors=[(0, 0), (1, 0)], returned=[2, 0], as_tuple=True)
+    one.keeping = lambda *args: one.above.keep(same, [])
+    x, y = pair()
+    one.call(x, x, 2.5)
+    one.keeping = lambda *args: None
+    result, argument = one.call(x, x, 2.5)
+    torch.testing.assert_close(result, x * 3.5)
+    assert argument is x and len(one.calls) == 1
+    one.call(x, y, 2.5)
+    one.call(x, x, 0.5)  # this time the float counts by value
+    assert len(one.calls) == 3
+
+
+def test_numbers_in_the_place_of_tensors(standing: Callable[..., Standing]) -> None:
+    """torch wraps a number as a tensor where the schema wants one; Python gets the number, and so does a start."""
+    library = torch.library.Library("aten", "IMPL")
+    kernel = torch.library.get_kernel(torch.ops.aten.add.Tensor, "CPU")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    above = straight.above(torch.ops.aten.add.Tensor, "CPU")
+    assert above is not None
+    seen: list[Any] = []
+    got: list[float] = []
+
+    def start(*rest: Any) -> int:
+        parameters = rest[9]
+        out = ctypes.c_uint64.from_address(parameters[0]).value
+        got.append(ctypes.c_float.from_address(parameters[1]).value)
+        torch.frombuffer((ctypes.c_float * 32).from_address(out), dtype=torch.float32).fill_(got[-1])
+        return 0
+
+    callback = DRIVER(start)
+    raw = (ctypes.cast(callback, PLACE).value, 42, 128, 64, (5, 2, 1), "-" * 13 + "pf-", False)
+    values = [None] * 13 + [None, 0.5, "constant"]
+    program = plan(Chip(), starts=[(None, values, [(13, 1, 0)], [(14, 1)], raw, [])], tensors=[(0, 0)], returned=[1])
+
+    def python(x: Any, y: Any, **kwargs: Any) -> Any:
+        seen.append(y)
+        if type(y) is float:
+            above.keep(program, [1])
+        return kernel.call_boxed(keys, x, y if isinstance(y, torch.Tensor) else torch.scalar_tensor(y), **kwargs)
+
+    library.impl("add.Tensor", python, "CPU", allow_override=True)
+    above.place()
+    try:
+        x = torch.zeros(SHAPE)
+        for y in (0.5, 1.5, 2.25):
+            assert float(torch.add(x, y)[0, 0]) == y
+        assert seen == [0.5] and got == [1.5, 2.25]
+        for y in (2.0, 2, True, -0.5, torch.ones(())):
+            assert float(torch.add(x, y)[0, 0]) == float(y)
+        assert len(seen) == 6 and got == [1.5, 2.25]
+    finally:
+        above.remove()
+        above.clear()
+        library._destroy()
+    assert float(torch.add(x, 1.5)[0, 0]) == 1.5 and len(seen) == 6
+
+
+def test_what_is_left_to_torch_goes_there(standing: Callable[..., Standing]) -> None:
+    """Without Python, as long as the settings are what they were."""
+    library = torch.library.Library("aten", "IMPL")
+    original = torch.ops.aten.bmm.default
+    kernel = torch.library.get_kernel(original, "CPU")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    above = straight.above(original, "CPU")
+    assert above is not None
+    seen: list[Any] = []
+
+    def python(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        seen.append(1)
+        above.leave([(torch.get_default_dtype, torch.get_default_dtype())], [])
+        return kernel.call_boxed(keys, a, b)
+
+    library.impl("bmm", python, "CPU", allow_override=True)
+    above.place()
+    try:
+        a, b = torch.randn(3, 4, 5), torch.randn(3, 5, 6)
+        for _ in range(4):
+            torch.testing.assert_close(torch.bmm(a, b), torch.einsum("bij,bjk->bik", a, b))
+        assert len(seen) == 1
+        torch.set_default_dtype(torch.float64)
+        torch.bmm(a, b)
+        assert len(seen) == 2
+        torch.set_default_dtype(torch.float32)
+        torch.bmm(b.transpose(1, 2), a.transpose(1, 2))
+        assert len(seen) == 3
+    finally:
+        torch.set_default_dtype(torch.float32)
+        above.remove()
+        above.clear()
+        library._destroy()
+
+
+def test_lists_types_and_names(chip: Chip, standing: Callable[..., Standing]) -> None:
+    """Every argument counts: lists by value, types and devices as torch boxes them, what has a name like the rest."""
+    schema = (
+        "(Tensor x, Tensor y, float factor, int[] dim, *, ScalarType? dtype=None, bool keep=False, Device? device=None) -> Tensor"
+    )
+    one = standing(schema, lambda x, y, factor, dim, **kwargs: weighted(x, y, factor))
+    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
+    x, y = pair()
+    calls: list[tuple[list[int], dict[str, Any]]] = [
+        ([0], {}), ([0, 1], {}), ([1], {}), ([0], {"dtype": torch.float32}), ([0], {"dtype": torch.float64}), ([0], {"keep": True}),
+        ([0], {"device": torch.device("cpu")}),
+    ]  # fmt: skip
+    for dim, others in calls:
+        one.call(x, y, 2.5, dim, **others)
+    assert len(one.calls) == len(calls) and not chip.starts
+    for dim, others in calls:
+        torch.testing.assert_close(one.call(x, y, 1.5, dim, **others), weighted(x, y, 1.5))
+    assert len(one.calls) == len(calls) and len(chip.starts) == len(calls)
+
+
+def test_while_a_call_is_recorded_everything_comes_to_python(chip: Chip, standing: Callable[..., Standing]) -> None:
+    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
+    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
+    x, y = pair()
+    one.call(x, y, 2.5)
+    for listener in launch.listeners:
+        listener(1)
+    one.call(x, y, 2.5)
+    for listener in launch.listeners:
+        listener(-1)
+    assert len(one.calls) == 2 and not chip.starts
+    one.call(x, y, 2.5)
+    assert len(one.calls) == 2 and len(chip.starts) == 1
+
+
+def test_without_random_numbers_it_is_not_repeated(chip: Chip, standing: Callable[..., Standing]) -> None:
+    """The host's generator has no counter, as a GPU's has none while a graph is recorded: Python decides what to do."""
+    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
+
+    def ask() -> None:
+        return None
+
+    ask.__dict__["past"] = 4
+    one.keeping = lambda *args: one.above.keep(plan(chip, asks=[ask]), [2])
+    x, y = pair()
+    one.call(x, y, 2.5)
+    one.keeping = lambda *args: None
+    torch.testing.assert_close(one.call(x, y, 2.5), weighted(x, y, 2.5))
+    assert len(one.calls) == 2 and not chip.starts
+
+
+def test_memory_that_stays_is_held_until_it_is_forgotten(chip: Chip, standing: Callable[..., Standing]) -> None:
+    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
+    kept = [torch.zeros(4)]
+    alive = weakref.ref(kept[0])
+    held = [plan(chip, kept=kept, bound=0)]
+    one.keeping = lambda *args: one.above.keep(held[0], [2]) if held else None
+    x, y = pair()
+    one.call(x, y, 2.5)
+    del kept
+    held.clear()
+    gc.collect()
+    assert alive() is not None
+    one.call(x, y, 2.5)
+    assert len(chip.starts) == 1
+    one.above.clear()
+    gc.collect()
+    assert alive() is None
+    one.call(x, y, 2.5)
+    assert len(one.calls) == 2
+
+
+def test_only_sixteen_kinds_are_remembered(chip: Chip, standing: Callable[..., Standing]) -> None:
+    one = standing("(Tensor x, Tensor y, float factor, int number) -> Tensor", lambda x, y, factor, number: weighted(x, y, factor))
+    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
+    x, y = pair()
+    for number in range(20):
+        one.call(x, y, 2.5, number)
+    one.keeping = lambda *args: None
+    for number in range(20):
+        one.call(x, y, 2.5, number)
+    assert len(chip.starts) == 16 and len(one.calls) == 24
+
+
+def test_programs_that_make_no_sense_are_refused(chip: Chip, standing: Callable[..., Standing]) -> None:
+    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
+    x, y = pair()
+    start = plan(chip).starts[0]
+    refused: list[bool] = []
+    bad: list[dict[str, Any]] = [
+        {"tensors": [(7, 0)]}, {"tensors": [(0, 1), (1, 1)]}, {"returned": []}, {"returned": [9]}, {"starts": []},
+        {"layouts": [(SHAPE, (8, 1), torch.float32)] * 20}, {"starts": [(*start[:4], None, [])]},
+        {"starts": [(*start[:2], [(13, 5, 0)], *start[3:])]}, {"starts": [(*start[:3], [(16, 9)], *start[4:])]},
+        {"asks": [lambda: None]}, {"settings": [(lambda: 1, 1)]}, {"tensors": [(2, 0), (1, 1)]},
+    ]  # fmt: skip
+
+    def keep(*args: Any) -> None:
+        for change in bad:
+            one.above.keep(plan(chip, **change), [])
+        refused.append(True)
+
+    one.keeping = keep
+    one.call(x, y, 2.5)
+    one.keeping = lambda *args: None
+    one.call(x, y, 2.5)
+    assert refused and len(one.calls) == 2 and not chip.starts
+    one.above.keep(plan(chip), [2])  # nobody calls now
+    one.call(x, y, 2.5)
+    assert len(one.calls) == 3
+
+
+def test_many_threads(chip: Chip, standing: Callable[..., Standing]) -> None:
+    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
+    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
+    one.call(*pair(), 2.5)
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for i in range(50):
+            x, y = (torch.randn(SHAPE, generator=generator) for _ in range(2))
+            if not torch.allclose(one.call(x, y, 0.5 + seed), x + y * (0.5 + seed)):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        one.above.clear()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
