@@ -187,6 +187,21 @@ def test_a_driver_that_refuses_is_pythons_to_ask(chip: Chip, standing: Callable[
     assert len(chip.starts) == 1 and len(one.calls) == 2
 
 
+def test_of_several_chips_only_on_its_own(chip: Chip, standing: Callable[..., Standing]) -> None:
+    built = straight.module()
+    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
+    x, y = pair()
+    for device, starts in ((-1, 1), (3, 0)):
+        one.above.clear()
+        chip.starts.clear()
+        one.keeping = lambda *args, device=device: one.above.keep(plan(chip, device=device), [2])
+        one.call(x, y, 2.5)
+        built.set_up("CPU", 0, 0, True)
+        one.call(x, y, 2.5)
+        built.set_up("CPU", 0, 0, False)
+        assert len(chip.starts) == starts
+
+
 def test_shared_memory_and_several_results(chip: Chip, standing: Callable[..., Standing]) -> None:
     one = standing("(Tensor x, Tensor y, float factor) -> (Tensor, Tensor)", lambda x, y, f: (weighted(x, y, f), x))
     same = plan(chip, tensors=[(0, 0), (1, 0)], returned=[2, 0], as_tuple=True)

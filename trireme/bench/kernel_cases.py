@@ -83,9 +83,10 @@ def _odd_pointwise() -> Iterator[Case]:
     for op, call in (("bitwise_and.Tensor", torch.bitwise_and), ("bitwise_or.Tensor", torch.bitwise_or)):
         yield _case(op, "8192x4096 int32", integers, call, count * 12)
     yield _case("bitwise_and.Scalar", "8192x4096 int32", integers, lambda x, y: x & 7, count * 8)
-    yield _case("bitwise_and.Scalar_Tensor", "8192x4096 int32", integers, lambda x, y: 7 & x, count * 8)
+    and_number, or_number = torch.ops.aten.bitwise_and.Scalar_Tensor, torch.ops.aten.bitwise_or.Scalar_Tensor
+    yield _case("bitwise_and.Scalar_Tensor", "8192x4096 int32", integers, lambda x, y: and_number(7, x), count * 8)
     yield _case("bitwise_or.Scalar", "8192x4096 int32", integers, lambda x, y: x | 7, count * 8)
-    yield _case("bitwise_or.Scalar_Tensor", "8192x4096 int32", integers, lambda x, y: 7 | x, count * 8)
+    yield _case("bitwise_or.Scalar_Tensor", "8192x4096 int32", integers, lambda x, y: or_number(7, x), count * 8)
     yield _case("bitwise_not", "8192x4096 int32", integers, lambda x, y: ~x, count * 8)
     chosen = lambda: (normal(*_BIG) > 0, normal(*_BIG), normal(*_BIG))  # noqa: E731
     yield _case("where.self", "8192x4096 bf16", chosen, torch.where, count * 7)

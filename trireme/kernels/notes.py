@@ -24,7 +24,7 @@ class _Unresolved(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """A call to be repeated in a few steps, in the terms of `quick.launch`."""
+    """A call to be repeated in a few steps on the device it ran on, in the terms of `quick.launch`."""
 
     starts: list[Any]
     tensors: list[tuple[int, int]]
@@ -65,7 +65,7 @@ class Notes:
         pointers = [x.data_ptr() for x in self.tensors.values()]
         shared = [(i, pointers.index(p)) for i, p in enumerate(pointers) if pointers.index(p) != i]
         self.plan = _plan(self, launches, returned, finish is tuple, shared)
-        quick = None if self.plan is None else _quick(self.plan)
+        quick = None if self.plan is None or chips.several_devices() else _quick(self.plan)
         return quick or _general(self, launches, returned, finish, shared)
 
     def _launch(self, handle: Any, grid: tuple[int, ...], values: tuple[Any, ...]) -> Any:
@@ -140,7 +140,7 @@ def _plan(notes: Notes, launches: list[Any], returned: list[Any], as_tuple: bool
     """The shortest way to repeat a call; None if something of it is only known to `_general`."""
     slots = [slot for launch in launches for slot in launch[2]]
     named = any(type(i) is str for launch in launches for _, i in launch[3])
-    if chips.several_devices() or named or any(type(x) is not int for x in returned):
+    if named or any(type(x) is not int for x in returned):
         return None
     if any(fixed for *_, fixed in slots):
         return None

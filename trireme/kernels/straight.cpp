@@ -13,6 +13,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/forward_grad.h>
 
 #include <algorithm>
@@ -40,6 +41,7 @@ struct Chip {
     c10::DeviceType type = c10::kCPU;
     int (*stream)(int32_t, void **) = nullptr;  /* the current stream of a device */
     int (*capturing)(void *, int *) = nullptr;  /* whether a stream records a graph */
+    bool several = false;                       /* of its kind are in this machine */
 } chip;
 
 /* ---- a call to be repeated. Memory is numbered: tensors among the arguments, then what is allocated. */
@@ -166,6 +168,7 @@ bool Program::run(size_t count, Stack &stack) const {
     }
     void *now = nullptr;
     int recorded = 0;
+    if (chip.several && c10::impl::VirtualGuardImpl(chip.type).getDevice().index() != device) return false;
     if (!as_set() || (chip.stream && chip.stream(device, &now))) return false;
     if (bound && (now != this->stream || (chip.capturing && (chip.capturing(now, &recorded) || recorded)))) return false;
     try {
@@ -580,12 +583,14 @@ PyTypeObject operator_type = [] {
     return type;
 }();
 
-/* set_up(dispatch key, address of what tells the stream, of what tells whether it is recorded) */
+/* set_up(dispatch key, address of what tells the stream, of what tells whether it is recorded, whether there are several chips) */
 PyObject *set_up(PyObject *, PyObject *args) {
     const char *key;
     PyObject *stream, *capturing;
-    if (!PyArg_ParseTuple(args, "sOO", &key, &stream, &capturing)) return nullptr;
+    int several;
+    if (!PyArg_ParseTuple(args, "sOOp", &key, &stream, &capturing, &several)) return nullptr;
     return answered([&] {
+        chip.several = several;
         chip.key = c10::parseDispatchKey(key);
         chip.type = c10::dispatchKeyToDeviceType(chip.key);
         chip.stream = reinterpret_cast<int (*)(int32_t, void **)>(address(stream));

@@ -79,8 +79,8 @@ def _build(file: Path) -> None:
         if mark.exists() and time.time() - mark.stat().st_mtime > _BUILD_SECONDS:
             mark.unlink()
         mark.touch(exist_ok=False)
-        script = '"$@" && mv "$MADE" "$FILE"; rm -f "$MADE"'
-        environment = os.environ | {"MADE": str(made), "FILE": str(file)}
+        script = '"$@" && mv "$MADE" "$FILE" && rm -f "$MARK"; rm -f "$MADE"'  # of a failure the mark stays, for a while
+        environment = os.environ | {"MADE": str(made), "FILE": str(file), "MARK": str(mark)}
         line, nothing = ["sh", "-c", script, "sh", *_command(made)], subprocess.DEVNULL
         _builds.append(subprocess.Popen(line, env=environment, stdin=nothing, stdout=nothing, stderr=nothing))
 
@@ -93,7 +93,7 @@ def _loaded(file: Path) -> Any:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        module.set_up(chips.current().dispatch_key, *_addresses())
+        module.set_up(chips.current().dispatch_key, *_addresses(), chips.several_devices())
         listeners.append(module.record)
         return module
     except (ImportError, OSError, ValueError, AttributeError):
@@ -112,7 +112,7 @@ def _addresses() -> tuple[int, int]:
 
 def module(wait: float = 0.0) -> Any:
     """The C++ side, or None; the first to ask has it built, and may wait so many seconds for it."""
-    if not chips.current().interpreted and (chips.driver_launch(False) is None or chips.several_devices()):
+    if not chips.current().interpreted and chips.driver_launch(False) is None:
         return None
     file = _file()
     if file is None:
