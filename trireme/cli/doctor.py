@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
         ("packages", ", ".join(f"{name} {_version(name)}" for name in ("triton", "tokenizers", "numpy", "msgspec"))),
         ("cores", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"),
-        ("C compiler", shutil.which("cc") or shutil.which("gcc") or "none: the CPU backend would use torch's own operators"),
+        ("C compiler", _first("cc", "gcc") or "none: the CPU backend would use torch's own operators"),
+        ("C++ compiler", _first("c++", "g++", "clang++") or "none: trireme.kernels would repeat torch's calls by way of Python"),
         ("model cache", f"{cache_folder()}, {shutil.disk_usage(_existing(cache_folder())).free / 2**30:.0f} GiB free"),
     ]
     for name in backends.names():
@@ -46,6 +47,11 @@ def run(args: argparse.Namespace) -> int:
     width = max(len(name) for name, _ in rows)
     sys.stdout.write("".join(f"{name:<{width}}  {text}\n" for name, text in rows))
     return 0
+
+
+def _first(*names: str) -> str | None:
+    """Where the first of these programs is that there is."""
+    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 def _version(name: str) -> str:
