@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trireme.kernels import chips, launch, straight
@@ -196,9 +198,9 @@ def test_of_several_chips_only_on_its_own(chip: Chip, standing: Callable[..., St
         chip.starts.clear()
         one.keeping = lambda *args, device=device: one.above.keep(plan(chip, device=device), [2])
         one.call(x, y, 2.5)
-        built.set_up("CPU", 0, 0, True)
+        built.set_up("CPU", 0, 0, 0, True)
         one.call(x, y, 2.5)
-        built.set_up("CPU", 0, 0, False)
+        built.set_up("CPU", 0, 0, 0, False)
         assert len(chip.starts) == starts
 
 
@@ -215,6 +217,66 @@ def test_shared_memory_and_several_results(chip: Chip, standing: Callable[..., S
     one.call(x, y, 2.5)
     one.call(x, x, 0.5)  # this time the float counts by value
     assert len(one.calls) == 3
+
+
+def test_a_result_twice_and_a_number_too_large(chip: Chip, standing: Callable[..., Standing]) -> None:
+    one = standing("(Tensor x, Tensor y, float factor) -> (Tensor, Tensor)", lambda x, y, f: (weighted(x, y, f), x))
+    values = plan(chip).starts[0][1][:]
+    values[16] = 1e300  # beyond float32: infinite to the kernel, as a cast makes it
+    start = (None, values, *plan(chip).starts[0][2:])
+    one.keeping = lambda *args: one.above.keep(plan(chip, starts=[start], returned=[2, 2], as_tuple=True), [])
+    x, y = torch.ones(SHAPE), torch.ones(SHAPE)
+    one.call(x, y, 1e300)
+    first, second = one.call(x, y, 1e300)
+    assert first is second and torch.isinf(first).all() and len(one.calls) == 1
+
+
+def test_tensors_without_strides_go_on(chip: Chip, standing: Callable[..., Standing]) -> None:
+    """What is asked of a tensor depends on what it is: one that is sparse, or whose sizes are symbols, is looked at no further."""
+    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted, "AutogradCPU")
+    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
+    x, y = pair()
+    one.call(x, y, 2.5)
+    one.keeping = lambda *args: None
+    environment = ShapeEnv()
+    with FakeTensorMode(shape_env=environment) as mode:
+        fake = mode.from_tensor(x, symbolic_context=None, static_shapes=False)
+        other = mode.from_tensor(y, symbolic_context=None, static_shapes=False)
+    result = one.call(fake, other, 2.5)
+    assert any(not isinstance(size, int) for size in fake.shape), "its sizes are symbols still"
+    assert result.shape == fake.shape and not chip.starts
+
+
+def test_removed_while_others_call(chip: Chip, standing: Callable[..., Standing]) -> None:
+    """Calls that are on their way when an operator is switched off are torch's, or fail as torch's own switching lets them."""
+    library = torch.library.Library("aten", "IMPL")
+    original = torch.ops.aten.bmm.default
+    kernel = torch.library.get_kernel(original, "CPU")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    above = straight.above(original, "CPU")
+    assert above is not None
+    library.impl("bmm", lambda a, b: kernel.call_boxed(keys, a, b), "CPU", allow_override=True)
+    a, b = torch.randn(3, 4, 5), torch.randn(3, 5, 6)
+    wanted, wrong, stop = torch.einsum("bij,bjk->bik", a, b), [], threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            if not torch.allclose(torch.bmm(a, b), wanted):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(300):
+            above.place()
+            above.remove()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+        library._destroy()
+    assert not wrong and not any(thread.is_alive() for thread in threads)
 
 
 def test_numbers_in_the_place_of_tensors(standing: Callable[..., Standing]) -> None:

@@ -194,25 +194,39 @@ def random_source(count: int, device: torch.device) -> Callable[[], tuple[int, .
     generator = device_module().default_generators[device.index or 0]
     past = (count + 3) // 4 * 4
     # Random operators draw in every call, so what to ask is looked up once.
-    recording, seed, get, put = _capture_check(), generator.initial_seed, generator.get_offset, generator.set_offset
-    known, halves = None, (0, 0)
+    recording, known, halves = _capture_check(), None, (0, 0)
+    take = functools.partial(_draws[-1], device.index or 0, past) if _draws else functools.partial(_take, generator, past)
 
     def draw() -> tuple[int, ...] | None:
         nonlocal known, halves
         try:
-            offset, now = get(), seed()
+            seed, offset = take()
         except RuntimeError:  # torch asks itself whether a graph is recorded, which takes a fifth of the whole
             if recording():
                 return None
             raise
-        put(offset + past)
-        if now != known:
-            known, halves = now, _halves(now)
+        if seed != known:
+            known, halves = seed, _halves(seed)
         counter = offset // 4
         return (*halves, counter, 0) if counter < 2**31 else (*halves, *_halves(counter))
 
     draw.__dict__["past"] = past
     return draw
+
+
+def _take(generator: Any, past: int) -> tuple[int, int]:
+    """Seed and place of a generator, which is moved past so many words."""
+    offset = generator.get_offset()
+    generator.set_offset(offset + past)
+    return generator.initial_seed(), offset
+
+
+_draws: list[Callable[[int, int], tuple[int, int]]] = []
+
+
+def draw_by(function: Callable[[int, int], tuple[int, int]]) -> None:
+    """From now on random words are taken by a function of a device and their count, which shares the generator with others."""
+    _draws.append(function)
 
 
 def _halves(number: int) -> tuple[int, int]:

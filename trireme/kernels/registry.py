@@ -3,6 +3,7 @@ arguments that a kernel does not cover go on to torch's own kernel."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import difflib
 import functools
@@ -299,6 +300,10 @@ def use(include: Iterable[str] | None = None, exclude: Iterable[str] = ()) -> It
         yield
     finally:
         _activate(before)
+
+
+# Before torch takes its own libraries down, so that whoever computes until the end is not passed on to what is gone.
+atexit.register(disable)
 
 
 def enabled() -> list[str]:

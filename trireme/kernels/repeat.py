@@ -54,7 +54,8 @@ class _Memory:
         """Runs the call, notes what it does and keeps that if it can be repeated; what is refused goes on, and is kept as that."""
         recording = current.recording = Recording()
         recordings.append(recording)
-        for listener in listeners:
+        told = listeners[:]  # one who comes meanwhile hears neither of the beginning nor of the end
+        for listener in told:
             listener(1)
         refused: Function | None = None
         try:
@@ -66,7 +67,7 @@ class _Memory:
         finally:
             current.recording = None
             recordings.remove(recording)
-            for listener in listeners:
+            for listener in told:
                 listener(-1)
         if refused is not None:
             shorter = getattr(refused, "shorter", None)

@@ -41,6 +41,7 @@ struct Chip {
     c10::DeviceType type = c10::kCPU;
     int (*stream)(int32_t, void **) = nullptr;  /* the current stream of a device */
     int (*capturing)(void *, int *) = nullptr;  /* whether a stream records a graph */
+    int (*context)(void **) = nullptr;          /* what this thread has of the driver; nothing until something is started in it */
     bool several = false;                       /* of its kind are in this machine */
 } chip;
 
@@ -123,15 +124,28 @@ bool Program::as_set() const {
     return true;
 }
 
-/* Seed and first counter of fresh random words, each as a lower and a higher half; what torch itself refuses (while a graph is
- * recorded) is an error of its own. */
-void draw(int device, uint64_t past, uint64_t *answer) {
+/* Seed and place of fresh random words, past which the generator is moved; what torch itself refuses (while a graph is recorded) is an
+ * error of its own. */
+std::pair<uint64_t, uint64_t> draw(int device, uint64_t past) {
     at::Generator generator = at::globalContext().defaultGenerator(c10::Device(chip.type, device));
     std::lock_guard<std::mutex> lock(generator.mutex());
-    uint64_t offset = generator.get_offset(), seed = generator.current_seed(), counter = offset / 4;
+    uint64_t offset = generator.get_offset();
     generator.set_offset(offset + past);
+    return {generator.current_seed(), offset};
+}
+
+/* The same as a kernel takes it: seed and first counter, each as a lower and a higher half. */
+void drawn_as(int device, uint64_t past, uint64_t *answer) {
+    auto [seed, offset] = draw(device, past);
+    uint64_t counter = offset / 4;
     answer[0] = seed & 0xffffffff, answer[1] = seed >> 32 & 0x7fffffff;
     answer[2] = counter & 0xffffffff, answer[3] = counter >> 32 & 0x7fffffff;
+}
+
+/* Whether the driver can start something in this thread: asked before numbers are drawn, which would be lost if it refused. */
+bool has_context() {
+    void *context = nullptr;
+    return !chip.context || (chip.context(&context) == 0 && context);
 }
 
 void fill(uint64_t *bits, char kind, double value) {
@@ -171,8 +185,9 @@ bool Program::run(size_t count, Stack &stack) const {
     if (chip.several && c10::impl::VirtualGuardImpl(chip.type).getDevice().index() != device) return false;
     if (!as_set() || (chip.stream && chip.stream(device, &now))) return false;
     if (bound && (now != this->stream || (chip.capturing && (chip.capturing(now, &recorded) || recorded)))) return false;
+    if (!asks.empty() && !has_context()) return false;
     try {
-        for (size_t i = 0; i < asks.size(); i++) draw(device, asks[i], answers[i]);
+        for (size_t i = 0; i < asks.size(); i++) drawn_as(device, asks[i], answers[i]);
     } catch (const c10::Error &) {
         return false;
     }
@@ -185,7 +200,7 @@ bool Program::run(size_t count, Stack &stack) const {
     for (const Start &start : starts)
         if (!started(start, args, addresses, answers, now)) return false;
     stack.erase(stack.end() - count, stack.end());
-    for (int number : returned) stack.emplace_back(std::move(memory[number]));
+    for (int number : returned) stack.emplace_back(memory[number]);
     return true;
 }
 
@@ -230,8 +245,9 @@ bool is_like(const IValue &x, const Wanted &wanted) {
     if (wanted.how == Wanted::LAYOUT) {
         if (!x.isTensor() || !x.toTensor().defined()) return false;
         const at::Tensor &tensor = x.toTensor();
-        return tensor.scalar_type() == wanted.layout.type && tensor.sizes() == wanted.layout.sizes && tensor.strides() == wanted.layout.strides &&
-               tensor.key_set() == wanted.keys && tensor.device() == wanted.device;
+        /* keys first: only of a tensor like the remembered one are sizes and strides plain numbers */
+        return tensor.key_set() == wanted.keys && tensor.scalar_type() == wanted.layout.type && tensor.device() == wanted.device &&
+               tensor.sizes() == wanted.layout.sizes && tensor.strides() == wanted.layout.strides;
     }
     if (x.isTensor() && !x.toTensor().defined()) return wanted.value.isNone() && !wanted.wrapped;
     if (is_number(x) != wanted.wrapped) return false;
@@ -283,9 +299,10 @@ struct State {
     c10::DispatchKey key;
     c10::SafeKernelFunction torchs;
     std::atomic<long long> passed_on{0}; /* how many calls went on to Python */
-    std::optional<c10::SafeKernelFunction> below; /* the Python kernel */
+    std::optional<c10::KernelFunction> ours; /* made once and kept, since a call may be in it while it is removed */
     std::optional<c10::RegistrationHandleRAII> placed;
-    std::mutex lock;
+    std::mutex lock;                                      /* of what follows */
+    std::shared_ptr<const c10::SafeKernelFunction> below; /* the Python kernel, while it is registered */
     std::shared_ptr<const Kinds> kinds = std::make_shared<Kinds>();
 
     State(c10::OperatorHandle op, c10::DispatchKey key)
@@ -306,6 +323,16 @@ struct State {
     std::shared_ptr<const Kinds> remembered() {
         std::lock_guard<std::mutex> held(lock);
         return kinds;
+    }
+
+    std::shared_ptr<const c10::SafeKernelFunction> python() {
+        std::lock_guard<std::mutex> held(lock);
+        return below;
+    }
+
+    void stand_above(std::shared_ptr<const c10::SafeKernelFunction> kernel) {
+        std::lock_guard<std::mutex> held(lock);
+        below = std::move(kernel);
     }
 
     void remember(std::shared_ptr<const Kind> kind) {
@@ -346,9 +373,11 @@ struct Kernel final : c10::OperatorKernel {
             if (!kind.program.starts.empty() && kind.program.run(state->count, *stack)) return;
             break;
         }
+        auto python = state->python();
+        if (!python) return state->torchs.callBoxed(op, keys, stack); /* removed while this call was on its way */
         state->passed_on++;
         Passed passed(state.get(), args);
-        state->below->callBoxed(op, keys, stack);
+        python->callBoxed(op, keys, stack);
     }
 };
 
@@ -494,10 +523,13 @@ PyObject *operator_place(PyObject *self, PyObject *) {
         Silence silence;
         c10::WarningUtils::WarningHandlerGuard quiet(&silence);
         State &state = state_of(self);
-        state.below = state.handle.getComputedKernelForDispatchKey(state.key);
-        auto kernel = std::make_unique<Kernel>(*reinterpret_cast<Operator *>(self)->state);
-        state.placed = c10::Dispatcher::singleton().registerImpl(
-            state.handle.operator_name(), state.key, c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)), std::nullopt, nullptr, "trireme");
+        state.stand_above(std::make_shared<c10::SafeKernelFunction>(state.handle.getComputedKernelForDispatchKey(state.key)));
+        if (!state.ours) {
+            auto kernel = std::make_unique<Kernel>(*reinterpret_cast<Operator *>(self)->state);
+            state.ours = c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel));
+        }
+        auto &dispatcher = c10::Dispatcher::singleton();
+        state.placed = dispatcher.registerImpl(state.handle.operator_name(), state.key, *state.ours, std::nullopt, nullptr, "trireme");
         return Py_NewRef(Py_None);
     });
 }
@@ -506,7 +538,7 @@ PyObject *operator_place(PyObject *self, PyObject *) {
 PyObject *operator_remove(PyObject *self, PyObject *) {
     return answered([&] {
         state_of(self).placed.reset();
-        state_of(self).below.reset();
+        state_of(self).stand_above(nullptr);
         return Py_NewRef(Py_None);
     });
 }
@@ -583,18 +615,19 @@ PyTypeObject operator_type = [] {
     return type;
 }();
 
-/* set_up(dispatch key, address of what tells the stream, of what tells whether it is recorded, whether there are several chips) */
+/* set_up(dispatch key, addresses of what tells the stream, whether it is recorded, and the context; whether there are several chips) */
 PyObject *set_up(PyObject *, PyObject *args) {
     const char *key;
-    PyObject *stream, *capturing;
+    PyObject *stream, *capturing, *context;
     int several;
-    if (!PyArg_ParseTuple(args, "sOOp", &key, &stream, &capturing, &several)) return nullptr;
+    if (!PyArg_ParseTuple(args, "sOOOp", &key, &stream, &capturing, &context, &several)) return nullptr;
     return answered([&] {
         chip.several = several;
         chip.key = c10::parseDispatchKey(key);
         chip.type = c10::dispatchKeyToDeviceType(chip.key);
         chip.stream = reinterpret_cast<int (*)(int32_t, void **)>(address(stream));
         chip.capturing = reinterpret_cast<int (*)(void *, int *)>(address(capturing));
+        chip.context = reinterpret_cast<int (*)(void **)>(address(context));
         if (!c10::GetAllocator(chip.type)) throw Refused("memory of this device");
         return Py_NewRef(Py_None);
     });
@@ -607,8 +640,23 @@ PyObject *record(PyObject *, PyObject *change) {
     Py_RETURN_NONE;
 }
 
+/* draw(device, past): seed and place of fresh random words, in one with those that are drawn without Python */
+PyObject *draw_for_python(PyObject *, PyObject *args) {
+    int device;
+    unsigned long long past;
+    if (!PyArg_ParseTuple(args, "iK", &device, &past)) return nullptr;
+    try {
+        auto [seed, offset] = draw(device, past);
+        return Py_BuildValue("KK", static_cast<unsigned long long>(seed), static_cast<unsigned long long>(offset));
+    } catch (const std::exception &error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+        return nullptr;
+    }
+}
+
 PyMethodDef functions[] = {
-    {"set_up", set_up, METH_VARARGS, nullptr}, {"record", record, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr},
+    {"set_up", set_up, METH_VARARGS, nullptr}, {"record", record, METH_O, nullptr}, {"draw", draw_for_python, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "trireme_straight", nullptr, -1, functions};
 

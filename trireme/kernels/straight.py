@@ -12,7 +12,6 @@ import importlib.util
 import os
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
 import sysconfig
@@ -82,7 +81,8 @@ def _build(file: Path) -> None:
         script = '"$@" && mv "$MADE" "$FILE" && rm -f "$MARK"; rm -f "$MADE"'  # of a failure the mark stays, for a while
         environment = os.environ | {"MADE": str(made), "FILE": str(file), "MARK": str(mark)}
         line, nothing = ["sh", "-c", script, "sh", *_command(made)], subprocess.DEVNULL
-        _builds.append(subprocess.Popen(line, env=environment, stdin=nothing, stdout=nothing, stderr=nothing))
+        options: dict[str, Any] = {"stdin": nothing, "stdout": nothing, "stderr": nothing, "start_new_session": True}
+        _builds.append(subprocess.Popen(line, env=environment, **options))
 
 
 @functools.cache
@@ -95,34 +95,43 @@ def _loaded(file: Path) -> Any:
         spec.loader.exec_module(module)
         module.set_up(chips.current().dispatch_key, *_addresses(), chips.several_devices())
         listeners.append(module.record)
+        chips.draw_by(module.draw)
         return module
     except (ImportError, OSError, ValueError, AttributeError):
         return None
 
 
-def _addresses() -> tuple[int, int]:
-    """Of the functions that tell the current stream and whether a stream is recorded; 0 where there are no streams."""
+def _addresses() -> tuple[int, ...]:
+    """Of the functions that tell the current stream, whether one is recorded, and this thread's context; 0 where there are none."""
     if chips.current().interpreted:
-        return 0, 0
+        return 0, 0, 0
     folder = Path(torch.__file__).parent / "lib"
     stream = ctypes.CDLL(str(folder / "libtorch_cuda.so")).aoti_torch_get_current_cuda_stream
-    capturing = ctypes.CDLL("libcuda.so.1").cuStreamIsCapturing
-    return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (stream, capturing))  # type: ignore[return-value]
+    driver = ctypes.CDLL("libcuda.so.1")
+    functions = (stream, driver.cuStreamIsCapturing, driver.cuCtxGetCurrent)
+    return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
 
 
 def module(wait: float = 0.0) -> Any:
     """The C++ side, or None; the first to ask has it built, and may wait so many seconds for it."""
-    if not chips.current().interpreted and chips.driver_launch(False) is None:
+    if not chips.current().interpreted and (
+        chips.driver_launch(False) is None or torch.cuda.get_allocator_backend() == "pluggable"
+    ):
         return None
     file = _file()
     if file is None:
         return None
-    if not file.exists():
+    if not os.path.exists(file):  # which, unlike a Path, only says no where it may not look
         _build(file)
         end = time.monotonic() + wait
-        while time.monotonic() < end and not (file.exists() or _ended()):
+        while time.monotonic() < end and not (os.path.exists(file) or _ended()):
             time.sleep(0.1)
-    return _loaded(file) if file.exists() else None
+    return _loaded(file) if os.path.exists(file) else None
+
+
+def _drivable() -> bool:
+    """Whether the driver can be asked to start kernels, and memory is torch's own to give."""
+    return chips.driver_launch(False) is not None and torch.cuda.get_allocator_backend() != "pluggable"
 
 
 def _ended() -> bool:
@@ -206,5 +215,6 @@ def _start(_: Any, values: list[Any], slots: list[Any], floats: list[Any], raw: 
 
 def _bits(value: Any, kind: str) -> int:
     if kind in "fd":
-        return int.from_bytes(struct.pack("<f" if kind == "f" else "<d", value), "little")
+        number = ctypes.c_float(value) if kind == "f" else ctypes.c_double(value)  # what is too large becomes infinite
+        return int.from_bytes(bytes(number), sys.byteorder)
     return 0 if value is None else int(value) & (2**64 - 1)
