@@ -19,6 +19,10 @@ from trireme.sched.simulator import trace_by_name
 from trireme.types import SamplingParams
 
 
+# A step's time is the difference of two runs, which may come out as nothing, or less.
+_TOO_SHORT = "too short to tell. Fix: more --output-tokens, or a larger --repeat"
+
+
 def run(args: argparse.Namespace) -> int:
     config = fetched(config_from(args))
     with phases() as report, LLM(config=config, report=report) as llm:
@@ -44,13 +48,13 @@ def latency(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
         firsts.append(first)
         pers.append((whole - first) / max(count / args.batch - 1, 1))
     first, per = statistics.median(firsts), statistics.median(pers)
+    steps: dict[str, Any] = {"step, ms": per * 1e3, "output tokens/s": args.batch / per} if per > 0 else {"step, ms": _TOO_SHORT}
     return {
         "prompt tokens": args.prompt_tokens,
         "batch": args.batch,
         "first token, ms": first * 1e3,
         "prompt tokens/s": args.batch * args.prompt_tokens / first,
-        "step, ms": per * 1e3,
-        "output tokens/s": args.batch / per,
+        **steps,
     }
 
 
