@@ -18,7 +18,6 @@ from trireme.llm import LLM
 from trireme.sched.simulator import trace_by_name
 from trireme.types import SamplingParams
 
-
 # A step's time is the difference of two runs, which may come out as nothing, or less.
 _TOO_SHORT = "too short to tell. Fix: more --output-tokens, or a larger --repeat"
 
