@@ -3,7 +3,9 @@ numbers; everything else goes on. On the CPU, with a driver of ours that compute
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import gc
 import threading
 import weakref
@@ -114,12 +116,37 @@ def pair() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(SHAPE), torch.randn(SHAPE)
 
 
-def test_what_is_like_it_never_reaches_python(chip: Chip, standing: Callable[..., Standing]) -> None:
-    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
-    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
-    x, y = pair()
-    one.call(x, y, 2.5)
+WEIGHTED = "(Tensor x, Tensor y, float factor) -> Tensor"
+
+
+def remembering(standing: Callable[..., Standing], given: Plan, signs: tuple[int, ...] = (2,), key: str = "CPU") -> Standing:
+    """An operator that remembers one call, by this plan: the one with which it was called here."""
+    one = standing(WEIGHTED, weighted, key)
+    one.keeping = lambda *args: one.above.keep(given, list(signs))
+    one.call(*pair(), 2.5)
     one.keeping = lambda *args: None
+    return one
+
+
+@contextlib.contextmanager
+def replaced(overload: Any, python: Callable[..., Any]) -> Iterator[Any]:
+    """torch's operator with a Python kernel, which is given what stands above it and torch's kernel, then the arguments."""
+    library = torch.library.Library("aten", "IMPL")
+    kernel = torch.library.get_kernel(overload, "CPU")
+    torchs = functools.partial(kernel.call_boxed, torch._C.DispatchKeySet(torch._C.DispatchKey.CPU))
+    above: Any = straight.above(overload, "CPU")
+    library.impl(overload.name().removeprefix("aten::"), functools.partial(python, above, torchs), "CPU", allow_override=True)
+    above.place()
+    try:
+        yield above
+    finally:
+        above.remove()
+        above.clear()
+        library._destroy()
+
+
+def test_what_is_like_it_never_reaches_python(chip: Chip, standing: Callable[..., Standing]) -> None:
+    one = remembering(standing, plan(chip))
     assert len(one.calls) == 1 and not chip.starts
     for factor in (2.5, 0.125, 7.75):
         x, y = pair()
@@ -139,10 +166,8 @@ def test_what_is_like_it_never_reaches_python(chip: Chip, standing: Callable[...
 
 def test_gradients_are_torchs(chip: Chip, standing: Callable[..., Standing]) -> None:
     """It stands below autograd, so tensors with and without a gradient are the same to it."""
-    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
-    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
+    one = remembering(standing, plan(chip))
     x, y = pair()
-    one.call(x, y, 2.5)
     with torch.no_grad():
         one.call(x.requires_grad_(), y, 2.5)
     assert len(chip.starts) == 1
@@ -157,11 +182,8 @@ class Watching(TorchDispatchMode):
 
 def test_above_autograd_only_what_nobody_watches(chip: Chip, standing: Callable[..., Standing]) -> None:
     """Where gradients are ours: a call of which one is wanted, or that a mode or a transform looks at, is Python's."""
-    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted, "AutogradCPU")
-    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
+    one = remembering(standing, plan(chip), key="AutogradCPU")
     x, y = pair()
-    one.call(x, y, 2.5)
-    one.keeping = lambda *args: None
     torch.testing.assert_close(one.call(x, y, 1.5), weighted(x, y, 1.5))
     assert len(chip.starts) == 1 and one.above.passed_on() == 1
     x.requires_grad_()
@@ -180,10 +202,8 @@ def test_above_autograd_only_what_nobody_watches(chip: Chip, standing: Callable[
 
 
 def test_a_driver_that_refuses_is_pythons_to_ask(chip: Chip, standing: Callable[..., Standing]) -> None:
-    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
-    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
+    one = remembering(standing, plan(chip))
     x, y = pair()
-    one.call(x, y, 2.5)
     chip.code = 201
     torch.testing.assert_close(one.call(x, y, 2.5), weighted(x, y, 2.5))
     assert len(chip.starts) == 1 and len(one.calls) == 2
@@ -191,7 +211,7 @@ def test_a_driver_that_refuses_is_pythons_to_ask(chip: Chip, standing: Callable[
 
 def test_of_several_chips_only_on_its_own(chip: Chip, standing: Callable[..., Standing]) -> None:
     built = straight.module()
-    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
+    one = standing(WEIGHTED, weighted)
     x, y = pair()
     for device, starts in ((-1, 1), (3, 0)):
         one.above.clear()
@@ -231,13 +251,10 @@ def test_a_result_twice_and_a_number_too_large(chip: Chip, standing: Callable[..
     assert first is second and torch.isinf(first).all() and len(one.calls) == 1
 
 
-def test_tensors_without_strides_go_on(chip: Chip, standing: Callable[..., Standing]) -> None:
-    """What is asked of a tensor depends on what it is: one that is sparse, or whose sizes are symbols, is looked at no further."""
-    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted, "AutogradCPU")
-    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
+def test_symbols_for_sizes_stay_symbols(chip: Chip, standing: Callable[..., Standing]) -> None:
+    """What is asked of a tensor depends on what it is: one whose sizes are symbols is looked at no further."""
+    one = remembering(standing, plan(chip), key="AutogradCPU")
     x, y = pair()
-    one.call(x, y, 2.5)
-    one.keeping = lambda *args: None
     environment = ShapeEnv()
     with FakeTensorMode(shape_env=environment) as mode:
         fake = mode.from_tensor(x, symbolic_context=None, static_shapes=False)
@@ -247,15 +264,8 @@ def test_tensors_without_strides_go_on(chip: Chip, standing: Callable[..., Stand
     assert result.shape == fake.shape and not chip.starts
 
 
-def test_removed_while_others_call(chip: Chip, standing: Callable[..., Standing]) -> None:
+def test_removed_while_others_call() -> None:
     """Calls that are on their way when an operator is switched off are torch's, or fail as torch's own switching lets them."""
-    library = torch.library.Library("aten", "IMPL")
-    original = torch.ops.aten.bmm.default
-    kernel = torch.library.get_kernel(original, "CPU")
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-    above = straight.above(original, "CPU")
-    assert above is not None
-    library.impl("bmm", lambda a, b: kernel.call_boxed(keys, a, b), "CPU", allow_override=True)
     a, b = torch.randn(3, 4, 5), torch.randn(3, 5, 6)
     wanted, wrong, stop = torch.einsum("bij,bjk->bik", a, b), [], threading.Event()
 
@@ -265,27 +275,22 @@ def test_removed_while_others_call(chip: Chip, standing: Callable[..., Standing]
                 wrong.append(1)
 
     threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(300):
-            above.place()
-            above.remove()
-    finally:
-        stop.set()
+    with replaced(torch.ops.aten.bmm.default, lambda above, torchs, *args: torchs(*args)) as above:
         for thread in threads:
-            thread.join(60)
-        library._destroy()
+            thread.start()
+        try:
+            for _ in range(300):
+                above.remove()
+                above.place()
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(60)
     assert not wrong and not any(thread.is_alive() for thread in threads)
 
 
-def test_numbers_in_the_place_of_tensors(standing: Callable[..., Standing]) -> None:
+def test_numbers_in_the_place_of_tensors() -> None:
     """torch wraps a number as a tensor where the schema wants one; Python gets the number, and so does a start."""
-    library = torch.library.Library("aten", "IMPL")
-    kernel = torch.library.get_kernel(torch.ops.aten.add.Tensor, "CPU")
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-    above = straight.above(torch.ops.aten.add.Tensor, "CPU")
-    assert above is not None
     seen: list[Any] = []
     got: list[float] = []
 
@@ -301,62 +306,45 @@ def test_numbers_in_the_place_of_tensors(standing: Callable[..., Standing]) -> N
     values = [None] * 13 + [None, 0.5, "constant"]
     program = plan(Chip(), starts=[(None, values, [(13, 1, 0)], [(14, 1)], raw, [])], tensors=[(0, 0)], returned=[1])
 
-    def python(x: Any, y: Any, **kwargs: Any) -> Any:
+    def python(above: Any, torchs: Any, x: Any, y: Any, **kwargs: Any) -> Any:
         seen.append(y)
         if type(y) is float:
             above.keep(program, [1])
-        return kernel.call_boxed(keys, x, y if isinstance(y, torch.Tensor) else torch.scalar_tensor(y), **kwargs)
+        return torchs(x, y if isinstance(y, torch.Tensor) else torch.scalar_tensor(y), **kwargs)
 
-    library.impl("add.Tensor", python, "CPU", allow_override=True)
-    above.place()
-    try:
-        x = torch.zeros(SHAPE)
+    x = torch.zeros(SHAPE)
+    with replaced(torch.ops.aten.add.Tensor, python):
         for y in (0.5, 1.5, 2.25):
             assert float(torch.add(x, y)[0, 0]) == y
         assert seen == [0.5] and got == [1.5, 2.25]
         for y in (2.0, 2, True, -0.5, torch.ones(())):
             assert float(torch.add(x, y)[0, 0]) == float(y)
         assert len(seen) == 6 and got == [1.5, 2.25]
-    finally:
-        above.remove()
-        above.clear()
-        library._destroy()
     assert float(torch.add(x, 1.5)[0, 0]) == 1.5 and len(seen) == 6
 
 
-def test_what_is_left_to_torch_goes_there(standing: Callable[..., Standing]) -> None:
+def test_what_is_left_to_torch_goes_there() -> None:
     """Without Python, as long as the settings are what they were."""
-    library = torch.library.Library("aten", "IMPL")
-    original = torch.ops.aten.bmm.default
-    kernel = torch.library.get_kernel(original, "CPU")
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-    above = straight.above(original, "CPU")
-    assert above is not None
     seen: list[Any] = []
 
-    def python(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def python(above: Any, torchs: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         seen.append(1)
         above.leave([(torch.get_default_dtype, torch.get_default_dtype())], [])
-        return kernel.call_boxed(keys, a, b)
+        return torchs(a, b)
 
-    library.impl("bmm", python, "CPU", allow_override=True)
-    above.place()
-    try:
-        a, b = torch.randn(3, 4, 5), torch.randn(3, 5, 6)
+    a, b = torch.randn(3, 4, 5), torch.randn(3, 5, 6)
+    with replaced(torch.ops.aten.bmm.default, python):
         for _ in range(4):
             torch.testing.assert_close(torch.bmm(a, b), torch.einsum("bij,bjk->bik", a, b))
         assert len(seen) == 1
         torch.set_default_dtype(torch.float64)
-        torch.bmm(a, b)
+        try:
+            torch.bmm(a, b)
+        finally:
+            torch.set_default_dtype(torch.float32)
         assert len(seen) == 2
-        torch.set_default_dtype(torch.float32)
         torch.bmm(b.transpose(1, 2), a.transpose(1, 2))
         assert len(seen) == 3
-    finally:
-        torch.set_default_dtype(torch.float32)
-        above.remove()
-        above.clear()
-        library._destroy()
 
 
 def test_lists_types_and_names(chip: Chip, standing: Callable[..., Standing]) -> None:
@@ -380,10 +368,8 @@ def test_lists_types_and_names(chip: Chip, standing: Callable[..., Standing]) ->
 
 
 def test_while_a_call_is_recorded_everything_comes_to_python(chip: Chip, standing: Callable[..., Standing]) -> None:
-    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
-    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
+    one = remembering(standing, plan(chip))
     x, y = pair()
-    one.call(x, y, 2.5)
     for listener in launch.listeners:
         listener(1)
     one.call(x, y, 2.5)
@@ -396,22 +382,19 @@ def test_while_a_call_is_recorded_everything_comes_to_python(chip: Chip, standin
 
 def test_without_random_numbers_it_is_not_repeated(chip: Chip, standing: Callable[..., Standing]) -> None:
     """The host's generator has no counter, as a GPU's has none while a graph is recorded: Python decides what to do."""
-    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
 
     def ask() -> None:
         return None
 
     ask.__dict__["past"] = 4
-    one.keeping = lambda *args: one.above.keep(plan(chip, asks=[ask]), [2])
+    one = remembering(standing, plan(chip, asks=[ask]))
     x, y = pair()
-    one.call(x, y, 2.5)
-    one.keeping = lambda *args: None
     torch.testing.assert_close(one.call(x, y, 2.5), weighted(x, y, 2.5))
     assert len(one.calls) == 2 and not chip.starts
 
 
 def test_memory_that_stays_is_held_until_it_is_forgotten(chip: Chip, standing: Callable[..., Standing]) -> None:
-    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
+    one = standing(WEIGHTED, weighted)
     kept = [torch.zeros(4)]
     alive = weakref.ref(kept[0])
     held = [plan(chip, kept=kept, bound=0)]
@@ -444,7 +427,7 @@ def test_only_sixteen_kinds_are_remembered(chip: Chip, standing: Callable[..., S
 
 
 def test_programs_that_make_no_sense_are_refused(chip: Chip, standing: Callable[..., Standing]) -> None:
-    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
+    one = standing(WEIGHTED, weighted)
     x, y = pair()
     start = plan(chip).starts[0]
     refused: list[bool] = []
@@ -471,9 +454,7 @@ def test_programs_that_make_no_sense_are_refused(chip: Chip, standing: Callable[
 
 
 def test_many_threads(chip: Chip, standing: Callable[..., Standing]) -> None:
-    one = standing("(Tensor x, Tensor y, float factor) -> Tensor", weighted)
-    one.keeping = lambda *args: one.above.keep(plan(chip), [2])
-    one.call(*pair(), 2.5)
+    one = remembering(standing, plan(chip))
     wrong: list[int] = []
 
     def work(seed: int) -> None:

@@ -15,7 +15,7 @@ from trireme.kernels import chips, tune
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, setting, unrepeatable
 from trireme.kernels.originals import original
 from trireme.kernels.pointwise import Number
-from trireme.kernels.streamed import addend, few_rows, settle, workspace
+from trireme.kernels.streamed import addend, describable, few_rows, in_tiles, settle, workspace
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Up to this many rows (or columns) the other matrix is read once and decides the time.
@@ -246,9 +246,9 @@ def _flat(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
     _, rows, columns = x.shape
     for turned, (outer, inner) in enumerate(((1, 2), (2, 1))):
         height = (rows, columns)[turned]
-        stride = x.stride(outer)
-        if x.stride(inner) != 1 or stride * x.element_size() % 16 or x.data_ptr() % 16 or stride < x.shape[inner]:
+        if not describable(x, outer, inner):
             continue
+        stride = x.stride(outer)
         if x.shape[0] == 1 or x.stride(0) == height * stride:
             return x.as_strided((x.shape[0] * height, x.shape[inner]), (stride, 1)), bool(turned)
     return None
@@ -281,17 +281,16 @@ class _Described:
 
     def _operands(self, config: dict[str, Any]) -> tuple[TensorDescriptor, TensorDescriptor]:
         tile_m, tile_n, tile_k = config["M"], config["N"], config["K"]
-        a, b = self.a, self.b
         return (
-            TensorDescriptor(a, list(a.shape), list(a.stride()), [tile_k, tile_m] if self.a_turned else [tile_m, tile_k]),
-            TensorDescriptor(b, list(b.shape), list(b.stride()), [tile_n, tile_k] if self.b_turned else [tile_k, tile_n]),
+            in_tiles(self.a, *((tile_k, tile_m) if self.a_turned else (tile_m, tile_k))),
+            in_tiles(self.b, *((tile_n, tile_k) if self.b_turned else (tile_k, tile_n))),
         )
 
     def _persistent(self, config: dict[str, Any]) -> None:
         p, c = self.problem, self.c
         batch, m, n, k = p.sizes
         tile_m, tile_n = config["M"], config["N"]
-        result = TensorDescriptor(c, list(c.shape), list(c.stride()), [tile_m, tile_n // 2 if config["HALVES"] else tile_n])
+        result = in_tiles(c, tile_m, tile_n // 2 if config["HALVES"] else tile_n)
         tiles = blocks(m, tile_m) * blocks(n, tile_n) * batch
         constants = {name: value for name, value in config.items() if name != "splits"}
         _descriptor_tiles((min(tiles, chips.current().multiprocessors),), *self._operands(config), result, p.bias, batch, m, n, k,

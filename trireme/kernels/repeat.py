@@ -78,7 +78,8 @@ class _Memory:
             return refused(*args, **kwargs)
         notes = Notes(recording, args, kwargs)
         again = notes.repetition(result)
-        left = {i for i, x in notes.floats.items() if type(_token(x, self.exact)) is str} - notes.passed
+        signs = self._signs(args, kwargs)
+        left = set(signs) - notes.passed
         if again is None:
             self.seen[key] = _RECORDINGS + 1
         elif left:
@@ -88,11 +89,11 @@ class _Memory:
         else:
             self.keep(key, args, kwargs, again)
             if self.above is not None and notes.plan is not None:
-                self.above.keep(notes.plan, self._signs(args, kwargs))
+                self.above.keep(notes.plan, signs)
         return result
 
     def _signs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Which arguments count by their sign alone."""
+        """Which arguments, by place or name, count by their sign alone."""
         return [i for i, x in [*enumerate(args), *kwargs.items()] if type(x) is float and type(_token(x, self.exact)) is str]
 
     def stand_below(self, above: Any) -> None:

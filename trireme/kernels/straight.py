@@ -114,11 +114,7 @@ def _addresses() -> tuple[int, ...]:
 
 def module(wait: float = 0.0) -> Any:
     """The C++ side, or None; the first to ask has it built, and may wait so many seconds for it."""
-    if not chips.current().interpreted and (
-        chips.driver_launch(False) is None or torch.cuda.get_allocator_backend() == "pluggable"
-    ):
-        return None
-    file = _file()
+    file = _file() if chips.current().interpreted or _drivable() else None
     if file is None:
         return None
     if not os.path.exists(file):  # which, unlike a Path, only says no where it may not look

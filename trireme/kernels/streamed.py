@@ -22,7 +22,7 @@ _arenas: dict[int, list[Any]] = {}  # device → counters and how many are given
 
 @triton.jit
 def addend(bias, row, column, rows, n, bias_m, bias_n, beta):
-    """β bias: asked for before the sum, so that nothing waits for it at the end"""
+    """β bias; asked for before a sum that leaves room for it, so that nothing waits for it at the end"""
     place = row[:, None].to(tl.int64) * bias_m + column[None, :].to(tl.int64) * bias_n
     return beta * tl.load(bias + place, mask=(row < rows)[:, None] & (column < n)[None, :], other=0.0).to(tl.float32)
 
@@ -204,12 +204,15 @@ def _level(tiles: int, k: int, tile_k: int) -> int:
     return max(range(1, most + 1), key=lambda s: (round(tiles * s / (blocks(tiles * s, processors) * processors), 2), -s))
 
 
-def _copyable(x: torch.Tensor) -> bool:
-    """Whether a descriptor can say where the elements of a matrix lie."""
-    return x.stride(1) == 1 and x.stride(0) >= x.shape[1] and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+def describable(x: torch.Tensor, outer: int, inner: int) -> bool:
+    """Whether a descriptor can say where the elements of a matrix lie, which has these dimensions of a tensor."""
+    stride = x.stride(outer)
+    near = x.stride(inner) == 1 and stride >= x.shape[inner]
+    return near and stride * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
 
 
-def _described(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+def in_tiles(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """A matrix, to be copied in tiles of so many rows and columns."""
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns])
 
 
@@ -223,7 +226,7 @@ def few_rows(
     along = w.stride(1) == 1 or w.stride(0) != 1
     bias_walk = (0, 0) if bias is None else bias.stride()
     room = next_power(rows) if rows <= _VECTOR_ROWS else max(16, next_power(rows))
-    copyable = chips.current().descriptors and rows > _VECTOR_ROWS and _copyable(x) and _copyable(w)
+    copyable = chips.current().descriptors and rows > _VECTOR_ROWS and describable(x, 0, 1) and describable(w, 0, 1)
 
     def run(config: dict[str, Any]) -> None:
         tile_n, tile_k, splits = config["N"], config["K"], config["splits"]
@@ -237,7 +240,7 @@ def few_rows(
         constants |= {"ROWS": room, "N": tile_n, "K": tile_k, "SPLITS": splits}
         tail = (rows, n, k, part, *x.stride(), *w.stride(), *y.stride(), *bias_walk, alpha, beta)
         sizes = {"warps": config["warps"], "stages": config["stages"]}
-        few, streamed = (_described(x, room, tile_k), _described(w, tile_n, tile_k)) if copied else (x, w)
+        few, streamed = (in_tiles(x, room, tile_k), in_tiles(w, tile_n, tile_k)) if copied else (x, w)
         body((programs, splits), few, streamed, y, bias, parts, counters, *tail, **constants, **sizes)
 
     name, shape = f"rows.{room}.{x.element_size()}.{int(along)}", tune.shape_class(n, k)
