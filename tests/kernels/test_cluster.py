@@ -31,6 +31,7 @@ def compiled(kernel, types, warps, **constants):
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_ctas": cluster.BLOCKS})
     assert "st.async" in built.asm["ptx"] and any(copy in built.asm["ptx"] for copy in ("cp.async.cg", "cp.async.bulk.tensor"))
     assert built.metadata.shared <= 227 * 1024
+    assert all(f"griddepcontrol.{step}" in built.asm["ptx"] for step in ("wait", "launch_dependents"))
 
 for kind, vector in (("bf16", 8), ("fp32", 4)):
     described, kind = f"tensordesc<{kind}[1, 4096, 32],{cluster._tile_layout(128 // vector)!r}>", "*" + kind
@@ -38,10 +39,10 @@ for kind, vector in (("bf16", 8), ("fp32", 4)):
     types = {name: kind for name in ("x", "weight", "bias", "y", "means", "scales")}
     types |= {name: "i32" for name in ("length", "share", "groups", "channel")} | {"eps": "fp32"} | drawn
     for each in (False, True):
-        compiled(cluster._norm, types, 4, EACH=each, CHUNKS=16, VECTOR=vector, WARPS=4)
+        compiled(cluster._norm, types, 4, EACH=each, CHUNKS=16, VECTOR=vector, WARPS=4, EARLY=True)
     types = {"y": kind, "x": described} | {name: "i32" for name in ("strips", "y_outer", "y_step")}
     for log in (False, True):
-        compiled(cluster._softmax, types | drawn, 4, LOG=log, LINES=128, VECTOR=vector, WARPS=4)
+        compiled(cluster._softmax, types | drawn, 4, LOG=log, LINES=128, VECTOR=vector, WARPS=4, EARLY=True)
 print("compiled")
 """
 

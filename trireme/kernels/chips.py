@@ -52,7 +52,8 @@ def begin(EARLY: tl.constexpr, OPEN: tl.constexpr):
     where that was measured to pay.
 
     It does not where all programs lie on the chip at once: those of the next kernel find uneven room, and stay there (a product of
-    32 rows took 40.3 µs in a row of such, 32.8 without, 33.3 where none comes early; H200)."""
+    32 rows took 40.3 µs in a row of such, 32.8 without, 33.3 where none comes early; H200). Nor does it shortly before the end: 4
+    to 32 rows of 4096 by 4096 took 7.6 to 8.6 µs for 6.7 to 7.5."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
         if OPEN:

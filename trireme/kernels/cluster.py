@@ -24,7 +24,7 @@ BLOCKS = 8  # of a cluster: as many as every chip that has clusters takes
 _BLOCKS = gl.constexpr(BLOCKS)
 _STRIP = gl.constexpr(32)  # rows of a strip: one for each lane, when blocks send
 _LOG2E = gl.constexpr(1.4426950408889634)
-_MOST_BYTES = 65536  # that a block holds
+_MOST_BYTES = 65536  # of a row or strip that a block holds; of a row's weights and biases as many each
 _WARP_BYTES = 8192  # of these that a warp of a norm takes
 _WARP_ELEMENTS = 4096  # that a warp of a softmax holds in registers
 _REGISTERS = 65536  # of a multiprocessor
@@ -59,7 +59,8 @@ class _ClusterKernel(Kernel):
         counters = workspace(args[0].device, 0, 1)[1]
         key = (warps, args[0].dtype, args[0].get_device(), *constants.values(), *(x is None for x in args))
         if key not in self.abreast:
-            built = self.jit.warmup(counters, items, items, *args, grid=(1,), num_warps=warps, num_ctas=BLOCKS, **constants)
+            named = constants | {"EARLY": chips.current().early}
+            built = self.jit.warmup(counters, items, items, *args, grid=(1,), num_warps=warps, num_ctas=BLOCKS, **named)
             built._init_handles()
             self.abreast[key] = _abreast(built, warps)
         abreast = min(items, max(1, self.abreast[key]))
@@ -285,6 +286,24 @@ def _opened(turn):
 
 
 @gluon.jit
+def _await(turn, EARLY: gl.constexpr):
+    """The same when the kernel before has ended, where this one comes early."""
+    if EARLY:
+        text: gl.constexpr = "griddepcontrol.wait; mov.b32 $0, $1;"
+        turn = gl.inline_asm_elementwise(text, "=r,r", [turn], dtype=gl.int32, is_pure=False, pack=1)
+    return turn
+
+
+@gluon.jit
+def _make_way(turn, EARLY: gl.constexpr):
+    """Lets the next kernel come when all clusters have called this, each before it writes its last row: any earlier, and one of the
+    next kernel's clusters may find no room until the others are done (softmax in 39.5 µs for 38.6 on an H200)."""
+    if EARLY:
+        text: gl.constexpr = "griddepcontrol.launch_dependents; mov.b32 $0, $1;"
+        gl.inline_asm_elementwise(text, "=r,r", [turn], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def _draw(counter, last):
     return gl.inline_asm_elementwise(_draw_text(), "=&r,l,r", [counter, last], dtype=gl.int32, is_pure=False, pack=1)
 
@@ -337,14 +356,26 @@ def _wide(value):
 
 
 @gluon.jit
-def _moments(held, met, CHUNKS: gl.constexpr, LANES: gl.constexpr, LAYOUT: gl.constexpr, WARPS: gl.constexpr):
+def _room(source, CHUNKS: gl.constexpr, WARPS: gl.constexpr, LANES: gl.constexpr):
+    """Shared memory for the blocks' parts of a row."""
+    return gl.allocate_shared_memory(source.dtype.element_ty, [_BLOCKS, CHUNKS * WARPS, LANES], _held_layout(3))
+
+
+@gluon.jit
+def _chunk(room, k, CHUNKS: gl.constexpr, WARPS: gl.constexpr, LAYOUT: gl.constexpr):
+    """What the threads of a block take at once, in float32."""
+    return _wide(room._reinterpret(room.dtype, [CHUNKS, _BLOCKS, WARPS, room.shape[2]], _held_layout(3)).index(k).load(LAYOUT))
+
+
+@gluon.jit
+def _moments(row, met, CHUNKS: gl.constexpr, LANES: gl.constexpr, LAYOUT: gl.constexpr, WARPS: gl.constexpr):
     """The mean of this block's part, and the sum of squares about it."""
     # Each thread sums up how far elements lie from its first ones, whose outliers then are few against what it sums up.
-    first = _wide(held.index(0).load(LAYOUT))
+    first = _chunk(row, 0, CHUNKS, WARPS, LAYOUT)
     total = gl.full((_BLOCKS, WARPS, LANES), 0.0, gl.float32, LAYOUT)
     square = gl.full((_BLOCKS, WARPS, LANES), 0.0, gl.float32, LAYOUT)
     for k in gl.static_range(1, CHUNKS):
-        off = _wide(held.index(k).load(LAYOUT)) - first
+        off = _chunk(row, k, CHUNKS, WARPS, LAYOUT) - first
         total += off
         square += off * off
     off = total * (1.0 / CHUNKS)
@@ -362,10 +393,10 @@ def _moments(held, met, CHUNKS: gl.constexpr, LANES: gl.constexpr, LAYOUT: gl.co
 @_ClusterKernel
 def _norm(
     counter, rows, abreast, x, weight, bias, y, means, scales, length, share, groups, channel, eps,
-    CHUNKS: gl.constexpr, VECTOR: gl.constexpr, WARPS: gl.constexpr, EACH: gl.constexpr,
+    CHUNKS: gl.constexpr, VECTOR: gl.constexpr, WARPS: gl.constexpr, EACH: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """norms._layer_norm of rows in parts of `share` elements: CHUNKS times what the block's threads take at once. A part takes one
-    weight, with EACH an element"""
+    weight, with EACH an element; those of a block are the same in every row, so they stay with it"""
     LAYOUT: gl.constexpr = _part_layout(VECTOR, WARPS)
     ONE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))
     LANES: gl.constexpr = 32 * VECTOR
@@ -379,11 +410,17 @@ def _norm(
     start = gl.arange(0, _BLOCKS, ONE)[:, None, None] * share
     within, all_within = start + warp + lane, start + warps + lane
     part = gl.arange(0, _BLOCKS, gl.SliceLayout(1, _each_warps_layout(WARPS)))
-    whole = gl.allocate_shared_memory(x.dtype.element_ty, [_BLOCKS, CHUNKS * WARPS, LANES], _held_layout(3))
-    held = whole._reinterpret(x.dtype.element_ty, [CHUNKS, _BLOCKS, WARPS, LANES], _held_layout(3))
+    held = _room(x, CHUNKS, WARPS, LANES)
     met = gl.allocate_shared_memory(gl.int64, [_BLOCKS, WARPS], _met_layout(2))
     row = gl.program_id(0)
-    async_copy.async_copy_global_to_shared(whole, x + row.to(gl.int64) * length + all_within)
+    turn = _await(turn, EARLY)
+    async_copy.async_copy_global_to_shared(held, x + row.to(gl.int64) * length + all_within)
+    if weight is not None and EACH:
+        weights = _room(weight, CHUNKS, WARPS, LANES)
+        async_copy.async_copy_global_to_shared(weights, weight + all_within)
+    if bias is not None and EACH:
+        biases = _room(bias, CHUNKS, WARPS, LANES)
+        async_copy.async_copy_global_to_shared(biases, bias + all_within)
     async_copy.commit_group()
     turn = _opened(turn)
     while row < rows:
@@ -407,21 +444,24 @@ def _norm(
         factor = gl.convert_layout(factor, ONE)[:, None, None]
         shift = gl.convert_layout(shift, ONE)[:, None, None]
         target = y + row.to(gl.int64) * length + within
+        coming = _drawn(turn, 1) + abreast
+        if coming >= rows:
+            _make_way(turn, EARLY)
         for k in gl.static_range(CHUNKS):
-            value = _wide(held.index(k).load(LAYOUT))
+            value = _chunk(held, k, CHUNKS, WARPS, LAYOUT)
             if not COARSE:
                 value -= middle
             value = value * factor + shift
             if weight is not None and EACH:
-                value = value * gl.load(weight + k * SIZE + within).to(gl.float32)
+                value = value * _chunk(weights, k, CHUNKS, WARPS, LAYOUT)
             if bias is not None and EACH:
-                value = value + gl.load(bias + k * SIZE + within).to(gl.float32)
+                value = value + _chunk(biases, k, CHUNKS, WARPS, LAYOUT)
             gl.store(target + k * SIZE, value.to(y.dtype.element_ty))
         gl.store(means + row + part * 0, mean.to(means.dtype.element_ty))
         gl.store(scales + row + part * 0, scale.to(scales.dtype.element_ty))
-        row = _drawn(turn, 1) + abreast
+        row = coming
         if row < rows:
-            async_copy.async_copy_global_to_shared(whole, x + row.to(gl.int64) * length + all_within)
+            async_copy.async_copy_global_to_shared(held, x + row.to(gl.int64) * length + all_within)
         async_copy.commit_group()
         turn += 1
 
@@ -436,7 +476,7 @@ def _fetch(x, item, strips, arrival, tile):
 @_ClusterKernel
 def _softmax(
     counter, items, abreast, y, x, strips, y_outer, y_step,
-    LOG: gl.constexpr, LINES: gl.constexpr, VECTOR: gl.constexpr, WARPS: gl.constexpr,
+    LOG: gl.constexpr, LINES: gl.constexpr, VECTOR: gl.constexpr, WARPS: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """softmax of strips of rows side by side, of which each warp takes LINES elements. What is made of them stays in registers, so
     that the next strip can come into shared memory meanwhile"""
@@ -459,6 +499,7 @@ def _softmax(
     turn = _open(_STRIP)
     item = gl.program_id(0)
     coming = item + abreast
+    turn = _await(turn, EARLY)
     _fetch(x, item, strips, arrival, tile)
     turn = _opened(turn)
     while item < items:
@@ -483,6 +524,8 @@ def _softmax(
         else:
             factor = gl.exp2((top - peak[:, None, :]) * _LOG2E) * rest[:, None, :]
             value = power * factor[:, :, None, :]
+        if coming >= items:
+            _make_way(turn, EARLY)
         target = y + (item // strips).to(gl.int64) * y_outer + item % strips * _STRIP
         gl.store(target + targets, value.to(y.dtype.element_ty))
         item, coming = coming, _drawn(turn, _STRIP) + 2 * abreast
@@ -512,6 +555,9 @@ def normalise(
     if x.dtype is torch.float64 or not warps or share < 64 * warps * vector:
         return False
     if not (each or channel % share == 0) or not _aligned(x, y):
+        return False
+    staying = [z for z in (weight, bias) if z is not None and each]
+    if not _aligned(*staying) or any(z.dtype is not x.dtype for z in staying):
         return False
     _norm.over(rows, x, weight, bias, y, means, scales, length, share, groups, channel, float(eps),
                CHUNKS=share // (32 * warps * vector), VECTOR=vector, WARPS=warps, EACH=each, warps=warps)  # fmt: skip
