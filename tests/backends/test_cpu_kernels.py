@@ -489,6 +489,15 @@ def test_long_contexts_are_split_among_threads(threads: int) -> None:
     assert run_attention(((1, 3000),), 2, 64, False, window=700, sinks=VARIANTS["sinks"]["sinks"]) < 2e-5
 
 
+@pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
+@pytest.mark.parametrize(("kv_heads", "width"), [(6, 64), (3, 64), (1, 64), (6, 256), (2, 20)])
+def test_kv_heads_of_single_queries_go_together(kv_heads: int, width: int, int8: bool) -> None:
+    """Beside a prompt and other queries, split and not, with fewer heads together than there are where their rows are wide."""
+    library.set_threads(2)
+    assert run_attention(((1, 700), (3, 290), (1, 5), (1, 256), (40, 40)), kv_heads, width, int8) < 2e-5
+    assert run_attention(((1, 900),), kv_heads, width, int8, **VARIANTS["everything"]) < 2e-5
+
+
 # --- the pool and the build -------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,8 @@
 /* Attention over token slots: o = softmax(scale · q Kᵀ) V for each query, over the keys its sequence holds in its slots.
  *
  * One task is a few queries of one sequence times the query heads that share a KV head: these "rows" see the same keys, so
- * a block of keys is read once for all of them. Softmax is online: per row a running maximum, sum and output.
+ * a block of keys is read once for all of them. Softmax is online: per row a running maximum, sum and output. A task of one
+ * query may have several KV heads, whose rows of a slot lie side by side: it takes a block of all of them before the next one.
  *   logits: softcap · tanh(s / softcap);  + slope · (key - query);  masked outside (query - window, query] */
 #include "attention.h"
 #include "vector.h"
@@ -31,7 +32,13 @@ enum { DOTTED = 1 };
 #define LANE_INDEX 0, 1, 2, 3
 #endif
 /* Sums of neighbours: of a in the lower half, of b in the upper. log2(LANES) rounds turn LANES vectors into their sums. */
-INLINE vf add_pairs(vf a, vf b) { return __builtin_shufflevector(a, b, EVENS) + __builtin_shufflevector(a, b, ODDS); }
+INLINE vf add_pairs(vf a, vf b) {
+#if defined(ISA_DOTPROD)
+    return (vf)vpaddq_f32((float32x4_t)a, (float32x4_t)b);
+#else
+    return __builtin_shufflevector(a, b, EVENS) + __builtin_shufflevector(a, b, ODDS);
+#endif
+}
 
 INLINE vf sums_of(vf parts[LANES]) {
 #pragma GCC unroll 4
@@ -69,16 +76,6 @@ INLINE void dot_keys(const AttentionState *state, const int R, int row, int j0) 
     }
 }
 
-/* The same for all keys of a block, of as many rows at once as there are registers for. */
-INLINE void dot_block(const AttentionState *state, const int R, int row) {
-    for (int r = 0; r < R; r += DOTTED)
-        for (int j = 0; j < KEYS; j += LANES) dot_keys(state, R < DOTTED ? R : DOTTED, row + r, j);
-}
-
-static void decode(const int8_t *from, float scale, float *to, int width) {
-    for (int i = 0; i < width; i++) to[i] = (float)from[i] * scale;
-}
-
 /* Asks for a row before it is read: rows of one head lie apart, which a Neoverse-N1 does not foresee. */
 INLINE void ask_for(const float *row, int width) {
 #if defined(__aarch64__)
@@ -88,19 +85,37 @@ INLINE void ask_for(const float *row, int width) {
 #endif
 }
 
+INLINE void ask_ahead(const AttentionState *state, int first, int count) {
+    for (int j = first; j < first + count && j < state->coming; j++)
+        ask_for(state->coming_keys[j], state->args->head_dim), ask_for(state->coming_values[j], state->args->head_dim);
+}
+
+/* `dot_keys` for all keys of a block, of as many rows at once as there are registers for. */
+INLINE void dot_block(const AttentionState *state, const int R, int row) {
+    for (int r = 0; r < R; r += DOTTED)
+        for (int j = 0; j < KEYS; j += LANES) {
+            if (row + r == 0) ask_ahead(state, j, LANES);
+            dot_keys(state, R < DOTTED ? R : DOTTED, row + r, j);
+        }
+}
+
+static void decode(const int8_t *from, float scale, float *to, int width) {
+    for (int i = 0; i < width; i++) to[i] = (float)from[i] * scale;
+}
+
 /* Points keys and values at `count` slots; the rest of the block repeats the last one and is masked later. */
 static void gather(AttentionState *state, int key0, int count) {
     const Attention *args = state->args;
     int64_t width = args->head_dim;
     int32_t slots[KEYS];
+    int ahead = state->task->kv_heads > 1 && key0 > state->task->key0; /* they were asked for beside the block before */
     slots_from(args->sequences, state->task->sequence, key0, count, slots);
     for (int j = 0; j < count; j++) {
-        int64_t row = (int64_t)slots[j] * args->kv_heads + state->task->kv_head;
+        int64_t row = (int64_t)slots[j] * args->kv_heads + state->kv_head;
         if (!args->key_scales) {
             state->keys[j] = (const float *)args->keys + row * width;
             state->values[j] = (const float *)args->values + row * width;
-            ask_for(state->keys[j], (int)width);
-            ask_for(state->values[j], (int)width);
+            if (!ahead) ask_for(state->keys[j], (int)width), ask_for(state->values[j], (int)width);
             continue;
         }
         float *key = state->decoded + j * width, *value = key + KEYS * width;
@@ -112,10 +127,28 @@ static void gather(AttentionState *state, int key0, int count) {
     for (int j = count; j < KEYS; j++) state->keys[j] = state->keys[count - 1];
 }
 
+/* Chooses what to ask for beside the work on this KV head's block: its share, in the order of memory, of the next block that the
+ * task's KV heads have, or the next task's, which this core is likely to take. */
+static void look_ahead(AttentionState *state, int key0) {
+    const Attention *args = state->args;
+    int heads = state->task->kv_heads, left = args->sequences->context_lengths[state->task->sequence] - key0;
+    state->coming = 0;
+    if (heads == 1 || args->key_scales || left <= 0) return;
+    int32_t slots[KEYS];
+    int count = left < KEYS ? left : KEYS, first = (state->kv_head - state->task->kv_head) * KEYS;
+    slots_from(args->sequences, state->task->sequence, key0, count, slots);
+    for (int token = first / heads, head = first % heads; state->coming < KEYS && token < count; state->coming++) {
+        int64_t row = ((int64_t)slots[token] * args->kv_heads + state->task->kv_head + head) * args->head_dim;
+        state->coming_keys[state->coming] = (const float *)args->keys + row;
+        state->coming_values[state->coming] = (const float *)args->values + row;
+        if (++head == heads) head = 0, token++;
+    }
+}
+
 /* Turns a row's raw products into weights e^(logit - top), and updates its maximum, sum and pending factor. */
 static void weigh(AttentionState *state, int row, int key0, int count) {
     const Attention *args = state->args;
-    int position = state->first + row / state->group, head = state->task->kv_head * state->group + row % state->group;
+    int position = state->first + row / state->group, head = state->kv_head * state->group + row % state->group;
     int high = args->causal ? position : key0 + count - 1, low = args->window ? position - args->window + 1 : 0;
     if (high > key0 + count - 1) high = key0 + count - 1;
     int plain = key0 >= low && key0 + KEYS - 1 <= high;
@@ -191,10 +224,18 @@ static void attend_block(AttentionState *state, int key0, int count) {
 void KERNEL(attention)(const Attention *args, const AttentionTask *task, float *scratch) {
     AttentionState state;
     attention_begin(&state, args, task, scratch);
+    int last_head = task->kv_head + task->kv_heads - 1;
     for (int key0 = task->key0; key0 < task->key1; key0 += KEYS) {
         int count = task->key1 - key0 < KEYS ? task->key1 - key0 : KEYS;
-        gather(&state, key0, count);
-        attend_block(&state, key0, count);
+        for (int head = task->kv_head; head <= last_head; head++) {
+            attention_turn_to(&state, head);
+            gather(&state, key0, count);
+            look_ahead(&state, key0 + KEYS);
+            attend_block(&state, key0, count);
+        }
     }
-    attention_finish(&state);
+    for (int head = task->kv_head; head <= last_head; head++) {
+        attention_turn_to(&state, head);
+        attention_finish(&state);
+    }
 }

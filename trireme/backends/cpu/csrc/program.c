@@ -145,28 +145,43 @@ static Activations run_linear(const Linear *linear, int rows, Activations given,
 enum { TASK_ROWS = 32, WIDE_ROWS = 96 }; /* rows per task, also in rounded prompts */
 #if defined(__aarch64__)
 enum { SPLIT_KEYS = 64 }; /* fewest keys worth a split: two cores of a Neoverse-N1 share the heads of a small model unevenly */
+/* From so many keys on a single query's KV heads go together, as long as their rows fill no more than a page: a Neoverse-N1 reads one
+ * head after the other, whose rows lie apart, at 11 GB/s, and memory as it lies at 37. */
+enum { TOGETHER_KEYS = 256, TOGETHER_BYTES = 4096 };
 #else
-enum { SPLIT_KEYS = 256 };
+enum { SPLIT_KEYS = 256, TOGETHER_KEYS = 1 << 30, TOGETHER_BYTES = 0 }; /* together: not measured */
 #endif
 
-typedef struct { int queries, splits; int64_t total; } AttentionPlan;
+typedef struct { int queries, splits, together; int64_t total; } AttentionPlan; /* together: KV heads in a task of one query */
+
+/* KV heads in a task of a sequence that has so many queries. */
+static int heads_of_task(const AttentionPlan *plan, int queries) { return queries == 1 ? plan->together : 1; }
 
 static int64_t sequence_tasks(const Attention *args, const AttentionPlan *plan, int sequence) {
     int queries = args->sequences->query_starts[sequence + 1] - args->sequences->query_starts[sequence];
-    return (int64_t)((queries + plan->queries - 1) / plan->queries) * args->kv_heads * plan->splits;
+    int64_t parts = args->kv_heads / heads_of_task(plan, queries);
+    return (queries + plan->queries - 1) / plan->queries * parts * plan->splits;
+}
+
+static int longest_context(const Sequences *sequences) {
+    int longest = 0;
+    for (int s = 0; s < sequences->count; s++)
+        if (sequences->context_lengths[s] > longest) longest = sequences->context_lengths[s];
+    return longest;
 }
 
 static AttentionPlan plan_attention(const Attention *args, int workers) {
-    int group = args->heads / args->kv_heads, longest = 0;
-    AttentionPlan plan = {.queries = group >= TASK_ROWS ? 1 : TASK_ROWS / group, .splits = 1};
+    int group = args->heads / args->kv_heads, longest = longest_context(args->sequences), together = 1;
+    if (longest >= TOGETHER_KEYS && args->head_dim * 4 <= TOGETHER_BYTES) {
+        together = TOGETHER_BYTES / (args->head_dim * 4);
+        while (args->kv_heads % together) together--;
+    }
+    AttentionPlan plan = {.queries = group >= TASK_ROWS ? 1 : TASK_ROWS / group, .splits = 1, .together = together};
     /* Keys are rounded once a task, so rounded attention has fewer and larger ones, as long as every worker has several. */
-    AttentionPlan wide = {.queries = group >= WIDE_ROWS ? 1 : WIDE_ROWS / group, .splits = 1};
+    AttentionPlan wide = {.queries = group >= WIDE_ROWS ? 1 : WIDE_ROWS / group, .splits = 1, .together = together};
     for (int s = 0; s < args->sequences->count; s++) wide.total += sequence_tasks(args, &wide, s);
     if (args->rounded && wide.total >= 4 * workers) plan.queries = wide.queries;
-    for (int s = 0; s < args->sequences->count; s++) {
-        plan.total += sequence_tasks(args, &plan, s);
-        if (args->sequences->context_lengths[s] > longest) longest = args->sequences->context_lengths[s];
-    }
+    for (int s = 0; s < args->sequences->count; s++) plan.total += sequence_tasks(args, &plan, s);
     if (workers > 1 && plan.total < 4 * workers && longest >= 2 * SPLIT_KEYS) {
         int64_t splits = (4 * workers + plan.total - 1) / (plan.total ? plan.total : 1);
         plan.splits = (int)(splits < longest / SPLIT_KEYS ? splits : longest / SPLIT_KEYS);
@@ -204,12 +219,16 @@ static void set_keys(const Attention *args, AttentionTask *task, int split, int 
 static AttentionTask task_of(const Attention *args, const AttentionPlan *plan, int sequence, int64_t index) {
     int token0 = args->sequences->query_starts[sequence], queries = args->sequences->query_starts[sequence + 1] - token0;
     int blocks = (queries + plan->queries - 1) / plan->queries, split = (int)(index % plan->splits);
+    int heads = heads_of_task(plan, queries), parts = args->kv_heads / heads;
     int64_t rest = index / plan->splits;
-    AttentionTask task = {.sequence = sequence, .kv_head = (int)(rest % args->kv_heads)};
-    task.query0 = (blocks - 1 - (int)(rest / args->kv_heads)) * plan->queries;
+    AttentionTask task = {.sequence = sequence, .kv_head = (int)(rest % parts) * heads, .kv_heads = heads};
+    task.query0 = (blocks - 1 - (int)(rest / parts)) * plan->queries;
     task.queries = queries - task.query0 < plan->queries ? queries - task.query0 : plan->queries;
     set_keys(args, &task, split, plan->splits);
-    if (plan->splits > 1) task.partial = partial_of(args, split, task.kv_head, token0 + task.query0);
+    if (plan->splits > 1) {
+        task.partial = partial_of(args, split, task.kv_head, token0 + task.query0);
+        task.partial_stride = partial_of(args, split, task.kv_head + 1, token0 + task.query0) - task.partial;
+    }
     return task;
 }
 
@@ -235,7 +254,7 @@ static void zero_padding(const Attention *args, int tokens) {
 
 static void run_attention(const Attention *args, int tokens, Worker *worker) {
     AttentionPlan plan = plan_attention(args, worker->count);
-    int rows = plan.queries * (args->heads / args->kv_heads), sequence = 0;
+    int rows = (plan.queries > plan.together ? plan.queries : plan.together) * (args->heads / args->kv_heads), sequence = 0;
     float *scratch = pool_scratch(worker, attention_scratch_bytes(args, rows));
     int64_t passed = 0;
     for (Span span; pool_take(worker, plan.total, 1, &span);) {

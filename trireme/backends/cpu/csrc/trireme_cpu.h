@@ -195,10 +195,11 @@ typedef struct {
     int32_t format, kind, padded;
 } Activations;
 
-/* Queries [query0, query0 + queries) of one sequence over its keys [key0, key1), for the heads of one KV head. */
+/* Queries [query0, query0 + queries) of one sequence over its keys [key0, key1), for the heads of `kv_heads` KV heads from one on. */
 typedef struct {
-    int32_t sequence, kv_head, query0, queries, key0, key1;
-    float *partial; /* null: write the output; else per query and head: maximum, sum, values, for the merge */
+    int32_t sequence, kv_head, kv_heads, query0, queries, key0, key1;
+    float *partial;         /* null: write the output; else per query and head: maximum, sum, values, for the merge */
+    int64_t partial_stride; /* floats from one KV head's to the next one's */
 } AttentionTask;
 
 /* One instruction set's version of everything that is worth having twice. */

@@ -45,11 +45,19 @@ INLINE vf maximum(vf a, vf b) {
     return (vf)_mm512_max_ps((__m512)a, (__m512)b);
 #elif defined(ISA_AVX2)
     return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(ISA_DOTPROD)
+    return (vf)vmaxnmq_f32((float32x4_t)a, (float32x4_t)b);
 #else
     return choose(a > b, a, b);
 #endif
 }
-INLINE vf minimum(vf a, vf b) { return -maximum(-a, -b); }
+INLINE vf minimum(vf a, vf b) {
+#if defined(ISA_DOTPROD)
+    return (vf)vminnmq_f32((float32x4_t)a, (float32x4_t)b);
+#else
+    return -maximum(-a, -b);
+#endif
+}
 INLINE vf absolute(vf a) { return (vf)((vi)a & 0x7fffffff); }
 
 INLINE float sum_of(vf value) {
