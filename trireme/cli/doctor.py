@@ -21,15 +21,17 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from trireme import backends
+    from trireme.backends.cpu import build
     from trireme.config import cache_folder
 
+    cxx = os.environ.get("CXX") or next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
     rows: list[tuple[str, str]] = [
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
         ("packages", ", ".join(f"{name} {_version(name)}" for name in ("triton", "tokenizers", "numpy", "msgspec"))),
         ("cores", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"),
-        ("C compiler", _first("cc", "gcc") or "none: the CPU backend would use torch's own operators"),
-        ("C++ compiler", _first("c++", "g++", "clang++") or "none: trireme.kernels would repeat torch's calls by way of Python"),
+        ("C compiler", build.compiler() or "none: the CPU backend would use torch's own operators"),
+        ("C++ compiler", cxx or "none: trireme.kernels would repeat torch's calls by way of Python"),
         ("model cache", f"{cache_folder()}, {shutil.disk_usage(_existing(cache_folder())).free / 2**30:.0f} GiB free"),
     ]
     for name in backends.names():
@@ -47,11 +49,6 @@ def run(args: argparse.Namespace) -> int:
     width = max(len(name) for name, _ in rows)
     sys.stdout.write("".join(f"{name:<{width}}  {text}\n" for name, text in rows))
     return 0
-
-
-def _first(*names: str) -> str | None:
-    """Where the first of these programs is that there is."""
-    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 def _version(name: str) -> str:

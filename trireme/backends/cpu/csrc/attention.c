@@ -103,19 +103,17 @@ static void decode(const int8_t *from, float scale, float *to, int width) {
     for (int i = 0; i < width; i++) to[i] = (float)from[i] * scale;
 }
 
-/* Points keys and values at `count` slots; the rest of the block repeats the last one and is masked later. */
-static void gather(AttentionState *state, int key0, int count) {
+/* Points keys and values at `count` slots, and asks for them unless that was done beside the block before; the rest of the block
+ * repeats the last one and is masked later. */
+static void gather(AttentionState *state, const int32_t *slots, int count, int asked) {
     const Attention *args = state->args;
     int64_t width = args->head_dim;
-    int32_t slots[KEYS];
-    int ahead = state->task->kv_heads > 1 && key0 > state->task->key0; /* they were asked for beside the block before */
-    slots_from(args->sequences, state->task->sequence, key0, count, slots);
     for (int j = 0; j < count; j++) {
         int64_t row = (int64_t)slots[j] * args->kv_heads + state->kv_head;
         if (!args->key_scales) {
             state->keys[j] = (const float *)args->keys + row * width;
             state->values[j] = (const float *)args->values + row * width;
-            if (!ahead) ask_for(state->keys[j], (int)width), ask_for(state->values[j], (int)width);
+            if (!asked) ask_for(state->keys[j], (int)width), ask_for(state->values[j], (int)width);
             continue;
         }
         float *key = state->decoded + j * width, *value = key + KEYS * width;
@@ -127,16 +125,21 @@ static void gather(AttentionState *state, int key0, int count) {
     for (int j = count; j < KEYS; j++) state->keys[j] = state->keys[count - 1];
 }
 
-/* Chooses what to ask for beside the work on this KV head's block: its share, in the order of memory, of the next block that the
- * task's KV heads have, or the next task's, which this core is likely to take. */
-static void look_ahead(AttentionState *state, int key0) {
+/* How many of the next block's slots are worth asking for, and which: the task's own, or the next task's, which this core is likely
+ * to take. One KV head's rows lie apart, and are asked for at once; int8 caches are decoded as they are gathered. */
+static int slots_ahead(const AttentionState *state, int key0, int32_t *slots) {
     const Attention *args = state->args;
-    int heads = state->task->kv_heads, left = args->sequences->context_lengths[state->task->sequence] - key0;
-    state->coming = 0;
-    if (heads == 1 || args->key_scales || left <= 0) return;
-    int32_t slots[KEYS];
-    int count = left < KEYS ? left : KEYS, first = (state->kv_head - state->task->kv_head) * KEYS;
+    int left = args->sequences->context_lengths[state->task->sequence] - key0, count = left < KEYS ? left : KEYS;
+    if (state->task->kv_heads == 1 || args->key_scales || count <= 0) return 0;
     slots_from(args->sequences, state->task->sequence, key0, count, slots);
+    return count;
+}
+
+/* Of the task's KV heads in those slots, the share that is asked for beside this head's work, in the order of memory. */
+static void look_ahead(AttentionState *state, const int32_t *slots, int count) {
+    const Attention *args = state->args;
+    int heads = state->task->kv_heads, first = (state->kv_head - state->task->kv_head) * KEYS;
+    state->coming = 0;
     for (int token = first / heads, head = first % heads; state->coming < KEYS && token < count; state->coming++) {
         int64_t row = ((int64_t)slots[token] * args->kv_heads + state->task->kv_head + head) * args->head_dim;
         state->coming_keys[state->coming] = (const float *)args->keys + row;
@@ -226,11 +229,13 @@ void KERNEL(attention)(const Attention *args, const AttentionTask *task, float *
     attention_begin(&state, args, task, scratch);
     int last_head = task->kv_head + task->kv_heads - 1;
     for (int key0 = task->key0; key0 < task->key1; key0 += KEYS) {
-        int count = task->key1 - key0 < KEYS ? task->key1 - key0 : KEYS;
+        int32_t slots[KEYS], coming[KEYS];
+        int count = task->key1 - key0 < KEYS ? task->key1 - key0 : KEYS, ahead = slots_ahead(&state, key0 + KEYS, coming);
+        slots_from(args->sequences, task->sequence, key0, count, slots);
         for (int head = task->kv_head; head <= last_head; head++) {
             attention_turn_to(&state, head);
-            gather(&state, key0, count);
-            look_ahead(&state, key0 + KEYS);
+            gather(&state, slots, count, task->kv_heads > 1 && key0 > task->key0);
+            look_ahead(&state, coming, ahead);
             attend_block(&state, key0, count);
         }
     }
