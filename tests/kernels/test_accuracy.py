@@ -387,6 +387,18 @@ def test_batched_products(dtype: torch.dtype, device: str) -> None:
         check("bmm", bmm, torch.bmm, (draw((m, batch, k), dtype, device).transpose(0, 1), b), {}, length=k)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.bool, torch.int16])
+def test_flip_by_words(dtype: torch.dtype, device: str) -> None:
+    """Eight bytes at once where rows and what lies between them are whole words, else by elements."""
+    flip = registry.OPERATORS["flip"].function
+    shapes = [((8,), [0]), ((3, 16), [1]), ((3, 16), [0, 1]), ((2, 5, 24), [2, 0]), ((3, 7), [1]), ((2, 12), [-1]), ((0, 8), [1])]
+    for shape, dims in shapes + ([] if INTERPRETED else [((300, 4104), [1]), ((7, 513, 1000), [0, 2])]):
+        check("flip", flip, torch.flip, (draw(shape, dtype, device), dims), {})
+    x = draw((4, 32), dtype, device)
+    for view in (x[:, 8:24], x[:, 1:9], x[::2], x.t(), x[:, ::2], x[:1].expand(3, 32)):
+        check("flip", flip, torch.flip, (view, [1]), {})
+
+
 def test_moves(device: str) -> None:
     ops = registry.OPERATORS
     for dtype in [torch.float32, torch.bfloat16, torch.int64, torch.bool]:

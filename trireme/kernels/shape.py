@@ -22,6 +22,30 @@ def _copy(x):
     return x
 
 
+@pointwise()
+def _turned_words(x):
+    """Two elements of 32 bits in one of 64, the other way round."""
+    return (x << 32) | ((x >> 32) & 0xFFFFFFFF)
+
+
+@pointwise()
+def _turned_halves(x):
+    """Four elements of 16 bits."""
+    pairs = ((x & 0xFFFF0000FFFF) << 16) | ((x >> 16) & 0xFFFF0000FFFF)
+    return (pairs << 32) | ((pairs >> 32) & 0xFFFFFFFF)
+
+
+@pointwise()
+def _turned_bytes(x):
+    """Eight elements of 8 bits."""
+    halves = ((x & 0xFF00FF00FF00FF) << 8) | ((x >> 8) & 0xFF00FF00FF00FF)
+    pairs = ((halves & 0xFFFF0000FFFF) << 16) | ((halves >> 16) & 0xFFFF0000FFFF)
+    return (pairs << 32) | ((pairs >> 32) & 0xFFFFFFFF)
+
+
+_TURNED = {1: _turned_bytes, 2: _turned_halves, 4: _turned_words}
+
+
 @kernel
 def _embedding(weight, indices, out, count, width, entries, stride, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr):
     """out[i] = weight[indices[i]]; an index outside the table reads as zeros instead of foreign memory"""
@@ -94,8 +118,19 @@ def flip(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     chosen = normalise(dims, self.dim()) if dims else []
     out = empty_like(self)
     if out.numel():
-        last = self
+        x, y, body = self, out, _copy
+        if self.dim() - 1 in chosen and self.element_size() in _TURNED and _even(self) and _even(out):
+            # Eight bytes at once, and their elements turned in a register: backwards, each element would be asked for by itself.
+            x, y, body = self.view(torch.int64), out.view(torch.int64), _TURNED[self.element_size()]
+        last = x
         for d in chosen:
-            last = last.narrow(d, self.shape[d] - 1, 1)
-        _copy.launch(plan_reversed(self, out, chosen), [last], [], [out], self.dtype)
+            last = last.narrow(d, x.shape[d] - 1, 1)
+        body.launch(plan_reversed(x, y, chosen), [last], [], [y], x.dtype)
     return out
+
+
+def _even(x: torch.Tensor) -> bool:
+    """Whether the rows are whole numbers of eight bytes that lie together."""
+    per = 8 // x.element_size()
+    steps = (x.shape[-1], x.storage_offset(), *x.stride()[:-1])
+    return x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(step % per == 0 for step in steps)
