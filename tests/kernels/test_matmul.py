@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -43,22 +44,53 @@ def test_tiles_by_descriptors(turned: bool, biased: bool, splits: int) -> None:
 
 
 @pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("along", [False, True])
 @pytest.mark.parametrize("splits", [1, 3])
-def test_few_rows_streamed(copied: bool, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows and columns that fill no tile, and a bias, by pointers and by descriptors."""
-    seen: list[bool] = []
+def test_few_rows_streamed(copied: bool, along: bool, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and columns that fill no tile, and a bias, by pointers and by descriptors, the matrix either way round."""
+    seen: list[tuple[bool, bool]] = []
     start = streamed._tensor.__class__.__call__
-    monkeypatch.setattr(
-        streamed._tensor.__class__, "__call__", lambda self, *a, **k: (seen.append(k["COPIED"]), start(self, *a, **k))[1]
-    )
+
+    def watched(self: Any, *args: Any, **constants: Any) -> None:
+        seen.append((constants["X_COPIED"], constants["W_COPIED"]))
+        start(self, *args, **constants)
+
+    monkeypatch.setattr(streamed._tensor.__class__, "__call__", watched)
     for rows, k, n in ((5, 200, 52), (32, 96, 64)):
-        p, expected = problem(rows, k, n, True, True)
+        p, expected = problem(rows, k, n, along, True)
         room = max(16, 1 << (rows - 1).bit_length())
         config = streamed._config(16, 32, splits, 4, 3, copied)
-        monkeypatch.setitem(tune._known, (f"rows.{room}.4.1", tune.shape_class(n, k)), config)
+        monkeypatch.setitem(tune._known, (f"rows.{room}.4.{int(along)}", tune.shape_class(n, k)), config)
         matmul._stream(p)
         torch.testing.assert_close(p.c[0].double(), expected, rtol=1e-4, atol=1e-4)
-    assert seen == [copied] * 2
+    assert seen == [(False, copied), (copied, copied)]  # rows that are not there are not copied
+
+
+@pytest.mark.parametrize("along", [False, True])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_one_row_streamed(along: bool, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By lanes along the summed dimension, else on the tensor cores."""
+    p, expected = problem(1, 200, 52, along, True)
+    config = streamed._config(16, 32, splits, 4, 3)
+    monkeypatch.setitem(tune._known, (f"rows.{1 if along else 16}.4.{int(along)}", tune.shape_class(52, 200)), config)
+    matmul._stream(p)
+    torch.testing.assert_close(p.c[0].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_was_not_measured_fits_the_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cuts of shapes that no table knows: within the shared memory, no program without work."""
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    for room in (16, 32, 64):
+        for n in (8, 64, 1000, 4096, 6144, 8456, 28672, 151936):
+            for k in (8, 72, 896, 4096, 28672):
+                for along in (False, True):
+                    config = streamed._default(room, n, k, along, 2, True)
+                    held = config["stages"] * (config["N"] + room) * config["K"] * 2
+                    assert held <= chips.HOPPER.shared_memory and config["stages"] > 1 and config["copied"]
+                    assert config["splits"] == 1 or k // config["splits"] >= config["K"]
+    # 96 programs, one a multiprocessor; 112 wide tiles in one round, where 448 narrow ones took two
+    assert streamed._default(32, 6144, 4096, True, 2, True) == streamed._config(64, 256, 1, 4, 4, True)
+    assert streamed._default(32, 28672, 4096, True, 2, True) == streamed._config(256, 128, 1, 4, 3, True)
 
 
 def test_what_no_descriptor_says_is_streamed_by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,11 @@ def test_disabled_tuning_runs_nothing() -> None:
     assert tune.choose("op", "8x8", DEFAULT, [QUICK], never) == DEFAULT
 
 
+def test_shapes_of_a_class_have_their_own_defaults() -> None:
+    assert tune.choose("op", "8x8", DEFAULT, [], print) == DEFAULT
+    assert tune.choose("op", "8x8", QUICK, [], print) == QUICK
+
+
 def test_the_fastest_wins_persists_and_travels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tried = timed(monkeypatch)
     tune.enable()

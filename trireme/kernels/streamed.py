@@ -13,7 +13,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from trireme.kernels import chips, relay, tune
 from trireme.kernels.launch import Unsupported, blocks, kernel, lasting, next_power
 
-_VECTOR_ROWS = 2  # beyond, the tensor cores are cheaper: 4 rows of 4096² took 16.3 µs by vectors on an H200, 8 rows 8.3 by them
 _SPLITS_MOST = 16
 _ARENA = 1 << 20  # counters set aside for recorded graphs, 4 MiB
 _scratch: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -51,42 +50,37 @@ def settle(total, added, parts, counters, y, row, column, rows, n, y_m, y_n, alp
 
 @kernel
 def _vector(
-    x, w, y, bias, parts, counters, rows, n, k, part, x_m, x_k, w_n, w_k, y_m, y_n, bias_m, bias_n, alpha, beta,
-    ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    x, w, y, bias, parts, counters, n, k, part, x_k, w_n, w_k, y_n, bias_n, alpha, beta,
+    N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """y[r, :] = w x[r] for one or two rows, each lane summing its own columns until the end"""
+    """y = w x for one row, each lane summing its own columns until the end"""
     chips.begin(EARLY, OPEN=False)
     column = tl.program_id(0) * N + tl.arange(0, N)
     inner = tl.arange(0, K)
     start = tl.program_id(1) * part
     stop = tl.minimum(start + part, k)
-    row = tl.arange(0, ROWS)
+    row = tl.arange(0, 1)
     added = None
     if bias is not None:
-        added = addend(bias, row, column, rows, n, bias_m, bias_n, beta)
+        added = addend(bias, row, column, 1, n, 0, bias_n, beta)
     base = w + column[:, None].to(tl.int64) * w_n
-    first = tl.zeros((N, K), tl.float32)
-    second = tl.zeros((N, K), tl.float32)
+    total = tl.zeros((N, K), tl.float32)
     for at in range(start, stop, K):
         here = at + inner
         inside = here < k
         weights = tl.load(base + (here * w_k)[None, :], mask=(column < n)[:, None] & inside[None, :], other=0.0).to(tl.float32)
-        first += weights * tl.load(x + here * x_k, mask=inside, other=0.0).to(tl.float32)[None, :]
-        if ROWS > 1:
-            second += weights * tl.load(x + x_m + here * x_k, mask=inside & (rows > 1), other=0.0).to(tl.float32)[None, :]
-    total = tl.broadcast_to(tl.sum(first, 1)[None, :], (ROWS, N))
-    if ROWS > 1:
-        total = tl.where((row == 1)[:, None], tl.sum(second, 1)[None, :], total)
-    settle(total, added, parts, counters, y, row, column, rows, n, y_m, y_n, alpha, SPLITS)
+        total += weights * tl.load(x + here * x_k, mask=inside, other=0.0).to(tl.float32)[None, :]
+    settle(tl.sum(total, 1)[None, :], added, parts, counters, y, row, column, 1, n, 0, y_n, alpha, SPLITS)
 
 
 @kernel
 def _tensor(
     x, w, y, bias, parts, counters, rows, n, k, part, x_m, x_k, w_n, w_k, y_m, y_n, bias_m, bias_n, alpha, beta,
-    COPIED: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr,
-    EARLY: tl.constexpr,
+    X_COPIED: tl.constexpr, W_COPIED: tl.constexpr, ALONG: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """yᵀ = w xᵀ on the tensor cores, the streamed matrix as the tall operand; COPIED: x and w are descriptors"""
+    """yᵀ = w xᵀ on the tensor cores, the streamed matrix as the tall operand; what is COPIED is a descriptor, w's of wᵀ unless it
+    lies ALONG the summed dimension"""
     chips.begin(EARLY, OPEN=False)
     column = tl.program_id(0) * N + tl.arange(0, N)
     row = tl.arange(0, ROWS)
@@ -97,15 +91,21 @@ def _tensor(
     if bias is not None:
         added = addend(bias, row, column, rows, n, bias_m, bias_n, beta)
     total = tl.zeros((N, ROWS), tl.float32)
-    if not COPIED:
+    if not W_COPIED:
         base = w + column[:, None].to(tl.int64) * w_n
+    if not X_COPIED:
         few = x + row[None, :] * x_m
     for at in range(start, stop, K):
-        if COPIED:
-            weights, values = w.load([tl.program_id(0) * N, at]), x.load([0, at]).T
-        else:
-            here = at + inner
+        here = at + inner
+        if not W_COPIED:
             weights = tl.load(base + (here * w_k)[None, :], mask=(column < n)[:, None] & (here < k)[None, :], other=0.0)
+        elif ALONG:
+            weights = w.load([tl.program_id(0) * N, at])
+        else:
+            weights = w.load([at, tl.program_id(0) * N]).T
+        if X_COPIED:
+            values = x.load([0, at]).T
+        else:
             values = tl.load(few + (here * x_k)[:, None], mask=(row < rows)[None, :] & (here < k)[:, None], other=0.0)
         total = tl.dot(weights, values, total, input_precision=PRECISION)
     settle(tl.trans(total), added, parts, counters, y, row, column, rows, n, y_m, y_n, alpha, SPLITS)
@@ -157,51 +157,76 @@ def _config(n: int, k: int, splits: int, warps: int, stages: int, copied: bool =
     return {"N": n, "K": k, "splits": splits, "warps": warps, "stages": stages} | ({"copied": True} if copied else {})
 
 
-def _splits(programs: int, k: int, tile_k: int) -> int:
-    """Enough parts for two programs a multiprocessor, none shorter than two tiles."""
-    wanted = max(1, 2 * chips.current().multiprocessors // programs)
-    return max(1, min(next_power(wanted + 1) // 2 or 1, blocks(k, 2 * tile_k), _SPLITS_MOST))
+def _level(tiles: int, k: int, tile_k: int, places: int, most: int) -> int:
+    """The number of parts that leaves the least of the last round of programs idle, the smallest of those; none shorter than two
+    tiles."""
+    most = max(1, min(most, _SPLITS_MOST, k // (2 * tile_k)))
+    return max(range(1, most + 1), key=lambda splits: (round(_filled(tiles * splits, places), 2), -splits))
 
 
-def _default(rows: int, n: int, k: int, along: bool, size: int) -> dict[str, Any]:
+def _filled(programs: int, places: int) -> float:
+    """The share of the rounds' places that programs take."""
+    return programs / (blocks(programs, places) * places)
+
+
+def _default(rows: int, n: int, k: int, along: bool, size: int, copyable: bool) -> dict[str, Any]:
     """`along`: the streamed matrix is contiguous along the summed dimension."""
-    if chips.current().interpreted:
+    chip = chips.current()
+    if chip.interpreted:
         return _config(max(16, min(64, next_power(n))), max(16, min(512, next_power(k))), 2 if k > 64 else 1, 4, 1)
-    if rows <= _VECTOR_ROWS:
-        tile_n, tile_k = (8, 512) if along else (128, 32)
-        if size == 4:
-            tile_k //= 2
-        return _config(tile_n, tile_k, _splits(blocks(n, tile_n), k, tile_k), 4, 2)
-    tile_n, tile_k = (64 if rows <= 32 else 128, 64) if along else (64, 64)
-    tile_k = tile_k if size == 2 else tile_k // 2
-    return _config(tile_n, tile_k, _splits(blocks(n, tile_n), k, tile_k), 4, 4)
+    if rows == 1 and along:
+        if k < 1024:
+            return _config(*((32, 128) if n > 1 << 15 else (16, 256)), 1, 4, 2)
+        tile_n, tile_k = (4, 512) if size == 4 or 0 < k % 1024 <= 512 else (2, 1024)
+        return _config(tile_n, tile_k, 1, 4, 2)
+    if copyable and size == 2:
+        return _copied(max(16, next_power(rows)), n, k, along)
+    splits = next_power(max(1, round(2 * chip.multiprocessors / blocks(n, 64))))
+    return _config(64, 64, max(1, min(splits, _SPLITS_MOST, k // 128)), 4, 4)
 
 
-def _candidates(rows: int, n: int, k: int, along: bool, copied: bool) -> list[dict[str, Any]]:
-    """Shapes worth timing; splits follow from how many programs the columns give. `copied`: descriptors may bring the tiles."""
-    if rows <= _VECTOR_ROWS:
-        shapes = [(4, 1024), (8, 512), (16, 256), (16, 512), (2, 2048)] if along else [(64, 64), (128, 32), (256, 16), (128, 64)]
+def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
+    """How descriptors bring tiles of half types where nothing was measured; from 27 shapes of 4 to 32 rows on an H200, of which
+    the best cut is 2 % faster in the mean."""
+    chip, tiles = chips.current(), blocks(n, 64)
+    if tiles <= chip.multiprocessors:
+        # One program a multiprocessor, with as much on its way as the shared memory holds: 32 x 4096 x 6144 took 11.6 µs in 96 of
+        # them, 13.4 to 14.0 in two or more a multiprocessor. Parts shorter than 1024 cost more to join than they save.
+        tile_k = min(256, max(16, next_power(k)))
+        stages = min(8, chip.shared_memory // ((64 + room) * tile_k * 2))
+        return _config(64, tile_k, max(1, min(chip.multiprocessors // tiles, 4, k // 1024)), 4, stages, True)
+    narrow, wide = (64, 128), (256, 128) if along else (128, 64)
+    even, wide_even = (_evenness(blocks(n, a), 3 * (a + room) * b * 2) for a, b in (narrow, wide))
+    # Wide tiles read the few rows less often, which pays where narrow ones take several rounds and leave more of the last one idle.
+    return _config(*(wide if even < 1 and wide_even >= even else narrow), 1, 4, 3, True)
+
+
+def _evenness(programs: int, held: int) -> float:
+    """1 if programs that hold so many bytes of shared memory lie on the chip at once, else what they fill of the rounds they take."""
+    chip = chips.current()
+    places = (chip.shared_memory + 1024) // (held + 1024) * chip.multiprocessors
+    return 1.0 if programs <= places else _filled(programs, places) if places else 0.0
+
+
+def _candidates(rows: int, n: int, k: int, along: bool, copyable: bool) -> list[dict[str, Any]]:
+    """Shapes worth timing; splits follow from how many programs the columns give. `copyable`: descriptors may bring the tiles."""
+    if rows == 1 and along:
+        shapes = [(2, 1024), (4, 512), (4, 1024), (8, 512), (16, 256), (16, 512), (2, 2048)]
         made = [(a, b, warps, 2, False) for a, b in shapes for warps in (4, 8)]
     else:
         shapes = [(32, 128), (64, 64), (64, 128), (128, 64), (128, 128)] if along else [(64, 64), (128, 64), (64, 128)]
         made = [(a, b, 4, stages, False) for a, b in shapes for stages in (3, 5)] + [(64, 64, 4, 7, False), (128, 64, 8, 4, False)]
-        made += [(a, b, 4, 4, True) for a, b in ((32, 256), (64, 128), (64, 256), (128, 128))] if copied else []
-    result = []
-    for a, b, warps, stages, by_copies in made:
+        copies = [(32, 256, 4), (64, 128, 3), (64, 128, 4), (64, 256, 4), (128, 64, 5), (128, 128, 2), (128, 128, 3), (128, 128, 4)]
+        made += [(a, b, 4, stages, True) for a, b, stages in [*copies, (256, 128, 3)]] if copyable else []
+    processors, result = chips.current().multiprocessors, []
+    for a, b, warps, stages, copied in made:
         tiles = blocks(n, a)
-        splits = _splits(tiles, k, b)
-        counts = [splits, min(2 * splits, _SPLITS_MOST), _level(tiles, k, b)]
-        if tiles >= 0.9 * chips.current().multiprocessors:
+        splits = _level(tiles, k, b, 2 * processors, max(1, 2 * processors // tiles))
+        counts = [splits, min(2 * splits, _SPLITS_MOST), _level(tiles, k, b, processors, _SPLITS_MOST)]
+        if tiles >= processors // 2:
             counts.append(1)
-        result += [_config(a, b, count, warps, stages, by_copies) for count in dict.fromkeys(counts)]
+        result += [_config(a, b, count, warps, stages, copied) for count in dict.fromkeys(counts)]
     return result
-
-
-def _level(tiles: int, k: int, tile_k: int) -> int:
-    """The number of parts that leaves the least of the last round of programs idle, the smallest of those."""
-    processors = chips.current().multiprocessors
-    most = max(1, min(_SPLITS_MOST, k // (2 * tile_k)))
-    return max(range(1, most + 1), key=lambda s: (round(tiles * s / (blocks(tiles * s, processors) * processors), 2), -s))
 
 
 def describable(x: torch.Tensor, outer: int, inner: int) -> bool:
@@ -225,27 +250,34 @@ def few_rows(
         raise Unsupported("rows, or elements that are summed, farther apart than 32 bits tell")
     along = w.stride(1) == 1 or w.stride(0) != 1
     bias_walk = (0, 0) if bias is None else bias.stride()
-    room = next_power(rows) if rows <= _VECTOR_ROWS else max(16, next_power(rows))
-    copyable = chips.current().descriptors and rows > _VECTOR_ROWS and describable(x, 0, 1) and describable(w, 0, 1)
+    lies = w if along else w.t()
+    by_lanes = rows == 1 and along  # across, lanes would take turns: one row of 4096 x 28672 took 227 µs, on the tensor cores 55
+    room = 1 if by_lanes else max(16, next_power(rows))
+    copyable = chips.current().descriptors and not by_lanes and describable(lies, 0, 1)
 
     def run(config: dict[str, Any]) -> None:
         tile_n, tile_k, splits = config["N"], config["K"], config["splits"]
-        copied = copyable and config.get("copied", False)
         part = blocks(blocks(k, splits), tile_k) * tile_k
         splits = blocks(k, part)
         programs = blocks(n, tile_n)
         parts, counters = workspace(x.device, splits * rows * n, programs) if splits > 1 else (None, None)
-        body = _vector if rows <= _VECTOR_ROWS else _tensor
-        constants: dict[str, Any] = {} if rows <= _VECTOR_ROWS else {"COPIED": copied, "PRECISION": precision}
-        constants |= {"ROWS": room, "N": tile_n, "K": tile_k, "SPLITS": splits}
-        tail = (rows, n, k, part, *x.stride(), *w.stride(), *y.stride(), *bias_walk, alpha, beta)
-        sizes = {"warps": config["warps"], "stages": config["stages"]}
-        few, streamed = (in_tiles(x, room, tile_k), in_tiles(w, tile_n, tile_k)) if copied else (x, w)
-        body((programs, splits), few, streamed, y, bias, parts, counters, *tail, **constants, **sizes)
+        constants = {"N": tile_n, "K": tile_k, "SPLITS": splits, "warps": config["warps"], "stages": config["stages"]}
+        if by_lanes:
+            walks = (x.stride(1), *w.stride(), y.stride(1), bias_walk[1])
+            _vector((programs, splits), x, w, y, bias, parts, counters, n, k, part, *walks, alpha, beta, **constants)
+            return
+        copied = copyable and config.get("copied", False)
+        # A copy of rows that are not there takes its time: 4 x 3584 x 4608 8.4 µs with it, 6.9 without.
+        both = copied and rows == room and describable(x, 0, 1)
+        few = in_tiles(x, room, tile_k) if both else x
+        streamed = in_tiles(lies, *((tile_n, tile_k) if along else (tile_k, tile_n))) if copied else w
+        walks = (*x.stride(), *w.stride(), *y.stride(), *bias_walk)
+        _tensor((programs, splits), few, streamed, y, bias, parts, counters, rows, n, k, part, *walks, alpha, beta,
+                X_COPIED=both, W_COPIED=copied, ALONG=along, PRECISION=precision, ROWS=room, **constants)  # fmt: skip
 
     name, shape = f"rows.{room}.{x.element_size()}.{int(along)}", tune.shape_class(n, k)
     config = tune.remembered(name, shape)
     if config is None:
-        default = _default(rows, n, k, along, x.element_size())
+        default = _default(rows, n, k, along, x.element_size(), copyable)
         config = tune.choose(name, shape, default, _candidates(rows, n, k, along, copyable), run)
     run(config)

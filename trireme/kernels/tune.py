@@ -24,7 +24,7 @@ _REPEATS, _CALLS = 5, 10
 _LONG = 1000.0  # microseconds beyond which a launch does not show
 _rehearsing: tuple[int, int] | None = None
 _enabled = os.environ.get("TRIREME_TUNE", "") not in ("", "0")
-_known: dict[tuple[str, str], Config] = {}
+_known: dict[tuple[str, str], Config | None] = {}  # None: asked for, and nothing was there
 
 
 def enable(on: bool = True) -> None:
@@ -64,16 +64,15 @@ def remembered(operator: str, shape: str) -> Config | None:
 def choose(operator: str, shape: str, default: Config, candidates: Sequence[Config], run: Callable[[Config], None]) -> Config:
     """The configuration for this class: remembered, from the user's database, shipped, measured now if enabled, or `default`."""
     key = (operator, shape)
-    found = _known.get(key)
-    if found is None:
+    if key not in _known:
         found = _lookup(key)
-        if found is None:
-            found = default
-            if _enabled and not chips.capturing():
-                unrepeatable()
-                found = _measure(key, default, candidates, run)
+        if found is None and _enabled:
+            if chips.capturing():
+                return default
+            unrepeatable()
+            found = _measure(key, default, candidates, run)
         _known[key] = found
-    return found
+    return _known[key] or default  # which may differ within a class
 
 
 def _lookup(key: tuple[str, str]) -> Config | None:
