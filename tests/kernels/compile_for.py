@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import OutOfResources
 
-from trireme.kernels import chips, launch, pointwise, registry
+from trireme.kernels import chips, launch, matmul, pointwise, registry
 from trireme.ops import AttentionKind, CacheSpec, KVCache
 from trireme.ops.cases import Draw
 
@@ -105,6 +105,7 @@ def require_wait(text: str, form: str) -> None:
 
 def stand_in(target: GPUTarget, chip: chips.Chip) -> None:
     chips.current = lambda: chip  # type: ignore[assignment]
+    matmul.OURS_ONLY = True
     chips.current_device, chips.current_stream, chips.capturing = lambda: -1, lambda device: 0, lambda: False
 
     def compiled(

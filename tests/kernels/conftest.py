@@ -28,3 +28,11 @@ def _seeded() -> None:
 @pytest.fixture(scope="session")
 def device() -> str:
     return "cuda" if HAS_GPU else "cpu"
+
+
+@pytest.fixture
+def ours_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our products even where torch's are faster and the library leaves them to it: ours are what is tested."""
+    from trireme.kernels import matmul
+
+    monkeypatch.setattr(matmul, "OURS_ONLY", True)

@@ -353,6 +353,7 @@ GPU_SIZES = [
 GPU_SIZES += [(256, 512, 384), (1000, 1024, 2056), (4096, 4096, 4096), (777, 333, 555), (4096, 4096, 1), (2048, 64, 2048)]
 
 
+@pytest.mark.usefixtures("ours_only")
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 def test_products(dtype: torch.dtype, device: str) -> None:
     ops = registry.OPERATORS
@@ -373,8 +374,12 @@ def test_products(dtype: torch.dtype, device: str) -> None:
     a, b = draw((40, 30), dtype, device), draw((30, 50), dtype, device)
     check("addmm", ops["addmm"].function, torch.addmm, (full, a, b), {}, length=30)
     check("addmm", ops["addmm"].function, torch.addmm, (full * float("nan"), a, b), {"beta": 0}, length=30)
+    for m, k, n in [] if INTERPRETED else [(2048, 512, 2048), (256, 1024, 4096), (1000, 1024, 2056)]:
+        full, a, b = draw((m, n), dtype, device), draw((m, k), dtype, device), draw((n, k), dtype, device).t()
+        check("addmm", ops["addmm"].function, torch.addmm, (full, a, b), {"beta": 0.5, "alpha": 2}, length=k)
 
 
+@pytest.mark.usefixtures("ours_only")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_batched_products(dtype: torch.dtype, device: str) -> None:
     bmm = registry.OPERATORS["bmm"].function

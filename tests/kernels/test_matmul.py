@@ -110,7 +110,51 @@ def test_splits_fill_the_chip_and_no_more() -> None:
 def test_what_torch_does_faster_stays_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = torch.randn(8, 32, dtype=torch.bfloat16), torch.randn(64, 32, dtype=torch.bfloat16).t()
     monkeypatch.setitem(tune._known, ("fewmm.half.010", tune.shape_class(8, 64, 32)), {"torch": True})
-    with pytest.raises(Unsupported):
+    with monkeypatch.context() as compiled, pytest.raises(Unsupported):
+        compiled.setattr(chips, "current", lambda: chips.HOPPER)
         matmul.mm(a, b)
     monkeypatch.setitem(tune._known, ("fewmm.half.010", tune.shape_class(8, 64, 32)), {"streamed": True})
     torch.testing.assert_close(matmul.mm(a, b).float(), a.float() @ b.float(), rtol=2e-2, atol=2e-1)
+
+
+def halves(batch: int, m: int, k: int, n: int, turned: bool = False) -> matmul._Problem:
+    """A problem without memory: only its sizes are asked for."""
+    a = torch.empty(batch, m, k, dtype=torch.bfloat16, device="meta")
+    b = torch.empty(batch, n, k, dtype=torch.bfloat16, device="meta").transpose(1, 2) if turned else a.new_empty(batch, k, n)
+    return matmul._Problem(a, b, a.new_empty(batch, m, n), None, 1.0, 0.0)
+
+
+def test_tiles_run_where_they_fill_the_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an H200 showed: ours where 132 processors are in use, torch's where a last round leaves them idle."""
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    ours = [(1, 4096, 4096, 4096), (1, 4096, 5120, 5120), (1, 2048, 4096, 6144), (4, 1024, 1024, 1024), (1, 2048, 896, 9728)]
+    for sizes in [*ours, (1, 256, 4096, 4096), (1, 128, 4096, 4096)]:
+        p = halves(*sizes)
+        assert matmul._keeps_up(p, matmul._default(p)), sizes
+        assert (matmul._default(p) is matmul._LARGE) is (sizes in ours)
+    for sizes in ((1, 1024, 5120, 5120), (1, 256, 5120, 5120), (1, 512, 4096, 28672), (1, 200, 4096, 4096), (32, 2048, 2048, 128)):
+        p = halves(*sizes)
+        assert not matmul._keeps_up(p, matmul._default(p)), sizes
+    narrow = matmul._config(128, 128, 64, 4, 4)
+    assert matmul._keeps_up(halves(1, 2048, 5120, 5120), narrow, measured=True)
+    assert not matmul._keeps_up(halves(1, 1024, 3584, 4608), narrow, measured=True)  # of the same class, but 0.73 of the chip
+
+
+def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    for a, b in (
+        (torch.randn(128, 64), torch.randn(64, 128)),  # float32
+        (torch.randn(100, 101).bfloat16(), torch.randn(101, 103).bfloat16()),  # rows that lie unevenly
+        (torch.randn(256, 512).bfloat16(), torch.randn(512, 512).bfloat16()),  # 8 tiles for 132 processors
+        (torch.randn(40, 64).bfloat16(), torch.randn(64, 200).bfloat16()),  # 33 to 64 rows
+    ):
+        with pytest.raises(Unsupported):
+            matmul.mm(a, b)
+    for batch, m, k, n in ((2, 8, 8, 8), (4, 200, 200, 200), (3, 128, 64, 128)):
+        for dtype in (torch.float32, torch.bfloat16):
+            if (m, dtype) != (8, torch.bfloat16):
+                with pytest.raises(Unsupported):
+                    matmul.bmm(torch.randn(batch, m, k, dtype=dtype), torch.randn(batch, k, n, dtype=dtype))
+    assert matmul._suits_pointers(halves(1024, 32, 32, 32)) and matmul._suits_pointers(halves(32, 16, 128, 2048))
+    assert not matmul._suits_pointers(halves(64, 1, 64, 1000)) and not matmul._suits_pointers(halves(8, 1000, 1000, 1000))
+    assert not matmul._suits_pointers(halves(1, 512, 4097, 512))

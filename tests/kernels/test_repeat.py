@@ -18,6 +18,9 @@ from trireme.kernels import chips, launch, notes, pointwise, quick, registry, re
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
+pytestmark = pytest.mark.usefixtures("ours_only")
+
+
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
     repeat.forget()

@@ -177,12 +177,18 @@ def product_cases() -> Iterator[Case]:
     for rows, k, n in [
         *[(r, 4096, 4096) for r in (1, 2, 4, 8, 16, 32, 64, 256, 1024)],
         *[(r, k, n) for r in (1, 16, 32) for k, n in _LINEAR[1:]],
+        *[(r, k, k) for r in (1, 2, 16, 32, 128, 256, 1024) for k in (5120,)],
+        *[(r, 8192, 8192) for r in (2, 32)],
+        *[(512, 4096, 4096), (2048, 3584, 4608), (4096, 5120, 5120)],
     ]:
         make = functools.partial(lambda r, i, o: (normal(r, i), normal(o, i).t()), rows, k, n)
         if rows <= 64:
             yield _case("mm", f"{rows}x{k}x{n} linear", make, torch.mm, (rows * (k + n) + k * n) * 2, launch=(rows, n) == (1, 4096))
         else:
             yield _case("mm", f"{rows}x{k}x{n} linear", make, torch.mm, 2 * rows * k * n, unit="TFLOP/s")
+    for rows, k, n in [(r, 4096, n) for n in (4096, 11008) for r in (1, 2, 16, 32)]:
+        make = functools.partial(lambda r, i, o: (normal(r, i), normal(i, o)), rows, k, n)
+        yield _case("mm", f"{rows}x{k}x{n}", make, torch.mm, (rows * (k + n) + k * n) * 2)
     for m, k, n in ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 4096, 14336)):
         work = 2 * m * k * n
         plain = functools.partial(lambda a, b, c: (normal(a, b), normal(b, c)), m, k, n)
@@ -193,10 +199,12 @@ def product_cases() -> Iterator[Case]:
         yield _case("addmm", f"{m}x{k}x{n} linear", biased, torch.addmm, work, unit="TFLOP/s")
     singles = lambda: tuple(normal(2, 4096, 4096, dtype=torch.float32))  # noqa: E731
     yield _case("mm", "4096x4096x4096 fp32", singles, torch.mm, 2 * 4096**3, unit="TFLOP/s")
+    single_rows = lambda: (normal(16, 4096, dtype=torch.float32), normal(4096, 4096, dtype=torch.float32).t())  # noqa: E731
+    yield _case("mm", "16x4096x4096 linear fp32", single_rows, torch.mm, 4096**2 * 4)
     for rows in (1, 32):
         biased = functools.partial(lambda r: (normal(4096), normal(r, 4096), normal(4096, 4096).t()), rows)
         yield _case("addmm", f"{rows}x4096x4096 linear", biased, torch.addmm, 4096**2 * 2)
-    for batch, m, k, n in ((4, 4096, 4096, 4096), (32, 2048, 128, 2048), (256, 512, 64, 512)):
+    for batch, m, k, n in ((4, 4096, 4096, 4096), (32, 2048, 128, 2048), (256, 512, 64, 512), (8, 1000, 1000, 1000)):
         make = functools.partial(lambda b, x, y, z: (normal(b, x, y), normal(b, y, z)), batch, m, k, n)
         yield _case("bmm", f"{batch}x{m}x{k}x{n}", make, torch.bmm, 2 * batch * m * k * n, unit="TFLOP/s")
     yield _case("mv", "4096x4096", lambda: (normal(4096, 4096), normal(4096)), torch.mv, 4096**2 * 2)

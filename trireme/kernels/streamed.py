@@ -202,7 +202,7 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
 
 
 def _evenness(programs: int, held: int) -> float:
-    """1 if programs that hold so many bytes of shared memory lie on the chip at once, else what they fill of the rounds they take."""
+    """1 if programs that hold so many bytes of shared memory lie on the chip at once, else what they fill of their rounds."""
     chip = chips.current()
     places = (chip.shared_memory + 1024) // (held + 1024) * chip.multiprocessors
     return 1.0 if programs <= places else _filled(programs, places) if places else 0.0
