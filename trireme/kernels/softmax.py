@@ -209,11 +209,11 @@ def _gradient(
 def tile(f: Fold, limit: int) -> tuple[int, int, int]:
     """Rows, columns and warps of one program for rows of this length."""
     n = min(next_power(f.length), limit)
-    if f.step == 1 or f.inner == 1:
+    if not f.across:
         m = 1 if n >= 2048 else max(1, min(2048 // n, next_power(f.rows)))
     else:
         # Neighbours lie across rows: 32 of them fill whole sectors, and what does not fit is read twice.
-        m = min(next_power(f.inner), 32)
+        m = min(next_power(f.rows), max(32, 2048 // n))
         n = min(n, max(1, limit // m))
     size = m * n
     return m, n, 4 if size < 4096 else 8 if size < 8192 else 16
@@ -242,7 +242,8 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
         return y
     m, n, warps = tile(f, limit if f.length <= limit else limit // 2)
     body = _softmax if f.length <= n else _softmax_long
-    walk = (f.rows, f.inner, f.length, *f.walk, *g.walk)
+    inner, *walks = *f.numbered, *g.numbered[1:]
+    walk = (f.rows, inner, f.length, *walks)
     body((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, M=m, N=n, warps=warps)
     return y
 
@@ -290,7 +291,8 @@ def _backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype,
     y, f = fold(y, dim, True)
     m, n, warps = tile(f, chips.current().row_elements // 2)
     grid = (blocks(f.rows, m),)
-    _gradient(grid, grad, y, dx, f.rows, f.inner, f.length, *f.walk,
+    inner, *walk = f.numbered
+    _gradient(grid, grad, y, dx, f.rows, inner, f.length, *walk,
               LOG=log, DOUBLE=y.dtype is torch.float64, M=m, N=n, warps=warps)  # fmt: skip
     return dx
 

@@ -175,14 +175,22 @@ def _default(rows: int, n: int, k: int, along: bool, size: int, copyable: bool) 
     if chip.interpreted:
         return _config(max(16, min(64, next_power(n))), max(16, min(512, next_power(k))), 2 if k > 64 else 1, 4, 1)
     if rows == 1 and along:
-        if k < 1024:
-            return _config(*((32, 128) if n > 1 << 15 else (16, 256)), 1, 4, 2)
-        tile_n, tile_k = (4, 512) if size == 4 or 0 < k % 1024 <= 512 else (2, 1024)
-        return _config(tile_n, tile_k, 1, 4, 2)
+        return _by_lanes(n, k, size)
     if copyable and size == 2:
         return _copied(max(16, next_power(rows)), n, k, along)
     splits = next_power(max(1, round(2 * chip.multiprocessors / blocks(n, 64))))
     return _config(64, 64, max(1, min(splits, _SPLITS_MOST, k // 128)), 4, 4)
+
+
+def _by_lanes(n: int, k: int, size: int) -> dict[str, Any]:
+    """One row: 2048 or 4096 elements at once, as much of the summed dimension as there is; more programs where outputs are few."""
+    if k <= 128:
+        return _config(2048 // max(16, next_power(k)), max(16, next_power(k)), 1, 4, 2)
+    if k < 1024:
+        return _config(*((32, 128) if n > 1 << 15 else (16, 256)), 1, 4, 2)
+    tile_n, tile_k = (4, 512) if size == 4 or 0 < k % 1024 <= 512 else (2, 1024)
+    wanted = 2 * chips.current().multiprocessors // blocks(n, tile_n)
+    return _config(tile_n, tile_k, max(1, min(wanted, _SPLITS_MOST, k // (2 * tile_k))), 4, 2)
 
 
 def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
@@ -241,6 +249,15 @@ def in_tiles(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns])
 
 
+def streams(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Whether one row goes past a matrix at the speed of the memory: along the summed dimension always; across it where there are
+    columns enough to fill the chip, and tensor cores take them by whole lines."""
+    n, k = w.shape
+    if w.stride(1) == 1 or w.stride(0) != 1:
+        return True
+    return describable(w.t(), 0, 1) and n > 512 and (x.element_size() == 2 or k >= 1024)
+
+
 def few_rows(
     x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, alpha: float, beta: float, precision: str
 ) -> None:
@@ -271,7 +288,8 @@ def few_rows(
         both = copied and rows == room and describable(x, 0, 1)
         few = in_tiles(x, room, tile_k) if both else x
         streamed = in_tiles(lies, *((tile_n, tile_k) if along else (tile_k, tile_n))) if copied else w
-        walks = (*x.stride(), *w.stride(), *y.stride(), *bias_walk)
+        # Of one row any stride will do, but two of 1 would hide which way it lies.
+        walks = (x.stride(0) if rows > 1 else 0, x.stride(1), *w.stride(), *y.stride(), *bias_walk)
         _tensor((programs, splits), few, streamed, y, bias, parts, counters, rows, n, k, part, *walks, alpha, beta,
                 X_COPIED=both, W_COPIED=copied, ALONG=along, PRECISION=precision, ROWS=room, **constants)  # fmt: skip
 
