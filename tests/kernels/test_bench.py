@@ -47,3 +47,27 @@ def test_every_operator_is_timed_on_the_device_and_as_it_is_launched() -> None:
     assert {case.op for case in cases} >= set(OPERATORS)
     launched = [case.op for case in cases if case.launch]
     assert {*launched, "allclose"} >= set(OPERATORS) and "allclose" not in launched
+
+
+def test_a_draw_is_the_same_everywhere_and_another_seed_draws_others() -> None:
+    from trireme.bench.kernel_sweep import FAMILIES, sweep_cases
+
+    def labels(seed: int) -> list[tuple[str, str, str]]:
+        return [(family, case.op, case.label) for family, case in sweep_cases(seed)]
+
+    assert labels(1) == labels(1) != labels(2)
+    assert {family for family, _, _ in labels(1)} == set(FAMILIES) and {op for _, op, _ in labels(1)} <= set(OPERATORS)
+
+
+def test_a_draw_is_of_calls_that_torch_takes() -> None:
+    from trireme.bench.kernel_sweep import sweep_cases
+
+    seen = set()
+    for _, case in sweep_cases(3):
+        if case.op in seen:
+            continue
+        inputs = case.make()
+        if sum(x.numel() for x in inputs) < 1 << 22:  # the rest only takes longer
+            seen.add(case.op)
+            case.theirs(*inputs)
+    assert len(seen) > 30

@@ -28,7 +28,7 @@ from trireme.kernels.launch import Unsupported
 
 _TARGET_SECONDS = 0.012  # device time of one measurement
 _BUILD_SECONDS = 120.0  # the most that building what repeats calls may take
-_TURNS = 4  # in which both sides are timed one after the other
+TURNS = 4  # in which both sides are timed one after the other
 _CALLS = 10  # calls in one recorded graph
 _SHARES = 4  # side processes that share the candidates of one product
 _LAUNCHES, _LAUNCH_TURNS = 40, 9
@@ -78,7 +78,7 @@ class Clock:
             self.calls, self.step = _SHORT_CALLS, chips.record(call, _SHORT_CALLS)
             self.step()
             once = chips.elapsed(self.step)
-        self.repeats = max(1, min(10, int(_TARGET_SECONDS / _TURNS / max(once * 1e-6, 1e-7))))
+        self.repeats = max(1, min(10, int(_TARGET_SECONDS / TURNS / max(once * 1e-6, 1e-7))))
 
     def turn(self) -> None:
         self.samples += [chips.elapsed(self.step) for _ in range(self.repeats)]
@@ -92,7 +92,7 @@ class Clock:
 def device_time(call: Callable[[], Any], recorded: bool) -> float:
     """Median microseconds of one call on the device."""
     clock = Clock(call, recorded)
-    for _ in range(_TURNS):
+    for _ in range(TURNS):
         clock.turn()
     return clock.median
 
@@ -132,7 +132,7 @@ def measure(case: Case, ceilings: dict[str, float]) -> Row:
         with kernels.use(include=case.enables):
             our_clock = Clock(ours, case.recorded)
         # In turns, there and back: whoever computes first has a cool chip, on an H200 worth 11 % of the largest products.
-        for turn in range(_TURNS):
+        for turn in range(TURNS):
             for side in (clock, our_clock) if turn % 2 == 0 else (our_clock, clock):
                 with kernels.use(include=case.enables if side is our_clock else ()):
                     side.turn()
@@ -284,6 +284,10 @@ def run(args: argparse.Namespace) -> int:
         print("kernels are interpreted here: there is no device to time; run this on a machine with a GPU")
         return 1
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.sweep is not None:
+        from trireme.bench.kernel_sweep import sweep  # which takes its clock from here
+
+        return sweep(args)
     began = time.monotonic()
     if args.tune:
         count = tune_products(args.out / "tuned.json", args.tune)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from trireme.kernels import chips, relay
-from trireme.kernels.fold import Fold, fold
+from trireme.kernels.fold import Fold, begins, fold
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.reduce import require_elements
 from trireme.kernels.scalar import larger, smaller
@@ -49,14 +49,15 @@ def _value(rank, FLOAT: tl.constexpr, LEAST: tl.constexpr):
 @kernel
 def _row_extreme(
     x, values, indices, rows, inner, length, x_outer, x_inner, x_step,
-    FLOAT: tl.constexpr, LEAST: tl.constexpr, EVEN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+    FLOAT: tl.constexpr, LEAST: tl.constexpr, EVEN: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Rows that fit one tile: the extreme, NaN before all, then the first column that has it; EVEN: nothing is masked"""
     chips.begin(EARLY, OPEN=False)
-    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    row = tl.program_id(0) * M + tl.arange(0, M)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
-    at = ((row // inner) * x_outer + (row % inner) * x_inner)[:, None] + (column.to(tl.int64) * x_step)[None, :]
+    at = begins(row, inner, x_outer, x_inner, FLAT)[:, None] + (column.to(tl.int64) * x_step)[None, :]
     if FLOAT:
         last = float("inf") if LEAST else float("-inf")
     else:
@@ -80,19 +81,19 @@ def _row_extreme(
 @kernel
 def _extreme(
     x, keys, counters, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step,
-    FLOAT: tl.constexpr, LEAST: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, EARLY: tl.constexpr,
+    FLOAT: tl.constexpr, LEAST: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The greatest key (rank, complement of the place) of each row; of up to S programs that share it the last joins their keys"""
     chips.begin(EARLY, OPEN=False)
     row = tl.program_id(0) * M + tl.arange(0, M)
-    row64 = row.to(tl.int64)
-    base = x + (row64 // inner) * x_outer + (row64 % inner) * x_inner
+    base = x + begins(row, inner, x_outer, x_inner, FLAT)
     split = tl.program_id(1)
     start = split * split_length
     stop = tl.minimum(start + split_length, length)
     least = -(2**63)
     best = tl.full((M, N), least, tl.int64)
-    for at in tl.range(start, stop, N, num_stages=3):
+    for at in tl.range(start, stop, N, num_stages=STAGES):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < length)[None, :]
         value = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0)
@@ -118,14 +119,13 @@ def _extreme(
 @kernel
 def _wide_extreme(
     x, given, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step,
-    LEAST: tl.constexpr, FLOAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+    LEAST: tl.constexpr, FLOAT: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """64-bit types: the first greatest (or least) element and its place; NaN outranks all; `given` renames places"""
     chips.begin(EARLY, OPEN=False)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
-    row64 = row.to(tl.int64)
-    at_row = (row64 // inner) * x_outer + (row64 % inner) * x_inner
+    at_row = begins(row, inner, x_outer, x_inner, FLAT)
     start = split * split_length
     stop = tl.minimum(start + split_length, length)
     work = tl.float64 if FLOAT else tl.int64
@@ -182,8 +182,8 @@ def _find(
 
 def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:
     m, n = f.tile
-    kind = {"FLOAT": x.is_floating_point(), "LEAST": least}
     inner, *walk = f.numbered
+    kind = {"FLOAT": x.is_floating_point(), "LEAST": least, "FLAT": inner == 1}
     sizes = (f.rows, inner, f.length)
     if f.splits == 1 and f.length <= n:
         _row_extreme((blocks(f.rows, m),), x, values, indices, *sizes, *walk,
@@ -195,27 +195,27 @@ def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.T
     splits = blocks(f.length, part)
     keys, counters = meeting(x.device, programs, splits, f.rows, torch.int64)
     _extreme((programs, splits), x, keys, counters, values, indices, *sizes, part, *walk,
-             **kind, M=m, N=n, S=next_power(splits), warps=8)  # fmt: skip
+             **kind, M=m, N=n, S=next_power(splits), STAGES=f.stages, warps=8)  # fmt: skip
 
 
 def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:
     m, n = f.tile
     n = max(1, min(n, 2048 // m))
+    inner, *walk = f.numbered
     kind = {"LEAST": least, "FLOAT": x.is_floating_point()}
     part = blocks(blocks(f.length, f.splits), n) * n
     splits = blocks(f.length, part)
-    inner, *walk = f.numbered
     sizes = (f.rows, inner, f.length, part, *walk)
     if splits == 1:
-        _wide_extreme((blocks(f.rows, m), 1), x, None, values, indices, *sizes, **kind, M=m, N=n, warps=8)
+        _wide_extreme((blocks(f.rows, m), 1), x, None, values, indices, *sizes, **kind, FLAT=inner == 1, M=m, N=n, warps=8)
         return
     some = empty((splits, f.rows), x.dtype, x.device)
     places = empty((splits, f.rows), torch.int64, x.device)
-    _wide_extreme((blocks(f.rows, m), splits), x, None, some, places, *sizes, **kind, M=m, N=n, warps=8)
+    _wide_extreme((blocks(f.rows, m), splits), x, None, some, places, *sizes, **kind, FLAT=inner == 1, M=m, N=n, warps=8)
     columns = next_power(splits)
     height = max(1, min(64, 1024 // columns))
     joined = (f.rows, 1, splits, splits, 1, 0, f.rows)
-    _wide_extreme((blocks(f.rows, height), 1), some, places, values, indices, *joined, **kind, M=height, N=columns)
+    _wide_extreme((blocks(f.rows, height), 1), some, places, values, indices, *joined, **kind, FLAT=True, M=height, N=columns)
 
 
 def argmax(self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:

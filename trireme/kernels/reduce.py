@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from trireme.kernels import chips, relay
-from trireme.kernels.fold import Fold, fold, normalise
+from trireme.kernels.fold import Fold, begins, fold, normalise
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.pointwise import Number
 from trireme.kernels.scalar import larger, smaller
@@ -88,15 +88,14 @@ def _mapped(raw, mask, neutral, order, work: tl.constexpr, KIND: tl.constexpr):
 def _fold(
     x, parts, counters, out, rows, inner, length, even, split_length, x_outer, x_inner, x_step, divisor, order,
     KIND: tl.constexpr, WORK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, SHORT: tl.constexpr,
-    TAIL: tl.constexpr, EARLY: tl.constexpr,
+    TAIL: tl.constexpr, FLAT: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """out[row] = fold of x[row], SHORT if that fits a tile; of programs that share a row the last joins all parts[split, row], S at
     once. TAIL: beyond `even` elements there are a few, which would turn every access into single elements"""
     chips.begin(EARLY, OPEN=S == 1)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
-    row64 = row.to(tl.int64)
-    base = (x + (row64 // inner) * x_outer + (row64 % inner) * x_inner)[:, None]
+    base = (x + begins(row, inner, x_outer, x_inner, FLAT))[:, None]
     start = split * split_length
     stop = tl.minimum(start + split_length, even)
     if WORK == 1:
@@ -123,7 +122,7 @@ def _fold(
     else:
         total = tl.full((M, N), neutral, work)
         # Tiles come through shared memory, two ahead: 18.7 against 22.8 µs for the sum of 64 MiB on an H200.
-        for at in tl.range(start, stop, N, num_stages=3):
+        for at in tl.range(start, stop, N, num_stages=STAGES):
             column = at + tl.arange(0, N)
             # Splits are whole tiles, so the row's own end is the only ragged one, and its divisibility is known.
             mask = (row < rows)[:, None] & (column < even)[None, :]
@@ -161,15 +160,15 @@ def _fold(
 @kernel
 def _row_moments(
     x, var_out, mean_out, rows, inner, length, x_outer, x_inner, x_step, correction,
-    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FLAT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """mean = Σ x / n and var = Σ (x − mean)² / max(n − correction, 0) of rows that fit one tile"""
     chips.begin(EARLY, OPEN=True)
     work = tl.float64 if DOUBLE else tl.float32
-    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    row = tl.program_id(0) * M + tl.arange(0, M)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
-    at = ((row // inner) * x_outer + (row % inner) * x_inner)[:, None] + (column.to(tl.int64) * x_step)[None, :]
+    at = begins(row, inner, x_outer, x_inner, FLAT)[:, None] + (column.to(tl.int64) * x_step)[None, :]
     value = tl.load(x + at, mask=mask, other=0.0).to(work)
     mean = tl.sum(value, 1) / length
     off = tl.where(mask, value - mean[:, None], 0.0)
@@ -189,20 +188,20 @@ def _across_moments(count, mean, square, total):
 @kernel
 def _moments(
     x, parts, counters, var_out, mean_out, rows, inner, length, split_length, x_outer, x_inner, x_step, correction,
-    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, EARLY: tl.constexpr,
+    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, FLAT: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """`_row_moments` of long rows, each lane by Welford's update; parts[split] has the rows' means, then their Σ (x − mean)²"""
     chips.begin(EARLY, OPEN=False)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
-    row64 = row.to(tl.int64)
-    base = x + (row64 // inner) * x_outer + (row64 % inner) * x_inner
+    base = x + begins(row, inner, x_outer, x_inner, FLAT)
     start = split * split_length
     stop = tl.minimum(start + split_length, length)
     work = tl.float64 if DOUBLE else tl.float32
     means = tl.zeros((M, N), work)
     squares = tl.zeros((M, N), work)
-    for at in tl.range(start, stop, N, num_stages=3):
+    for at in tl.range(start, stop, N, num_stages=STAGES):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < length)[None, :]
         value = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0).to(work)
@@ -278,7 +277,8 @@ def _run(
     tail = f.length % 16 if not short and f.step == 1 and f.walk[0] % 16 == 0 else 0
     _fold((programs, splits), x, parts, counters, out, f.rows, inner, f.length, f.length - tail, f.part, *walk, divisor, order,
           KIND=kind, WORK=work, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (m * kept.itemsize))),
-          SHORT=short, TAIL=tail > 0, warps=8 if m * n >= 4096 else 4)  # fmt: skip
+          SHORT=short, TAIL=tail > 0, FLAT=inner == 1, STAGES=f.stages,
+          warps=8 if m * n >= 4096 and (kept.itemsize == 8 or not f.wide) else 4)  # fmt: skip
     return out
 
 
@@ -417,7 +417,7 @@ def var_mean(
     if f.length <= n and f.splits == 1:
         inner, *walk = f.numbered
         _row_moments((blocks(f.rows, m),), x, var, mean, f.rows, inner, f.length, *walk, correction,
-                     DOUBLE=double, M=m, N=n, warps=8 if m * n >= 4096 else 4)  # fmt: skip
+                     DOUBLE=double, M=m, N=n, FLAT=inner == 1, warps=8 if m * n >= 4096 else 4)  # fmt: skip
     else:
         _split_moments(x, f, var, mean, correction, double)
     return var, mean
@@ -432,4 +432,5 @@ def _split_moments(x: torch.Tensor, f: Fold, var: torch.Tensor, mean: torch.Tens
     parts, counters = meeting(x.device, programs, splits, 2 * f.rows, kept)
     inner, *walk = f.numbered
     _moments((programs, splits), x, parts, counters, var, mean, f.rows, inner, f.length, part, *walk, correction,
-             DOUBLE=double, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (2 * m * kept.itemsize))), warps=8)  # fmt: skip
+             DOUBLE=double, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (2 * m * kept.itemsize))),
+             FLAT=inner == 1, STAGES=f.stages, warps=8)  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 
 from trireme.kernels import chips, relay
-from trireme.kernels.fold import Fold, fold
+from trireme.kernels.fold import Fold, begins, fold
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.streamed import workspace
 
@@ -22,33 +22,33 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 @kernel
 def _softmax(
     x, y, rows, inner, length, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
-    LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y = exp(x − max) / Σ exp(x − max), or its logarithm; the whole row in one tile"""
     chips.begin(EARLY, OPEN=True)
-    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    row = tl.program_id(0) * M + tl.arange(0, M)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
-    at = ((row // inner) * x_outer + (row % inner) * x_inner)[:, None] + (column.to(tl.int64) * x_step)[None, :]
+    at = begins(row, inner, x_outer, x_inner, FLAT)[:, None] + (column.to(tl.int64) * x_step)[None, :]
     value = tl.load(x + at, mask=mask, other=float("-inf")).to(tl.float64 if DOUBLE else tl.float32)
     value = value - tl.max(value, 1)[:, None]
     e = tl.exp(value)
     total = tl.sum(e, 1)[:, None]
     result = value - tl.log(total) if LOG else e / total
-    to = ((row // inner) * y_outer + (row % inner) * y_inner)[:, None] + (column.to(tl.int64) * y_step)[None, :]
+    to = begins(row, inner, y_outer, y_inner, FLAT)[:, None] + (column.to(tl.int64) * y_step)[None, :]
     tl.store(y + to, result.to(y.dtype.element_ty), mask=mask)
 
 
 @kernel
 def _softmax_long(
     x, y, rows, inner, length, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
-    LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """the same for rows longer than a tile: each lane keeps a running maximum and sum"""
     chips.begin(EARLY, OPEN=False)
     work = tl.float64 if DOUBLE else tl.float32
-    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
-    base = x + (row // inner) * x_outer + (row % inner) * x_inner
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    base = x + begins(row, inner, x_outer, x_inner, FLAT)
     top = tl.full((M, N), float("-inf"), work)
     total = tl.zeros((M, N), work)
     for at in range(0, length, N):
@@ -62,7 +62,7 @@ def _softmax_long(
     peak = tl.max(top, 1)[:, None]
     lanes = tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak))
     whole = tl.sum(lanes, 1)[:, None] + (peak - peak)
-    out = y + (row // inner) * y_outer + (row % inner) * y_inner
+    out = y + begins(row, inner, y_outer, y_inner, FLAT)
     for at in range(0, length, N):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < length)[None, :]
@@ -181,13 +181,13 @@ def _relayed_softmax(
 @kernel
 def _gradient(
     grad, y, dx, rows, inner, length, outer_stride, inner_stride, step,
-    LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx = y (g − Σ g y), or for the logarithm g − exp(y) Σ g; all three tensors share one layout"""
     chips.begin(EARLY, OPEN=False)
     work = tl.float64 if DOUBLE else tl.float32
-    row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
-    base = ((row // inner) * outer_stride + (row % inner) * inner_stride)[:, None]
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    base = begins(row, inner, outer_stride, inner_stride, FLAT)[:, None]
     total = tl.zeros((M, N), work)
     for at in range(0, length, N):
         column = at + tl.arange(0, N)
@@ -209,6 +209,8 @@ def _gradient(
 def tile(f: Fold, limit: int) -> tuple[int, int, int]:
     """Rows, columns and warps of one program for rows of this length."""
     n = min(next_power(f.length), limit)
+    if f.wide and n <= 16:
+        return 1024, n, 4
     if not f.across:
         m = 1 if n >= 2048 else max(1, min(2048 // n, next_power(f.rows)))
     else:
@@ -244,7 +246,7 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
     body = _softmax if f.length <= n else _softmax_long
     inner, *walks = *f.numbered, *g.numbered[1:]
     walk = (f.rows, inner, f.length, *walks)
-    body((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, M=m, N=n, warps=warps)
+    body((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1, M=m, N=n, warps=warps)
     return y
 
 
@@ -293,7 +295,7 @@ def _backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype,
     grid = (blocks(f.rows, m),)
     inner, *walk = f.numbered
     _gradient(grid, grad, y, dx, f.rows, inner, f.length, *walk,
-              LOG=log, DOUBLE=y.dtype is torch.float64, M=m, N=n, warps=warps)  # fmt: skip
+              LOG=log, DOUBLE=y.dtype is torch.float64, FLAT=inner == 1, M=m, N=n, warps=warps)  # fmt: skip
     return dx
 
 

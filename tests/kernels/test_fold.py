@@ -1,0 +1,110 @@
+"""How reductions cut their tiles on a chip, and what that gives: rows that lie beside each other, many short ones, odd lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from trireme.kernels import chips, fold, reduce, registry
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold, "_folds", {})
+
+
+def cut(shape: tuple[int, ...], dim: int) -> fold.Fold:
+    return fold.fold(torch.empty(shape, device="meta"), dim, False)[1]
+
+
+def test_tiles_follow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    assert not cut((4096, 4096), 1).across and cut((4096, 4096), 0).across
+    assert cut((4096, 4096), 0).tile == (32, 128)
+    turned, seen = torch.empty(4096, 4096, device="meta").t(), fold.fold(torch.empty(4096, 4096, device="meta").t(), 1, False)[1]
+    assert turned.stride() == (1, 4096) and seen.across and seen.tile == (32, 128)
+
+
+def test_rows_of_one_block_need_no_division(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    assert cut((513, 2049), 0).numbered == (1, 1, 0, 2049)
+    assert cut((64, 77, 999), 1).numbered == (999, 77 * 999, 1, 999)
+
+
+def test_many_short_rows_are_folded_by_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    for shape, dim in (((7, 300000), 0), ((16, 16, 16384), 1), ((1, 1 << 20), 0)):
+        f = cut(shape, dim)
+        assert f.wide and f.splits == 1 and f.tile[0] == fold.WIDE
+    assert not cut((128, 300000), 0).wide and not cut((7, 3000), 0).wide
+
+
+def test_elements_that_come_one_by_one_are_not_copied_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    assert [cut(shape, dim).stages for shape, dim in (((512, 2048), 0), ((513, 2049), 0), ((64, 50257), 1), ((64, 50256), 1))] == [
+        3,
+        1,
+        1,
+        3,
+    ]
+
+
+def test_tiles_of_long_rows_leave_little_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    for length in (4097, 5120, 6144, 9000, 151936):
+        n = cut((2048, length), 1).tile[1]
+        assert -(-length // n) * n <= 1.26 * length
+    assert cut((2048, 151936), 1).tile[1] == 4096
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "any", "all", "amax"])
+@pytest.mark.parametrize("length", [257, 1000, 1024, 4099])
+def test_odd_ends(name: str, length: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row longer than a tile, of which the last few elements come by themselves; the extreme is among those."""
+    small = dataclasses.replace(chips.current(), fold_tile=256, multiprocessors=2)
+    monkeypatch.setattr(chips, "current", lambda: small)
+    for rows in (1, 3):
+        x = 1 + torch.rand(rows, length + (-length) % 16, device=device)[:, :length] / 1000
+        for at, value in ((length - 1, 3.0), (length - 1, 0.0), (0, 0.0)):
+            x[:, at] = value
+            if name in ("sum", "amax"):
+                full = name + (".dim_IntList" if name == "sum" else "")
+                mine, theirs = registry.OPERATORS[full].function(x, [1]), getattr(torch, name)(x.double(), 1)
+            elif rows == 1:
+                mine, theirs = (
+                    registry.OPERATORS[name].function(x),
+                    getattr(torch, name)(x if name in ("any", "all") else x.double()),
+                )
+            else:
+                continue
+            torch.testing.assert_close(mine, theirs.to(mine.dtype), rtol=1e-4, atol=1e-4)
+
+
+def test_gaps_are_not_crossings() -> None:
+    from trireme.kernels.layout import plan_layout
+
+    x = torch.empty(128, 4096)
+    assert not plan_layout([x[:, ::2]], None).crossed and not plan_layout([x[:, 1:]], None).crossed
+    assert plan_layout([x, torch.empty(4096, 128).t()], None).crossed
+    assert not plan_layout([x, x[0]], None).crossed and not plan_layout([x, x[:, :1]], None).crossed
+
+
+def test_every_kernel_knows_flat_rows(device: str) -> None:
+    """Reductions, extremes, running sums and softmax along the first dimension of matrices of odd sizes, and along a middle one."""
+    for shape, dim in (((5, 37), 0), ((3, 7, 11), 1), ((1, 65), 0), ((40, 3), 0)):
+        x = torch.randn(shape, device=device)
+        for name, theirs in (
+            ("amax", torch.amax),
+            ("argmax", torch.argmax),
+            ("cumsum", torch.cumsum),
+            ("softmax.int", torch.softmax),
+        ):
+            args = ([dim],) if name == "amax" else (dim,)
+            torch.testing.assert_close(registry.OPERATORS[name].function(x, *args), theirs(x, dim), rtol=1e-4, atol=1e-5)
+        var, mean = reduce.var_mean(x, [dim], correction=0)
+        torch.testing.assert_close(mean, x.mean(dim), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(var, x.var(dim, correction=0), rtol=1e-4, atol=1e-5)
+        wide = x.double()
+        torch.testing.assert_close(registry.OPERATORS["max.dim"].function(wide, dim), tuple(wide.max(dim)))
