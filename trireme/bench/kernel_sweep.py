@@ -93,7 +93,8 @@ def _case(op: str, label: str, call: Callable[..., Any], *inputs: Any, view: Cal
 
     def make() -> tuple[Any, ...]:
         tensors = tuple(_drawn(shape, kind) for shape, kind in inputs)
-        return tensors if view is None else view(*tensors)
+        seen = tensors if view is None else view(*tensors)
+        return seen if isinstance(seen, tuple) else (seen,)
 
     return Case(op, label, make, call, call, (op,), 0.0)
 
