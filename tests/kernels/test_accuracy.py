@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from reference import check
 
-from trireme.kernels import chips, fold, reduce, registry
+from trireme.kernels import chips, fold, loss, reduce, registry
 
 INTERPRETED = chips.current().interpreted
 HALVES = [torch.bfloat16, torch.float16]
@@ -431,7 +431,14 @@ def test_closeness(device: str) -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_cross_entropy(smoothing: float, device: str) -> None:
     function = registry.OPERATORS["cross_entropy_loss"].function
-    for shape, target_shape in [((6, 9), (6,)), ((9,), ()), ((2, 5, 3), (2, 3))] + ([] if INTERPRETED else [((65, 50257), (65,))]):
+    shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+        ((6, 9), (6,)),
+        ((9,), ()),
+        ((2, 5, 3), (2, 3)),
+        ((300, 9), (300,)),
+        ((3, 2100), (3,)),
+    ]
+    for shape, target_shape in shapes + ([] if INTERPRETED else [((65, 50257), (65,)), ((100000, 33), (100000,))]):
         classes = shape[0] if len(shape) == 1 else shape[1]
         x, target = draw(shape, torch.float32, device), torch.randint(0, classes, target_shape, device=device)
         if target.dim():
@@ -445,6 +452,24 @@ def test_cross_entropy(smoothing: float, device: str) -> None:
                 {},
                 length=64,
             )
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_cross_entropy_of_many_short_rows(reduction: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several rows a program, losses added up by several programs, and the gradient, with weights, smoothing and rows left out."""
+    monkeypatch.setattr(loss, "_MANY", 64)
+    target = torch.randint(0, 33, (301,), device=device)
+    target[::7] = -100
+    weight = torch.rand(33, device=device) + 0.5
+    x = draw((301, 33), torch.float32, device)
+    got, expected = x.clone().requires_grad_(), x.double().requires_grad_()
+    numbers = {"none": 0, "mean": 1, "sum": 2}
+    mine = loss.cross_entropy_loss(got, target, weight, numbers[reduction], -100, 0.1)
+    theirs = F.cross_entropy(expected, target, weight.double(), reduction=reduction, label_smoothing=0.1)
+    torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-4)
+    mine.sum().backward()
+    theirs.sum().backward()
+    torch.testing.assert_close(got.grad.double(), expected.grad, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture
