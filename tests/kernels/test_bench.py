@@ -60,14 +60,11 @@ def test_a_draw_is_the_same_everywhere_and_another_seed_draws_others() -> None:
 
 
 def test_a_draw_is_of_calls_that_torch_takes() -> None:
+    """All of them, on tensors without memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     from trireme.bench.kernel_sweep import sweep_cases
 
-    seen = set()
-    for _, case in sweep_cases(3):
-        if case.op in seen:
-            continue
-        inputs = case.make()
-        if sum(x.numel() for x in inputs) < 1 << 22:  # the rest only takes longer
-            seen.add(case.op)
-            case.theirs(*inputs)
-    assert len(seen) > 30
+    with FakeTensorMode():
+        for _, case in sweep_cases(3):
+            case.theirs(*case.make())
