@@ -48,6 +48,12 @@ LONG = {  # rows that several programs share
     "var_mean.correction": (torch.zeros(1 << 14, 64), [0]),
     "argmax": (torch.zeros(1 << 22),),
     "cumsum": (torch.zeros(1 << 22), 0),
+    # many short rows side by side
+    "mean.dim": (torch.zeros(8, 1 << 18), [0]),
+    "prod.dim_int": (torch.zeros(8, 1 << 18, dtype=torch.int64), 0),
+    "any.dim": (torch.zeros(8, 1 << 18, dtype=torch.bool), 0),
+    "max.dim": (torch.zeros(8, 1 << 18, dtype=torch.int32), 0),
+    "log_softmax.int": (torch.zeros(8, 1 << 18), 0),
 }
 STEPS = [[(100, 1)] * 4, [(0, 600), (0, 40)], [(0, 5000)], [(300, 1), (0, 700)], [(4000, 2)]]  # (first new position, new tokens)
 TYPES = {

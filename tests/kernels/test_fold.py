@@ -41,14 +41,14 @@ def test_many_short_rows_are_folded_by_one_thread_each(monkeypatch: pytest.Monke
     assert not cut((128, 300000), 0).wide and not cut((7, 3000), 0).wide
 
 
-def test_elements_that_come_one_by_one_are_not_copied_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_ahead_only_of_whole_lines_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
-    assert [cut(shape, dim).stages for shape, dim in (((512, 2048), 0), ((513, 2049), 0), ((64, 50257), 1), ((64, 50256), 1))] == [
-        3,
-        1,
-        1,
-        3,
-    ]
+    for shape, dim, stages in (((512, 2048), 0, 3), ((513, 2049), 0, 1), ((64, 50257), 1, 1), ((64, 50256), 1, 3)):
+        assert cut(shape, dim).stages(4) == stages, shape
+    many = cut((8, 1 << 18), 0)
+    assert [many.stages(size) for size in (1, 2, 4, 8)] == [3, 3, 3, 1]
+    monkeypatch.setattr(chips, "current", lambda: chips.GENERIC)
+    assert [many.stages(size) for size in (1, 2, 4, 8)] == [3, 3, 1, 1]
 
 
 def test_tiles_of_long_rows_leave_little_empty(monkeypatch: pytest.MonkeyPatch) -> None:

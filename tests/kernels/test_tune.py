@@ -48,6 +48,13 @@ def test_shapes_of_a_class_have_their_own_defaults() -> None:
     assert tune.choose("op", "8x8", QUICK, [], print) == QUICK
 
 
+def test_a_default_that_won_is_a_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(monkeypatch)
+    tune.enable()
+    won = tune.choose("op", "8x8", QUICK, [DEFAULT], tune.run_for_test)
+    assert won == QUICK and won is not QUICK
+
+
 def test_the_fastest_wins_persists_and_travels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tried = timed(monkeypatch)
     tune.enable()

@@ -195,7 +195,7 @@ def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.T
     splits = blocks(f.length, part)
     keys, counters = meeting(x.device, programs, splits, f.rows, torch.int64)
     _extreme((programs, splits), x, keys, counters, values, indices, *sizes, part, *walk,
-             **kind, M=m, N=n, S=next_power(splits), STAGES=f.stages, warps=8)  # fmt: skip
+             **kind, M=m, N=n, S=next_power(splits), STAGES=f.stages(x.element_size()), warps=8)  # fmt: skip
 
 
 def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:

@@ -61,12 +61,12 @@ class Fold:
         meets in shared memory, all of it in one bank (7 x 300000 of bool took 29 µs on an H200)."""
         return self.across and self.length <= 64 and self.rows >= 64 * WIDE and not chips.current().interpreted
 
-    @functools.cached_property
-    def stages(self) -> int:
-        """Tiles that a loop has on their way: three through shared memory, unless elements come one by one, for which that is slow
-        (2049 sums of 513 floats took 38 µs on an H200)."""
+    def stages(self, itemsize: int) -> int:
+        """Tiles that a loop has on their way: three through shared memory, unless that is too small, or elements come one by one,
+        for which it is slow (2049 sums of 513 floats took 38 µs on an H200)."""
         apart = self.step if self.across else self.walk[0] if self.rows > 1 else 0
-        return 3 if apart % 16 == 0 else 1
+        fits = 4 * math.prod(self.tile) * itemsize <= chips.current().shared_memory
+        return 3 if apart % 16 == 0 and fits else 1
 
     @functools.cached_property
     def tile(self) -> tuple[int, int]:

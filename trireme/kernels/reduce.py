@@ -277,7 +277,7 @@ def _run(
     tail = f.length % 16 if not short and f.step == 1 and f.walk[0] % 16 == 0 else 0
     _fold((programs, splits), x, parts, counters, out, f.rows, inner, f.length, f.length - tail, f.part, *walk, divisor, order,
           KIND=kind, WORK=work, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (m * kept.itemsize))),
-          SHORT=short, TAIL=tail > 0, FLAT=inner == 1, STAGES=f.stages,
+          SHORT=short, TAIL=tail > 0, FLAT=inner == 1, STAGES=f.stages(x.element_size()),
           warps=8 if m * n >= 4096 and (kept.itemsize == 8 or not f.wide) else 4)  # fmt: skip
     return out
 
@@ -433,4 +433,4 @@ def _split_moments(x: torch.Tensor, f: Fold, var: torch.Tensor, mean: torch.Tens
     inner, *walk = f.numbered
     _moments((programs, splits), x, parts, counters, var, mean, f.rows, inner, f.length, part, *walk, correction,
              DOUBLE=double, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (2 * m * kept.itemsize))),
-             FLAT=inner == 1, STAGES=f.stages, warps=8)  # fmt: skip
+             FLAT=inner == 1, STAGES=f.stages(x.element_size()), warps=8)  # fmt: skip

@@ -128,7 +128,7 @@ def _measure(key: tuple[str, str], default: Config, candidates: Sequence[Config]
     with contextlib.suppress(sqlite3.Error, OSError), _database() as database:
         row = (chips.current().name, *key, json.dumps(best, sort_keys=True), best_time)
         database.execute("INSERT OR REPLACE INTO tuned VALUES (?, ?, ?, ?, ?)", row)
-    return best
+    return dict(best)  # no longer the default, even where that is what won
 
 
 def _microseconds(call: Callable[[], None]) -> float:
