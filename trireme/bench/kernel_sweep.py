@@ -127,6 +127,9 @@ def _reductions(rng: random.Random) -> Iterator[Case]:
         deep = [(shape, types[0], dim) for shape in _DEEP for dim in (0, 1, 2)]
         for shape, dtype, dim in [*flat, *deep]:
             yield _case(op, _named(shape, dtype, f"along {dim}"), lambda x, call=call, dim=dim: call(x, dim), (shape, dtype))
+        for shape in _DEEP:
+            label = _named(shape, types[0], "turned, along 1")
+            yield _case(op, label, lambda x, call=call: call(x, 1), (shape, types[0]), view=lambda x: x.transpose(0, 2))
     for op, call in _WHOLE.items():
         for shape, dtype in itertools.product([(1000003,), (1 << 24,), (5000, 1001)], (_HALF, _SINGLE)):
             yield _case(op, _named(shape, dtype), call, (shape, dtype))
