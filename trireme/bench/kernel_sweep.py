@@ -4,12 +4,11 @@ The table of `kernel_cases` can be fitted to its shapes; to these it cannot, sin
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import itertools
 import json
-import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 
 from trireme import kernels
 from trireme.bench.kernel_cases import Case
-from trireme.bench.kernels import TURNS, Clock, compile_ahead
+from trireme.bench.kernels import TURNS, Clock, compile_ahead, picked, rehearse
 from trireme.kernels import chips, streamed
 
 _HALF, _SINGLE = torch.bfloat16, torch.float32
@@ -171,7 +170,7 @@ def sweep_cases(seed: int) -> list[tuple[str, Case]]:
 
 
 @dataclass
-class Drawn:
+class Compared:
     """One measured case of the sweep."""
 
     family: str
@@ -185,12 +184,10 @@ class Drawn:
 
 def _rehearse_drawn(job: tuple[int, int]) -> None:
     seed, index = job
-    case = sweep_cases(seed)[index][1]
-    with contextlib.suppress(Exception), kernels.use(include=case.enables):
-        case.ours(*case.make())
+    rehearse(sweep_cases(seed)[index][1])
 
 
-def drawn(family: str, case: Case) -> Drawn | None:
+def compare(family: str, case: Case) -> Compared | None:
     """Both sides of a case of the sweep, losses more carefully; nothing of one under 1 MiB."""
     inputs = case.make()
     size = sum(x.numel() * x.element_size() for x in inputs if isinstance(x, torch.Tensor))
@@ -204,24 +201,24 @@ def drawn(family: str, case: Case) -> Drawn | None:
         ours.turn()
         if turn == 0 and theirs.median > ours.median:
             break
-    return Drawn(family, case.op, case.label, theirs.median, ours.median, theirs.median / ours.median, size / 2**20)
+    return Compared(family, case.op, case.label, theirs.median, ours.median, theirs.median / ours.median, size / 2**20)
 
 
 def sweep(args: argparse.Namespace) -> int:
     """Times the cases of one draw; prints what each family comes to and every loss below 0.9."""
     began = time.monotonic()
-    wanted = {name for name in args.only.split(",") if name}
     cases = sweep_cases(args.sweep)
-    chosen = [i for i, (_, case) in enumerate(cases) if not wanted or case.op in wanted]
+    chosen = picked(args.only, [case for _, case in cases])
     compile_ahead(_rehearse_drawn, [(args.sweep, i) for i in chosen])
     print(f"compiled after {time.monotonic() - began:.0f} s", flush=True)
     deadline = time.monotonic() + args.budget
-    found, failed = list[Drawn](), 0
+    found, failed, skipped = list[Compared](), 0, 0
     for family, case in (cases[i] for i in chosen):
         if time.monotonic() > deadline:
-            break
+            skipped += 1
+            continue
         try:
-            row = drawn(family, case)
+            row = compare(family, case)
         except Exception as error:
             failed += 1
             print(f"{case.op} {case.label}: {type(error).__name__}: {error}".splitlines()[0][:160])
@@ -231,9 +228,9 @@ def sweep(args: argparse.Namespace) -> int:
     (args.out / "sweep.json").write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
     for family in dict.fromkeys(row.family for row in found):
         ratios = [row.ratio for row in found if row.family == family]
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        mean = statistics.geometric_mean(ratios)
         print(f"{family}: geometric mean {mean:.2f} over {len(ratios)}, {sum(r < 0.9 for r in ratios)} under 0.9")
     for row in sorted((row for row in found if row.ratio < 0.9), key=lambda row: row.ratio):
         print(f"{row.ratio:.2f} {row.op} {row.shape}: torch {row.torch_us:.1f} us, ours {row.ours_us:.1f}, {row.mebibytes:.1f} MiB")
-    print(f"took {time.monotonic() - began:.0f} s" + (f"; {failed} failed" if failed else ""))
+    print(f"took {time.monotonic() - began:.0f} s; {failed} failed, {skipped} left out by the time budget")
     return 1 if failed else 0

@@ -8,7 +8,6 @@ import concurrent.futures
 import contextlib
 import functools
 import json
-import math
 import multiprocessing
 import os
 import statistics
@@ -183,10 +182,20 @@ def _rehearse_product(job: tuple[tuple[int, int, int], int]) -> None:
     _products(shape)
 
 
-def _rehearse_case(index: int) -> None:
-    case = list(all_cases())[index]
+def rehearse(case: Case) -> None:
+    """Runs it once, whatever comes of it."""
     with contextlib.suppress(Exception), kernels.use(include=case.enables):
         case.ours(*case.make())
+
+
+def _rehearse_case(index: int) -> None:
+    rehearse(list(all_cases())[index])
+
+
+def picked(only: str, cases: Sequence[Case]) -> list[int]:
+    """Which cases are of the operators named, with an overload or without; all if none is."""
+    wanted = {name for name in only.split(",") if name}
+    return [i for i, case in enumerate(cases) if not wanted or case.op in wanted or case.op.partition(".")[0] in wanted]
 
 
 def compile_ahead(function: Callable[[Any], None], jobs: Sequence[Any], seconds: float = 120.0) -> None:
@@ -237,7 +246,7 @@ def summary(rows: list[Row]) -> str:
     good = [row for row in rows if not row.error]
     if not good:
         return "nothing measured"
-    mean = math.exp(sum(math.log(row.ratio) for row in good) / len(good))
+    mean = statistics.geometric_mean(row.ratio for row in good)
     started = [row for row in good if row.ours_launch_us]
     launch = ""
     if started:
@@ -274,8 +283,8 @@ def by_operator(rows: list[Row]) -> dict[str, float]:
     grouped: dict[str, list[float]] = {}
     for row in rows:
         if not row.error:
-            grouped.setdefault(row.op, []).append(math.log(row.ratio))
-    return {op: round(math.exp(sum(logs) / len(logs)), 3) for op, logs in sorted(grouped.items())}
+            grouped.setdefault(row.op, []).append(row.ratio)
+    return {op: round(statistics.geometric_mean(ratios), 3) for op, ratios in sorted(grouped.items())}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -292,9 +301,8 @@ def run(args: argparse.Namespace) -> int:
     if args.tune:
         count = tune_products(args.out / "tuned.json", args.tune)
         print(f"{count} tuned entries after {time.monotonic() - began:.0f} s", flush=True)
-    wanted = {name for name in args.only.split(",") if name}
     cases = list(all_cases())
-    chosen = [i for i, case in enumerate(cases) if not wanted or case.op in wanted or case.op.partition(".")[0] in wanted]
+    chosen = picked(args.only, cases)
     compile_ahead(_rehearse_case, chosen)
     language = "C++" if straight.module(wait=_BUILD_SECONDS) is not None else "Python"
     print(f"compiled after {time.monotonic() - began:.0f} s; the dispatcher's calls are repeated by {language}", flush=True)
@@ -317,7 +325,7 @@ def run(args: argparse.Namespace) -> int:
     (args.out / "measured.json").write_text(json.dumps(by_operator(rows), indent=1) + "\n")
     plot(rows, args.out / "kernels.png")
     (args.out / "kernels.txt").write_text(report(rows, ceilings) + "\n")
-    short = rows if args.all or wanted else [row for row in rows if row.error or row.ratio < 0.95 or row.op in _ALWAYS]
+    short = rows if args.all or args.only else [row for row in rows if row.error or row.ratio < 0.95 or row.op in _ALWAYS]
     print(report(short, ceilings))
     print(summary(rows))
     print(f"took {time.monotonic() - began:.0f} s" + (f"; {skipped} cases left out by the time budget" if skipped else ""))

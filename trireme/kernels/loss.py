@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 
 from trireme.kernels import chips, reduce
@@ -14,6 +15,17 @@ from trireme.kernels.norms import row_warps
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _NONE, _MEAN, _SUM = 0, 1, 2
 _MANY = 1 << 16  # losses that one program does not add up alone
+
+
+@triton.jit
+def _of_target(row, lse, target, weight, classes, ignored, smoothing):
+    """What the target's class adds to the loss of a row (or of several), its share, and whether it is a class at all"""
+    valid = (target != ignored) & (target >= 0) & (target < classes)
+    share = tl.where(valid, 1.0, 0.0)
+    if weight is not None:
+        share = tl.load(weight + target, mask=valid, other=0.0).to(tl.float32)
+    chosen = tl.load(row + target, mask=valid, other=0.0).to(tl.float32)
+    return share * (lse - chosen) * (1.0 - smoothing), share, valid
 
 
 @kernel
@@ -47,12 +59,7 @@ def _forward(
     peak = tl.max(top, 0)
     lse = peak + tl.log(tl.sum(tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak)), 0))
     target = tl.load(targets + row)
-    valid = (target != ignored) & (target >= 0) & (target < classes)
-    share = tl.where(valid, 1.0, 0.0)
-    if weight is not None:
-        share = tl.load(weight + target, mask=valid, other=0.0).to(tl.float32)
-    chosen = tl.load(x + row * classes + target, mask=valid, other=0.0).to(tl.float32)
-    loss = share * (lse - chosen) * (1.0 - smoothing)
+    loss, share, valid = _of_target(x + row * classes, lse, target, weight, classes, ignored, smoothing)
     if SMOOTHED:
         loss += smoothing / classes * (lse * tl.sum(weights, 0) - tl.sum(weighted, 0))
     tl.store(losses + row, tl.where(valid, loss, 0.0).to(losses.dtype.element_ty))
@@ -76,12 +83,7 @@ def _forward_short(
     finite = tl.where(peak == float("-inf"), 0.0, peak)
     lse = peak + tl.log(tl.sum(tl.exp(value - finite[:, None]), 1))
     target = tl.load(targets + row, mask=row < rows, other=-1)
-    valid = (target != ignored) & (target >= 0) & (target < classes)
-    share = tl.where(valid, 1.0, 0.0)
-    if weight is not None:
-        share = tl.load(weight + target, mask=valid, other=0.0).to(tl.float32)
-    chosen = tl.load(base + target, mask=valid, other=0.0).to(tl.float32)
-    loss = share * (lse - chosen) * (1.0 - smoothing)
+    loss, share, valid = _of_target(base, lse, target, weight, classes, ignored, smoothing)
     if SMOOTHED:
         w = tl.where(mask, 1.0, 0.0)
         if weight is not None:

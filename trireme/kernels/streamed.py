@@ -249,13 +249,16 @@ def in_tiles(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns])
 
 
-def streams(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Whether one row goes past a matrix at the speed of the memory: along the summed dimension always; across it where there are
-    columns enough to fill the chip, and tensor cores take them by whole lines."""
+def _lies_along(w: torch.Tensor) -> bool:
+    """Whether a matrix [n, k] is to be read along the summed dimension."""
+    return w.stride(1) == 1 or w.stride(0) != 1
+
+
+def streams(w: torch.Tensor) -> bool:
+    """Whether one row goes past a matrix [n, k] at the speed of the memory: along the summed dimension always; across it where
+    there are columns enough to fill the chip, and tensor cores take them by whole lines."""
     n, k = w.shape
-    if w.stride(1) == 1 or w.stride(0) != 1:
-        return True
-    return describable(w.t(), 0, 1) and n > 512 and (x.element_size() == 2 or k >= 1024)
+    return _lies_along(w) or (describable(w.t(), 0, 1) and n > 512 and (w.element_size() == 2 or k >= 1024))
 
 
 def few_rows(
@@ -265,7 +268,7 @@ def few_rows(
     (rows, k), n = x.shape, w.shape[0]
     if max(rows * x.stride(0), k * x.stride(1), k * w.stride(1)) >= 2**31:
         raise Unsupported("rows, or elements that are summed, farther apart than 32 bits tell")
-    along = w.stride(1) == 1 or w.stride(0) != 1
+    along = _lies_along(w)
     bias_walk = (0, 0) if bias is None else bias.stride()
     lies = w if along else w.t()
     by_lanes = rows == 1 and along  # across, lanes would take turns: one row of 4096 x 28672 took 227 µs, on the tensor cores 55
