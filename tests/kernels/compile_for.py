@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import OutOfResources
 
-from trireme.kernels import chips, launch, matmul, pointwise, registry
+from trireme.kernels import chips, launch, matmul, pointwise, registry, scalar
 from trireme.ops import AttentionKind, CacheSpec, KVCache
 from trireme.ops.cases import Draw
 
@@ -31,8 +32,8 @@ CHIPS = {  # what Triton compiles for, and what kernels are told of the chip
     "sm_89": (GPUTarget("cuda", 89, 32), replace(chips.AMPERE, shared_memory=SMALL, **CPU)),
     "sm_100": (GPUTarget("cuda", 100, 32), replace(chips.GENERIC, shared_memory=232448, early=True, **CPU)),
     "sm_120": (GPUTarget("cuda", 120, 32), replace(chips.GENERIC, shared_memory=SMALL, early=True, **CPU)),
-    "gfx942": (GPUTarget("hip", "gfx942", 64), replace(chips.GENERIC, warp_size=64, **CPU)),
-    "gfx1100": (GPUTarget("hip", "gfx1100", 32), replace(chips.GENERIC, **CPU)),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), replace(chips.AMD, **CPU)),
+    "gfx1100": (GPUTarget("hip", "gfx1100", 32), replace(chips.AMD, warp_size=32, **CPU)),
 }
 MODELS = {  # hidden, inner, heads, KV heads, head size, vocabulary
     "Llama-8B": (4096, 14336, 32, 8, 128, 128256),
@@ -54,6 +55,11 @@ LONG = {  # rows that several programs share
     "any.dim": (torch.zeros(8, 1 << 18, dtype=torch.bool), 0),
     "max.dim": (torch.zeros(8, 1 << 18, dtype=torch.int32), 0),
     "log_softmax.int": (torch.zeros(8, 1 << 18), 0),
+    # short rows that begin anywhere, tensors that lie the other way round, few long rows
+    "softmax.int": (torch.zeros(4096, 100), 1),
+    "linalg_vector_norm": (torch.zeros(16, 32, 64).transpose(0, 2), 2, [1]),
+    "min.dim": (torch.zeros(16, 32, 64).transpose(0, 2), 1),
+    "cross_entropy_loss": (torch.zeros(4, 1 << 15), torch.zeros(4, dtype=torch.int64)),
 }
 STEPS = [[(100, 1)] * 4, [(0, 600), (0, 40)], [(0, 5000)], [(300, 1), (0, 700)], [(4000, 2)]]  # (first new position, new tokens)
 TYPES = {
@@ -112,6 +118,7 @@ def require_wait(text: str, form: str) -> None:
 def stand_in(target: GPUTarget, chip: chips.Chip) -> None:
     chips.current = lambda: chip  # type: ignore[assignment]
     matmul.OURS_ONLY = True
+    scalar.INTERPRETED, scalar.QUICK_LOG2 = tl.constexpr(False), tl.constexpr(chip.quick_log2)
     chips.current_device, chips.current_stream, chips.capturing = lambda: -1, lambda device: 0, lambda: False
 
     def compiled(
@@ -175,6 +182,7 @@ def main() -> None:
 
     operators(CALLS)
     operators(LONG)
+    registry.OPERATORS["pow.Tensor_Tensor"].function(torch.ones(4096), torch.ones(4096))
     for model in MODELS if everything else ("Llama-8B",):
         engine(model, (1, 2, 8, 16, 24, 32, 48, 64) if everything else (1, 8, 64))
     print(f"{name}: {len(forms)} forms of {len(set(forms.values()))} kernels")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -158,15 +159,44 @@ def test_pow(device: str) -> None:
     check("pow", scalar, aten("pow.Tensor_Scalar"), (x, 3), {})
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-def test_powers_of_half_types_follow_the_rules_for_signs(dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_powers_follow_the_rules_for_signs(dtype: torch.dtype, device: str) -> None:
     sizes = [0.0, 0.5, 1.0, 1.0078125, 2.0, 2.5, 2.75, 3.0, 255.0, 4097.0, float("inf"), float("nan")]
+    if dtype is torch.float32:
+        sizes += [1e-38, 2.0**22 + 0.5, 2.0**23 + 1, 2.0**24 - 1, 2.0**24, 1e30, 3e38]
     x = torch.tensor([*sizes, *(-v for v in sizes)], device=device).to(dtype)
-    left, right = x[:, None].expand(24, 24), x[None, :].expand(24, 24)
+    left, right = torch.broadcast_tensors(x[:, None], x[None, :])
     got = registry.OPERATORS["pow.Tensor_Tensor"].function(left, right)
     exact = torch.pow(left.double(), right.double()).to(dtype)
     torch.testing.assert_close(got, exact, rtol=2 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
     assert bool(((torch.signbit(got) == torch.signbit(exact)) | exact.isnan()).all())
+
+
+@pytest.mark.parametrize("base, exponent", [((0.1, 1.1), 1.1), ((0.5, 2.0), 120.0), ((0.999, 1.001), 6e4), ((1e-30, 1e30), 1.2)])
+def test_powers_of_floats_are_right_to_the_last_places(base: tuple[float, float], exponent: float, device: str) -> None:
+    """Whether a block has rules to follow (here one zero) or not."""
+    x = torch.empty(1 << 13, device=device).uniform_(*map(math.log, base)).exp()
+    y = torch.empty(1 << 13, device=device).uniform_(-exponent, exponent)
+    for first in (float(x[0]), 0.0):
+        x[0] = first
+        exact = torch.pow(x.double(), y.double())
+        inside = (exact > 1.2e-38) & (exact < 3.4e38)
+        got = registry.OPERATORS["pow.Tensor_Tensor"].function(x, y)
+        off = (got.double() - exact).abs() / exact
+        assert float(off[inside].max()) < 3 * torch.finfo(torch.float32).eps
+    small = torch.arange(1, 20, device=device, dtype=torch.float32)
+    cubes = registry.OPERATORS["pow.Tensor_Tensor"].function(small, torch.full_like(small, 3.0))
+    assert torch.equal(cubes, small**3)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_half_has_its_tanh_its_inverse_and_its_opposite(dtype: torch.dtype, device: str) -> None:
+    """All 65536 of them, to the last place, zeros with their sign."""
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).to(device)
+    for name in ("tanh", "reciprocal", "neg"):
+        got, exact = registry.OPERATORS[name].function(x), getattr(torch, name)(x.double()).to(dtype)
+        torch.testing.assert_close(got, exact, rtol=torch.finfo(dtype).eps, atol=0, equal_nan=True)
+        assert bool(((torch.signbit(got) == torch.signbit(exact)) | exact.isnan()).all())
 
 
 @pytest.mark.parametrize("name", ["cos", "sin"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -45,10 +46,11 @@ def test_copies_ahead_only_of_whole_lines_that_fit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
     for shape, dim, stages in (((512, 2048), 0, 3), ((513, 2049), 0, 1), ((64, 50257), 1, 1), ((64, 50256), 1, 3)):
         assert cut(shape, dim).stages(4) == stages, shape
-    many = cut((8, 1 << 18), 0)
-    assert [many.stages(size) for size in (1, 2, 4, 8)] == [3, 3, 3, 1]
+    assert cut((8, 1 << 18), 0).stages(4) == 1  # each thread goes through its own rows
+    long = cut((512, 4096), 0)
+    assert [long.stages(size) for size in (1, 2, 4, 8)] == [3, 3, 3, 3]
     monkeypatch.setattr(chips, "current", lambda: chips.GENERIC)
-    assert [many.stages(size) for size in (1, 2, 4, 8)] == [3, 3, 1, 1]
+    assert [long.stages(size) for size in (1, 2, 4, 8)] == [3, 3, 3, 1]
 
 
 def test_tiles_of_long_rows_leave_little_empty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +58,35 @@ def test_tiles_of_long_rows_leave_little_empty(monkeypatch: pytest.MonkeyPatch) 
     for length in (4097, 5120, 6144, 9000, 151936):
         n = cut((2048, length), 1).tile[1]
         assert -(-length // n) * n <= 1.26 * length
-    assert cut((2048, 151936), 1).tile[1] == 4096
+    assert cut((2048, 151936), 1).tile == (1, 4096) and cut((2048, 5120), 1).tile == (1, 1024)
+
+
+def test_a_warp_folds_odd_short_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    assert cut((100000, 33), 1).lone and cut((100000, 33), 1).warps == 1 and cut((100000, 100), 1).tile == (16, 128)
+    assert not cut((100000, 64), 1).lone and not cut((100000, 17), 1).lone and not cut((100, 33), 1).lone
+
+
+TURNS = [(shape, order) for shape in ((5, 6, 7), (33, 4, 5), (2, 3, 4, 5)) for order in itertools.permutations(range(len(shape)))]
+
+
+@pytest.mark.parametrize("shape, order", TURNS)
+def test_turned_tensors_are_read_as_they_lie(shape: tuple[int, ...], order: tuple[int, ...], device: str) -> None:
+    """Whichever way dimensions lie in memory, results are torch's; along one of three dimensions, or all, nothing is copied."""
+    x = torch.randn(shape, device=device).permute(order)
+    for count in range(1, x.dim() + 1):
+        for dims in itertools.combinations(range(x.dim()), count):
+            assert (x.dim() > 3 and count == 1) or 1 < count < x.dim() or not fold.fold(x, dims, False, turn=True)[1].copied
+            sums = registry.OPERATORS["sum.dim_IntList"].function(x, list(dims))
+            torch.testing.assert_close(sums, x.sum(dims), rtol=1e-5, atol=1e-5)
+            assert sums.is_contiguous()
+    for dim in range(x.dim()):
+        for name in ("max.dim", "min.dim"):
+            mine, theirs = registry.OPERATORS[name].function(x, dim), getattr(x, name[:3])(dim)
+            assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+        for mine, theirs in zip(registry.OPERATORS["var_mean.correction"].function(x, [dim]), torch.var_mean(x, dim), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    assert registry.OPERATORS["argmax"].function(x) == x.argmax()
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "any", "all", "amax"])

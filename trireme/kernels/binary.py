@@ -39,6 +39,11 @@ def _div(x, y):
     return scalar.divide(x, y)
 
 
+@pointwise("float")
+def _half_div(x, y):
+    return x / y
+
+
 @pointwise()
 def _power(x, y):
     return scalar.power(x, y)
@@ -121,7 +126,7 @@ def mul(self: Any, other: Any) -> torch.Tensor:
 
 def div(self: Any, other: Any) -> torch.Tensor:
     """x / y, a float even of integers"""
-    return _div(self, other)
+    return (_half_div if promoted([self, other]) in _HALVES else _div)(self, other)
 
 
 def pow_tensor_tensor(self: Any, exponent: Any) -> torch.Tensor:

@@ -3,12 +3,14 @@ registers; of long ones a value and its place make one sortable 64-bit key, for 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from trireme.kernels import chips, relay
-from trireme.kernels.fold import Fold, begins, fold
+from trireme.kernels.fold import Fold, begins, fold, placed
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.reduce import require_elements
 from trireme.kernels.scalar import larger, smaller
@@ -16,7 +18,7 @@ from trireme.kernels.streamed import meeting
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool)
 _WIDE = (torch.float64, torch.int64)
-_JOINED = 4096  # keys that one program joins at once
+_JOINED = 2048  # keys that one program joins at once
 
 
 @triton.jit
@@ -46,11 +48,21 @@ def _value(rank, FLOAT: tl.constexpr, LEAST: tl.constexpr):
     return plain
 
 
+@triton.jit
+def _last(FLOAT: tl.constexpr, LEAST: tl.constexpr):
+    """What every other value beats"""
+    if FLOAT:
+        last = float("inf") if LEAST else float("-inf")
+    else:
+        last = 2**31 - 1 if LEAST else -(2**31)
+    return last
+
+
 @kernel
 def _row_extreme(
-    x, values, indices, rows, inner, length, x_outer, x_inner, x_step,
-    FLOAT: tl.constexpr, LEAST: tl.constexpr, EVEN: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    EARLY: tl.constexpr,
+    x, values, indices, rows, inner, length, x_outer, x_inner, x_step, out_outer, out_inner,
+    FLOAT: tl.constexpr, LEAST: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    EVEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Rows that fit one tile: the extreme, NaN before all, then the first column that has it; EVEN: nothing is masked"""
     chips.begin(EARLY, OPEN=False)
@@ -58,10 +70,7 @@ def _row_extreme(
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
     at = begins(row, inner, x_outer, x_inner, FLAT)[:, None] + (column.to(tl.int64) * x_step)[None, :]
-    if FLOAT:
-        last = float("inf") if LEAST else float("-inf")
-    else:
-        last = 2**31 - 1 if LEAST else -(2**31)
+    last = _last(FLOAT, LEAST)
     if EVEN:
         value = tl.load(x + at).to(tl.float32 if FLOAT else tl.int32)
     else:
@@ -73,18 +82,19 @@ def _row_extreme(
     if not EVEN:
         found = found & mask
     first = tl.min(tl.where(found, tl.broadcast_to(column[None, :], (M, N)), N), 1)
-    tl.store(indices + row, first.to(tl.int64), mask=row < rows)
+    place = placed(row, inner, out_outer, out_inner, TURNED)
+    tl.store(indices + place, first.to(tl.int64), mask=row < rows)
     if values is not None:
-        tl.store(values + row, extreme.to(values.dtype.element_ty), mask=row < rows)
+        tl.store(values + place, extreme.to(values.dtype.element_ty), mask=row < rows)
 
 
 @kernel
 def _extreme(
-    x, keys, counters, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step,
-    FLOAT: tl.constexpr, LEAST: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
+    x, keys, counters, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step, out_outer, out_inner,
+    FLOAT: tl.constexpr, LEAST: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    S: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The greatest key (rank, complement of the place) of each row; of up to S programs that share it the last joins their keys"""
+    """The greatest key (rank, complement of place) of each row; of programs that share one the last joins their keys, S at once"""
     chips.begin(EARLY, OPEN=False)
     row = tl.program_id(0) * M + tl.arange(0, M)
     base = x + begins(row, inner, x_outer, x_inner, FLAT)
@@ -92,28 +102,42 @@ def _extreme(
     start = split * split_length
     stop = tl.minimum(start + split_length, length)
     least = -(2**63)
-    best = tl.full((M, N), least, tl.int64)
+    # Each lane keeps the first extreme of its own columns; only these become keys.
+    work = tl.float32 if FLOAT else tl.int32
+    last = _last(FLOAT, LEAST)
+    best = tl.full((M, N), last, work)
+    place = tl.broadcast_to((start + tl.arange(0, N))[None, :], (M, N))
     for at in tl.range(start, stop, N, num_stages=STAGES):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < length)[None, :]
-        value = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0)
-        key = (_rank(value, FLOAT, LEAST).to(tl.int64) << 32) | (0x7FFFFFFF - column)[None, :].to(tl.int64)
-        best = tl.maximum(best, tl.where(mask, key, tl.full((), least, tl.int64)))
-    top = tl.max(best, 1)
+        value = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0).to(work)
+        value = tl.where(mask, value, tl.full((), last, work))
+        better = value < best if LEAST else value > best
+        if FLOAT:
+            better = better | ((value != value) & (best == best))
+        best = tl.where(better, value, best)
+        place = tl.where(better, column[None, :], place)
+    key = (_rank(best, FLOAT, LEAST).to(tl.int64) << 32) | (0x7FFFFFFF - place).to(tl.int64)
+    top = tl.max(tl.where(place < stop, key, tl.full((), least, tl.int64)), 1)
     last = True
-    if S > 1:
+    if counters is not None:
         tl.store(keys + split.to(tl.int64) * rows + row, top, mask=row < rows)
         last = relay.arrive(counters + tl.program_id(0)) == tl.num_programs(1) - 1
     if last:
-        if S > 1:
-            part = tl.arange(0, S)[None, :]
-            mask = (row < rows)[:, None] & (part < tl.num_programs(1))
-            top = tl.max(tl.load(keys + part.to(tl.int64) * rows + row[:, None], mask=mask, other=least, cache_modifier=".cg"), 1)
+        if counters is not None:
+            joined = tl.full((M, S), least, tl.int64)
+            for first in range(0, tl.num_programs(1), S):
+                part = (first + tl.arange(0, S))[None, :]
+                mask = (row < rows)[:, None] & (part < tl.num_programs(1))
+                found = keys + part.to(tl.int64) * rows + row[:, None]
+                joined = tl.maximum(joined, tl.load(found, mask=mask, other=least, cache_modifier=".cg"))
+            top = tl.max(joined, 1)
             tl.store(counters + tl.program_id(0), 0)
-        tl.store(indices + row, 0x7FFFFFFF - (top & 0xFFFFFFFF), mask=row < rows)
+        to = placed(row, inner, out_outer, out_inner, TURNED)
+        tl.store(indices + to, 0x7FFFFFFF - (top & 0xFFFFFFFF), mask=row < rows)
         if values is not None:
-            found = _value((top >> 32).to(tl.int32), FLOAT, LEAST)
-            tl.store(values + row, found.to(values.dtype.element_ty), mask=row < rows)
+            value = _value((top >> 32).to(tl.int32), FLOAT, LEAST)
+            tl.store(values + to, value.to(values.dtype.element_ty), mask=row < rows)
 
 
 @kernel
@@ -170,7 +194,7 @@ def _find(
     if x.dim() == 0:
         x = x.reshape(1)
         dim, keepdim = None, False
-    x, f = fold(x, dim, keepdim)
+    x, f = fold(x, dim, keepdim, turn=dim is not None and x.dtype in _NARROW)
     if x.dtype not in _NARROW and x.dtype not in _WIDE:
         raise Unsupported(f"no extreme of {x.dtype}")
     indices = empty(f.shape, torch.int64, x.device)
@@ -183,19 +207,18 @@ def _find(
 def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:
     m, n = f.tile
     inner, *walk = f.numbered
-    kind = {"FLOAT": x.is_floating_point(), "LEAST": least, "FLAT": inner == 1}
+    kind: dict[str, Any] = {"FLOAT": x.is_floating_point(), "LEAST": least, "FLAT": inner == 1, "TURNED": f.turned is not None}
+    kind |= {"M": m, "N": n}
     sizes = (f.rows, inner, f.length)
     if f.splits == 1 and f.length <= n:
-        _row_extreme((blocks(f.rows, m),), x, values, indices, *sizes, *walk,
-                     **kind, EVEN=f.length == n and f.rows % m == 0, M=m, N=n, warps=8 if m * n >= 4096 else 4)  # fmt: skip
+        _row_extreme((blocks(f.rows, m),), x, values, indices, *sizes, *walk, *f.apart,
+                     **kind, EVEN=f.length == n and f.rows % m == 0, warps=f.warps)  # fmt: skip
         return
-    programs, part = blocks(f.rows, m), f.part
-    if f.splits * m > _JOINED:
-        part = blocks(blocks(f.length, max(1, _JOINED // m)), n) * n
-    splits = blocks(f.length, part)
+    programs, splits = blocks(f.rows, m), blocks(f.length, f.part)
     keys, counters = meeting(x.device, programs, splits, f.rows, torch.int64)
-    _extreme((programs, splits), x, keys, counters, values, indices, *sizes, part, *walk,
-             **kind, M=m, N=n, S=next_power(splits), STAGES=f.stages(x.element_size()), warps=8)  # fmt: skip
+    _extreme((programs, splits), x, keys, counters, values, indices, *sizes, f.part, *walk, *f.apart,
+             **kind, S=max(1, min(next_power(splits), _JOINED // m)), STAGES=f.stages(x.element_size()),
+             warps=8 if m * n >= 2048 else 4)  # fmt: skip
 
 
 def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:

@@ -8,13 +8,14 @@ import torch
 import triton
 import triton.language as tl
 
-from trireme.kernels import chips, reduce
+from trireme.kernels import chips, reduce, softmax
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.norms import row_warps
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _NONE, _MEAN, _SUM = 0, 1, 2
 _MANY = 1 << 16  # losses that one program does not add up alone
+_LONG = 1 << 14  # classes of which one program does not add up a row alone, if rows are few
 
 
 @triton.jit
@@ -95,6 +96,25 @@ def _forward_short(
 
 
 @kernel
+def _forward_joined(
+    x, targets, weight, tops, totals, losses, shares, logs, parts, classes, ignored, S: tl.constexpr, EARLY: tl.constexpr
+):
+    """`_forward` of a row of which the maxima and sums of all parts are known"""
+    chips.begin(EARLY, OPEN=False)
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, S)
+    top = tl.load(tops + row * parts + split, mask=split < parts, other=float("-inf"))
+    total = tl.load(totals + row * parts + split, mask=split < parts, other=0.0)
+    peak = tl.max(top, 0)
+    lse = peak + tl.log(tl.sum(tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak)), 0))
+    target = tl.load(targets + row)
+    loss, share, valid = _of_target(x + row * classes, lse, target, weight, classes, ignored, 0.0)
+    tl.store(losses + row, tl.where(valid, loss, 0.0).to(losses.dtype.element_ty))
+    tl.store(shares + row, share)
+    tl.store(logs + row, lse)
+
+
+@kernel
 def _total(losses, shares, out, rows, MEAN: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr):
     """out = Σ losses, or Σ losses / Σ shares, by one program"""
     chips.begin(EARLY, OPEN=False)
@@ -167,6 +187,13 @@ def _evaluate(
     if m > 1:
         _forward_short((blocks(rows, m),), x, targets, weight, losses, shares, logs, rows, classes, ignored, float(smoothing),
                        SMOOTHED=smoothing > 0, M=m, N=n)  # fmt: skip
+        return losses, shares, logs
+    if smoothing == 0 and rows < chips.current().multiprocessors and classes > _LONG:
+        tops, totals, _ = softmax.partial_sums(x, rows, classes, classes, False)
+        parts = tops.shape[1]
+        _forward_joined(
+            (rows,), x, targets, weight, tops, totals, losses, shares, logs, parts, classes, ignored, S=next_power(parts)
+        )
         return losses, shares, logs
     _forward((rows,), x, targets, weight, losses, shares, logs, classes, ignored, float(smoothing),
              SMOOTHED=smoothing > 0, N=n, LANES=8 if classes % 16 == 0 else 1, warps=row_warps(n))  # fmt: skip

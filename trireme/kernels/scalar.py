@@ -10,6 +10,7 @@ from trireme.kernels import chips
 
 # The interpreter has no device library, so there powers go through double precision.
 INTERPRETED = tl.constexpr(chips.current().interpreted)
+QUICK_LOG2 = tl.constexpr(chips.current().quick_log2)
 
 
 @triton.jit
@@ -22,6 +23,16 @@ def tanh(x):
     near = x * (1.0 + s * (-0.3333333333333333 + s * (0.13333333333333333 + s * (-0.05396825396825397 + s * 0.021869488536155203))))
     limit = 0.01 if x.dtype == tl.float64 else 0.25
     return tl.where(size < limit, near, tl.where(x != x, x, far))
+
+
+@triton.jit
+def half_tanh(x):
+    """the same, accurate enough for a half type: (1 − t) / (1 + t) with t = exp(−2|x|), and x − x³/3 where that cancels"""
+    size = tl.abs(x)
+    t = tl.exp2(size * -2.8853900817779268)
+    far = quick_divide(1.0 - t, 1.0 + t)
+    near = x * (1.0 - x * x * 0.3333333333333333)
+    return tl.where(size < 0.03, near, tl.where(x < 0, -far, far))
 
 
 @triton.jit
@@ -79,8 +90,91 @@ def power(x, y):
     """x ** y with C's rules for signs, zeros, infinities and NaN"""
     if INTERPRETED:
         return _signed(x, y, tl.exp2(y.to(tl.float64) * tl.log2(tl.abs(x).to(tl.float64))))
+    elif x.dtype == tl.float32:
+        return _single_power(x, y)
     else:
         return libdevice.pow(x, y)
+
+
+@triton.jit
+def _single_power(x, y):
+    """the same of float32; a block with numbers that have rules of their own takes the longer way"""
+    negative_or_not_normal = (x.to(tl.int32, bitcast=True) < 0x00800000) | (x.to(tl.int32, bitcast=True) >= 0x7F800000)
+    endless = (y.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > 0x7E967699  # 1e38
+    if tl.max((negative_or_not_normal | endless).to(tl.int32)) == 0:
+        upper, lower = _log2_in_two(x, True)
+        result = _raised_in_two(y, upper, lower)
+    else:
+        result = _ruled_power(x, y)
+    return result
+
+
+@triton.jit
+def _ruled_power(x, y):
+    y = tl.minimum(tl.maximum(y, -1e38, propagate_nan=tl.PropagateNan.ALL), 1e38, propagate_nan=tl.PropagateNan.ALL)
+    size = tl.abs(x)
+    upper, lower = _log2_in_two(size, False)
+    upper = tl.where(size == 0, float("-inf"), tl.where(size == float("inf"), size, upper))
+    value = _raised_in_two(y, upper, lower)
+    span = tl.abs(y)
+    near = tl.where(span < 8388608.0, span + 8388608.0, span)  # ends in the parity of what is whole
+    broken = (span < 8388608.0) & (near - 8388608.0 != span)
+    odd = tl.where(broken | (span >= 16777216.0), 0, near.to(tl.int32, bitcast=True) << 31)
+    value = (value.to(tl.int32, bitcast=True) ^ (odd & x.to(tl.int32, bitcast=True))).to(tl.float32, bitcast=True)
+    value = tl.where(((x < 0) & broken & (size != float("inf"))) | (x != x), float("nan"), value)
+    return tl.where((y == 0) | (x == 1), 1.0, value)
+
+
+@triton.jit
+def _log2_in_two(x, NORMAL: tl.constexpr):
+    """log2 of a positive, finite x as a sum of two floats: x = 2ᵏ m, where log2 m = 2 / ln 2 · artanh((m − 1) / (m + 1))"""
+    bits = x.to(tl.int32, bitcast=True)
+    if not NORMAL:
+        small = x < 1.1754944e-38
+        bits = tl.where(small, x * 16777216.0, x).to(tl.int32, bitcast=True)
+    power = (bits - 0x3F3504F3) >> 23  # from the root of a half to that of two
+    m = (bits - (power << 23)).to(tl.float32, bitcast=True)
+    k = (power + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0
+    if not NORMAL:
+        k -= tl.where(small, 24.0, 0.0)
+    over, under = m - 1.0, m + 1.0
+    inverse = quick_divide(1.0, under)
+    s = over * inverse
+    off = tl.fma(-s, m - (under - 1.0), tl.fma(-s, under, over)) * inverse
+    z = s * s
+    fit = 0.142753781 + z * 0.116659427
+    fit = 0.200000613 + z * fit
+    fit = 0.333333333 + z * fit
+    cubic = s * (z * fit)
+    upper = s + cubic
+    lower = ((s - upper) + cubic) + off
+    scaled = upper * 2.885390043258667
+    less = tl.fma(upper, 2.885390043258667, -scaled) + (upper * 3.8519259e-8 + lower * 2.885390043258667)
+    total = k + scaled
+    return total, ((k - total) + scaled) + less
+
+
+@triton.jit
+def _raised_in_two(y, upper, lower):
+    """2 ** (y (upper + lower)) to one unit in the last place, three near the ends: what the first product rounds away is added to
+    the exponent's fraction"""
+    exponent = y * upper
+    rest = tl.fma(y, lower, tl.fma(y, upper, -exponent))
+    rest = tl.where(tl.abs(exponent) < 252.0, rest, 0.0)
+    exponent = tl.minimum(tl.maximum(exponent, -252.0, propagate_nan=tl.PropagateNan.ALL), 252.0, propagate_nan=tl.PropagateNan.ALL)
+    shifted = exponent + 12582912.0  # 1.5 · 2²³, beside which a float has no place for a fraction
+    fraction = (exponent - (shifted - 12582912.0)) + rest
+    value = 1.33909133e-3 + fraction * 1.54614939e-4
+    value = 9.61805655e-3 + fraction * value
+    value = 5.55035702e-2 + fraction * value
+    value = 0.240226509 + fraction * value
+    value = 0.693147188 + fraction * value
+    value = 1.0 + fraction * value
+    # In two steps, since one alone might be more than a float has.
+    whole = shifted.to(tl.int32, bitcast=True) - 0x4B400000
+    first = whole >> 1
+    value = value * ((first + 127) << 23).to(tl.float32, bitcast=True)
+    return value * ((whole - first + 127) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -124,7 +218,7 @@ def _quick_log2(x):
     """log2 x to a relative 2e-6: the chip's own approximation errs by 2⁻²² of 1, so near 1 a fit replaces it"""
     off = x - 1.0
     near = off * (1.44269506 + off * (-0.72132887 + off * (0.48087164 + off * (-0.36542839 + off * 0.2933017))))
-    if INTERPRETED:
+    if not QUICK_LOG2:
         far = tl.log2(x)
     else:
         small = x < 1.1754944e-38  # which the approximation takes for 0
@@ -177,7 +271,8 @@ def _signed(x, y, size):
     """|x| ** y with the sign and the exceptions that x and y ask for"""
     whole = tl.floor(y) == y
     odd = whole & (tl.floor(y * 0.5) * 2.0 != y)
-    signed = tl.where((x < 0) & odd, -size, size)
+    negative = (x < 0) | ((x == 0) & (1.0 / x < 0))
+    signed = size * tl.where(negative & odd, -1.0, 1.0)  # Triton's −0 is 0 − 0
     signed = tl.where((x < 0) & (tl.abs(x) != float("inf")) & ~whole & (tl.abs(y) != float("inf")), float("nan"), signed)
     signed = tl.where((tl.abs(x) == 1.0) & (tl.abs(y) == float("inf")), 1.0, signed)
     return tl.where((y == 0) | (x == 1), 1.0, signed).to(x.dtype)

@@ -75,6 +75,8 @@ def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
     n = min(next_power(f.length), 8 if f.wide else 64 if f.across else longest)
     m = 1024 if f.wide else max(1, min(2048 // n if n > 64 else 64, next_power(f.rows)))
     chip = chips.current()
+    if f.across and not f.even and f.rows >= 256 * chip.multiprocessors:
+        m, n = 128, min(n, 16)  # a thread for each row, where with 64 two warps would share them
     programs = blocks(f.rows, m)
     parts = 1
     if programs < chip.multiprocessors and f.length > 8 * n:

@@ -16,7 +16,9 @@ from trireme.kernels.streamed import workspace
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # Of long rows that lie beside each other: rows and their elements in one tile, and tiles of one program.
 _BESIDE, _RELAYED, _TILES = 64, 64, 8
+_ODD = 16  # short rows of one program, if they begin anywhere
 _LOG2E = tl.constexpr(1.4426950408889634)
+_WIDTH = tl.constexpr(32)  # elements of a row that a warp takes at once
 
 
 @kernel
@@ -37,6 +39,39 @@ def _softmax(
     result = value - tl.log(total) if LOG else e / total
     to = begins(row, inner, y_outer, y_inner, FLAT)[:, None] + (column.to(tl.int64) * y_step)[None, :]
     tl.store(y + to, result.to(y.dtype.element_ty), mask=mask)
+
+
+@kernel
+def _softmax_odd(
+    x, y, rows, length, x_outer, y_outer,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, PIECES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """the same for short rows that begin anywhere: cut to a warp's width, since several warps would share a longer piece, and meet
+    in shared memory for each maximum and sum"""
+    chips.begin(EARLY, OPEN=True)
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    column = tl.arange(0, _WIDTH)
+    base = x + (row.to(tl.int64) * x_outer)[:, None]
+    out = y + (row.to(tl.int64) * y_outer)[:, None]
+    values = ()
+    top = tl.full((M, _WIDTH), float("-inf"), tl.float64 if DOUBLE else tl.float32)
+    for piece in tl.static_range(PIECES):
+        here = (column + piece * _WIDTH)[None, :]
+        mask = (row < rows)[:, None] & (here < length)
+        value = tl.load(base + here, mask=mask, other=float("-inf")).to(top.dtype)
+        values += (value,)  # type: ignore[assignment]
+        top = tl.maximum(top, value)
+    peak = tl.max(top, 1)[:, None]
+    total = tl.zeros_like(top)
+    for piece in tl.static_range(PIECES):
+        total += tl.exp(values[piece] - peak)
+    whole = tl.sum(total, 1)[:, None]
+    lse = peak + tl.log(whole)
+    for piece in tl.static_range(PIECES):
+        here = (column + piece * _WIDTH)[None, :]
+        mask = (row < rows)[:, None] & (here < length)
+        result = values[piece] - lse if LOG else tl.exp(values[piece] - peak) / whole
+        tl.store(out + here, result.to(y.dtype.element_ty), mask=mask)
 
 
 @kernel
@@ -242,6 +277,11 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
     if f.inner >= 32 and f.length > limit // 32 and not double and _near(f) and _near(g):
         _beside(x, y, f, g, log)
         return y
+    if f.lone and g.lone:
+        pieces = blocks(f.length, _WIDTH.value)
+        _softmax_odd((blocks(f.rows, _ODD),), x, y, f.rows, f.length, f.walk[0], g.walk[0],
+                     LOG=log, DOUBLE=double, M=_ODD, PIECES=pieces, warps=4 if pieces == 2 else 8)  # fmt: skip
+        return y
     m, n, warps = tile(f, limit if f.length <= limit else limit // 2)
     body = _softmax if f.length <= n else _softmax_long
     inner, *walks = *f.numbered, *g.numbered[1:]
@@ -271,16 +311,25 @@ def _beside(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool) -> No
                      LOG=log, M=_BESIDE, N=_RELAYED, TILES=_TILES, S=next_power(parts), warps=8)  # fmt: skip
 
 
-def _split_rows(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool, double: bool) -> None:
-    """Few long rows, such as the logits of a decoding step: every row is shared by several programs."""
+def partial_sums(x: torch.Tensor, rows: int, length: int, stride: int, double: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Maxima and Σ exp(x − maximum) of parts of a few long rows, and the elements of a part: every row is shared by several
+    programs."""
     n = 4096
-    parts = max(2, min(32, 4 * chips.current().multiprocessors // f.rows, blocks(f.length, n)))
-    part = blocks(blocks(f.length, parts), n) * n
-    parts = blocks(f.length, part)
-    tops, totals = empty((2, f.rows, parts), torch.float64 if double else torch.float32, x.device)
-    grid, sizes = (f.rows, parts), (f.rows, f.length, part, f.walk[0])
-    _partial(grid, x, tops, totals, *sizes, DOUBLE=double, N=n, LANES=8 if f.walk[0] % 16 == 0 else 1, warps=8)
-    _whole(grid, x, y, tops, totals, *sizes, g.walk[0], LOG=log, DOUBLE=double, N=n, S=next_power(parts), warps=8)
+    parts = max(2, min(32, 4 * chips.current().multiprocessors // rows, blocks(length, n)))
+    part = blocks(blocks(length, parts), n) * n
+    parts = blocks(length, part)
+    tops, totals = empty((2, rows, parts), torch.float64 if double else torch.float32, x.device)
+    _partial((rows, parts), x, tops, totals, rows, length, part, stride,
+             DOUBLE=double, N=n, LANES=8 if stride % 16 == 0 else 1, warps=8)  # fmt: skip
+    return tops, totals, part
+
+
+def _split_rows(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool, double: bool) -> None:
+    """Few long rows, such as the logits of a decoding step."""
+    tops, totals, part = partial_sums(x, f.rows, f.length, f.walk[0], double)
+    parts = tops.shape[1]
+    _whole((f.rows, parts), x, y, tops, totals, f.rows, f.length, part, f.walk[0], g.walk[0],
+           LOG=log, DOUBLE=double, N=4096, S=next_power(parts), warps=8)  # fmt: skip
 
 
 def _backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype, log: bool) -> torch.Tensor:

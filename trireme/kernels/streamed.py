@@ -184,6 +184,8 @@ def _default(rows: int, n: int, k: int, along: bool, size: int, copyable: bool) 
 
 def _by_lanes(n: int, k: int, size: int) -> dict[str, Any]:
     """One row: 2048 or 4096 elements at once, as much of the summed dimension as there is; more programs where outputs are few."""
+    if 32 < k <= 128 and k % 16:  # single elements: 16 columns for one warp, since several would meet in shared memory for each
+        return _config(16, next_power(k), 1, 1, 2)
     if k <= 128:
         return _config(2048 // max(16, next_power(k)), max(16, next_power(k)), 1, 4, 2)
     if k < 1024:

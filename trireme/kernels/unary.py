@@ -55,6 +55,11 @@ def _reciprocal(x):
 
 
 @pointwise("float")
+def _half_reciprocal(x):
+    return 1.0 / x
+
+
+@pointwise("float")
 def _sigmoid(x):
     return scalar.sigmoid(x)
 
@@ -62,6 +67,11 @@ def _sigmoid(x):
 @pointwise("float")
 def _tanh(x):
     return scalar.tanh(x)
+
+
+@pointwise("float")
+def _half_tanh(x):
+    return scalar.half_tanh(x)
 
 
 @pointwise()
@@ -91,7 +101,7 @@ def _relu(x):
 
 @pointwise()
 def _neg(x):
-    return -x
+    return x * -1.0 if x.dtype.is_floating() else -x  # Triton's −x is 0 − x, which loses the sign of a zero
 
 
 @pointwise()
@@ -133,9 +143,18 @@ def _plain(function: Any) -> Any:
     return apply
 
 
-exp, rsqrt, reciprocal = _plain(_exp), _plain(_rsqrt), _plain(_reciprocal)
-sigmoid, tanh = _plain(_sigmoid), _plain(_tanh)
+exp, rsqrt, sigmoid = _plain(_exp), _plain(_rsqrt), _plain(_sigmoid)
 isfinite, isinf, isnan = _plain(_isfinite), _plain(_isinf), _plain(_isnan)
+
+
+def reciprocal(self: torch.Tensor) -> torch.Tensor:
+    """1 / x"""
+    return (_half_reciprocal if self.dtype in _HALVES else _reciprocal)(self)
+
+
+def tanh(self: torch.Tensor) -> torch.Tensor:
+    """tanh x"""
+    return (_half_tanh if self.dtype in _HALVES else _tanh)(self)
 
 
 def cos(self: torch.Tensor) -> torch.Tensor:
