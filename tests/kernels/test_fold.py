@@ -16,8 +16,9 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold, "_folds", {})
 
 
-def cut(shape: tuple[int, ...], dim: int) -> fold.Fold:
-    return fold.fold(torch.empty(shape, device="meta"), dim, False)[1]
+def cut(shape: tuple[int, ...], dim: int, dtype: torch.dtype = torch.float32) -> fold.Fold:
+    fold._folds.clear()  # what is remembered was cut for another chip
+    return fold.fold(torch.empty(shape, device="meta", dtype=dtype), dim, False)[1]
 
 
 def test_tiles_follow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,13 +45,24 @@ def test_many_short_rows_are_folded_by_one_thread_each(monkeypatch: pytest.Monke
 
 def test_copies_ahead_only_of_whole_lines_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
-    for shape, dim, stages in (((512, 2048), 0, 3), ((513, 2049), 0, 1), ((64, 50257), 1, 1), ((64, 50256), 1, 3)):
-        assert cut(shape, dim).stages(4) == stages, shape
-    assert cut((8, 1 << 18), 0).stages(4) == 1  # each thread goes through its own rows
-    long = cut((512, 4096), 0)
-    assert [long.stages(size) for size in (1, 2, 4, 8)] == [3, 3, 3, 3]
+    long = [((32, 50257), 1, 3), ((64, 50257), 1, 1), ((64, 50256), 1, 3)]
+    for shape, dim, stages in [((512, 2048), 0, 3), ((513, 2049), 0, 1), *long]:
+        assert cut(shape, dim).stages == stages, shape
+    assert cut((8, 1 << 18), 0).stages == 1  # each thread goes through its own rows
+    types = (torch.bool, torch.bfloat16, torch.float32, torch.float64)
+    assert [cut((512, 4096), 0, dtype).stages for dtype in types] == [3, 3, 3, 3]
     monkeypatch.setattr(chips, "current", lambda: chips.GENERIC)
-    assert [long.stages(size) for size in (1, 2, 4, 8)] == [3, 3, 3, 1]
+    assert [cut((512, 4096), 0, dtype).stages for dtype in types] == [3, 3, 3, 1]
+
+
+def test_few_programs_share_rows_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there are processors, if that fills them."""
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    for shape in ((32768, 64), (65536, 32), (8192, 256), (4096, 1024)):
+        f = cut(shape, 0)
+        programs = -(-f.rows // f.tile[0]) * -(-f.length // f.part)
+        assert 0.9 * chips.HOPPER.multiprocessors <= programs <= chips.HOPPER.multiprocessors, shape
+    assert cut((8192, 4096), 0).splits == 2 and cut((8192, 3000), 0).splits > 2  # 94 tiles side by side, which 132 do not divide
 
 
 def test_tiles_of_long_rows_leave_little_empty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,8 +75,28 @@ def test_tiles_of_long_rows_leave_little_empty(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_warp_folds_odd_short_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
-    assert cut((100000, 33), 1).lone and cut((100000, 33), 1).warps == 1 and cut((100000, 100), 1).tile == (16, 128)
-    assert not cut((100000, 64), 1).lone and not cut((100000, 17), 1).lone and not cut((100, 33), 1).lone
+    assert cut((100000, 33), 1).odd and cut((100000, 33), 1).warps == 1 and cut((100000, 100), 1).tile == (16, 32)
+    assert not cut((100000, 64), 1).odd and not cut((100000, 17), 1).odd and not cut((100, 33), 1).odd
+
+
+def test_rows_that_begin_anywhere_are_read_from_their_first_even_place(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """The extreme among the elements before that, within, and after; rows alone and shared by several programs."""
+    small = dataclasses.replace(chips.current(), fold_tile=256, multiprocessors=2)
+    monkeypatch.setattr(chips, "current", lambda: small)
+    for rows, length, together in ((3, 1003, 1), (9, 517, 1), (40, 300, 1), (66, 517, 4), (64, 4099, 8)):
+        x = torch.rand(rows, length, device=device)
+        assert fold.fold(x, 1, False)[1].shifted and fold.fold(x, 1, False)[1].tile[0] == together
+        for at in (0, 5, 15, 16, length // 2, length - 16, length - 2, length - 1):
+            y = x.clone()
+            y[:, at] = 7.0
+            for name in ("max.dim", "min.dim"):
+                sign = 1 if name == "max.dim" else -1
+                mine, theirs = registry.OPERATORS[name].function(sign * y, 1), getattr(sign * y, name[:3])(1)
+                assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1]), (name, rows, at)
+            assert torch.equal(registry.OPERATORS["amax"].function(y, [1]), y.amax(1))
+        torch.testing.assert_close(registry.OPERATORS["sum.dim_IntList"].function(x, [1]), x.sum(1), rtol=1e-5, atol=1e-5)
+        x[:, 3] = float("nan")
+        assert registry.OPERATORS["argmax"].function(x, 1).tolist() == [3] * rows
 
 
 TURNS = [(shape, order) for shape in ((5, 6, 7), (33, 4, 5), (2, 3, 4, 5)) for order in itertools.permutations(range(len(shape)))]

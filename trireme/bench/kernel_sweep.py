@@ -102,16 +102,27 @@ def _named(shape: tuple[int, ...], dtype: torch.dtype, more: str = "") -> str:
     return f"{'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}{', ' + more if more else ''}"
 
 
+def _shapes(rng: random.Random, count: int) -> list[tuple[int, int]]:
+    """Half of them from the list, half of any size: 2¹⁹ to 2²⁴ elements in rows of any length, every other time even."""
+    shapes: list[tuple[int, int]] = rng.sample(_FLAT, count // 2)
+    while len(shapes) < count:
+        size = 2 ** rng.uniform(19, 24)
+        even = rng.choice((1, 16))
+        length = max(even, round(2 ** rng.uniform(1, 20) / even) * even)
+        shapes.append((max(1, round(size / length)), length))
+    return shapes
+
+
 def _elementwise(rng: random.Random) -> Iterator[Case]:
     for op, call in _ONE.items():
-        for shape, dtype in itertools.product(rng.sample(_FLAT, 3), (_HALF, _SINGLE)):
+        for shape, dtype in itertools.product(_shapes(rng, 3), (_HALF, _SINGLE)):
             for name in rng.sample(sorted(_VIEWS), 2):
                 yield _case(op, _named(shape, dtype, name), call, (shape, dtype), view=_VIEWS[name])
     for op, call in _TWO.items():
-        for shape, dtype in itertools.product(rng.sample(_FLAT, 4), (_HALF, _SINGLE)):
+        for shape, dtype in itertools.product(_shapes(rng, 4), (_HALF, _SINGLE)):
             for name in rng.sample(sorted(_PAIRS), 3):
                 yield _case(op, _named(shape, dtype, name), call, (shape, dtype), (shape, dtype), view=_PAIRS[name])
-    for shape in rng.sample(_FLAT, 6):
+    for shape in _shapes(rng, 6):
         label, some = _named(shape, _HALF), (shape, _HALF)
         yield _case("where.self", label, torch.where, (shape, torch.bool), some, some)
         yield _case("triu", label, torch.triu, some)
@@ -122,7 +133,7 @@ def _elementwise(rng: random.Random) -> Iterator[Case]:
 def _reductions(rng: random.Random) -> Iterator[Case]:
     for op, call in _ALONG.items():
         types = (torch.bool,) if op in ("any.dim", "all.dim") else (_HALF, _SINGLE)
-        flat = [(shape, rng.choice(types), dim) for shape in rng.sample(_FLAT, 8) for dim in (0, 1)]
+        flat = [(shape, rng.choice(types), dim) for shape in _shapes(rng, 8) for dim in (0, 1)]
         deep = [(shape, types[0], dim) for shape in _DEEP for dim in (0, 1, 2)]
         for shape, dtype, dim in [*flat, *deep]:
             yield _case(op, _named(shape, dtype, f"along {dim}"), lambda x, call=call, dim=dim: call(x, dim), (shape, dtype))
@@ -135,7 +146,8 @@ def _reductions(rng: random.Random) -> Iterator[Case]:
 
 
 def _norms(rng: random.Random) -> Iterator[Case]:
-    for (rows, length), dtype in itertools.product([s for s in _FLAT if s[1] <= 300000], (_HALF, _SINGLE)):
+    flat = [s for s in (*_FLAT, *_shapes(rng, 8)[4:]) if s[1] <= 300000]
+    for (rows, length), dtype in itertools.product(flat, (_HALF, _SINGLE)):
         label, x, w = _named((rows, length), dtype), ((rows, length), dtype), ((length,), dtype)
         yield _case("native_layer_norm", label, lambda x, w, b: F.layer_norm(x, x.shape[1:], w, b), x, w, w)
         yield _case("rms_norm", label, lambda x, w: F.rms_norm(x, x.shape[1:], w, 1e-5), x, w)

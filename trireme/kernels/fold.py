@@ -15,7 +15,8 @@ from trireme.kernels.launch import Unsupported, blocks, next_power
 
 _folds: dict[tuple[object, ...], Fold] = {}
 _MOST_FOLDS = 4096
-WIDE = 512  # rows of a tile of many short ones, four for each thread of four warps
+WIDE = 512  # rows of a tile of very many short ones, four for each thread of four warps
+_AT_ONCE = 512  # bytes that the threads of a warp take at once
 _MOST_COUNTED = (
     2**31 - 2**23
 )  # of rows, and of elements of a row: kernels count them in 32 bits, and up to a tile too far in each part
@@ -39,6 +40,24 @@ def placed(row, inner, outer_place, inner_place, TURNED: tl.constexpr):
     return row
 
 
+@triton.jit
+def aligned(begin, length):
+    """Of rows that begin anywhere: the first element at a multiple of 16, how many come before that, and how many whole sixteens
+    follow. Those a thread can take 16 bytes at once"""
+    first = (begin + 15) // 16 * 16
+    head = (first - begin).to(tl.int32)
+    return first, head, (length - head) // 16 * 16
+
+
+@triton.jit
+def ends(head, even, length):
+    """Where the elements before and after the `aligned` ones lie, seen from the first of these, and which of 32 there are; for one
+    row, or a column of several"""
+    place = tl.arange(0, 32)[None, :]
+    at = tl.where(place < 16, place - 16, even + place - 16)
+    return at, tl.where(place < 16, at >= -head, at < length - head)
+
+
 class Fold:
     """Row r starts at (r // inner) · outer_stride + (r % inner) · inner_stride; its elements lie `step` apart."""
 
@@ -49,6 +68,7 @@ class Fold:
         length: int,
         strides: tuple[int, int, int],
         shape: tuple[int, ...],
+        itemsize: int,
         copied: bool = False,
         turned: tuple[int, int] | None = None,
     ) -> None:
@@ -56,6 +76,7 @@ class Fold:
         self.walk = strides  # of the outer rows, of the inner rows, of the elements
         self.step = strides[2]
         self.shape = shape  # of the result
+        self.itemsize = itemsize  # bytes of an element
         self.copied = copied  # the numbers are those of a contiguous copy, reduced dimensions last
         self.turned = turned  # how far apart the results of outer and of inner rows lie; None: as the rows are counted
 
@@ -80,76 +101,135 @@ class Fold:
     def wide(self) -> bool:
         """Whether there are so many short rows side by side that every thread may fold its own: what several warps fold together
         meets in shared memory, all of it in one bank (7 x 300000 of bool took 29 µs on an H200)."""
-        return self.across and self.length <= 64 and self.rows >= 256 * WIDE and not chips.current().interpreted
+        many = self.rows >= 65536 if self.length > 32 else self.rows >= 32768
+        return self.across and self.length <= 64 and many and not chips.current().interpreted
 
     @functools.cached_property
     def even(self) -> bool:
         """Whether all lines of memory begin at multiples of 16 elements; of others a thread takes single elements."""
-        return (self.step if self.across else self.walk[0] if self.rows > 1 else 0) % 16 == 0
+        if self.across:
+            return self.step % 16 == 0
+        return self.rows == 1 or all(stride % 16 == 0 for stride in self.numbered[1:3])
 
     @functools.cached_property
-    def filling(self) -> bool:
-        """Whether each row can have a program of its own."""
-        return self.rows >= 4 * chips.current().multiprocessors
+    def anywhere(self) -> bool:
+        """Whether rows are contiguous, one after the other, and begin anywhere."""
+        return self.step == 1 and self.numbered[0] == 1 and not self.across and not self.even
 
-    def stages(self, itemsize: int) -> int:
+    @functools.cached_property
+    def odd(self) -> bool:
+        """Whether there are many rows that begin anywhere, and none is very long."""
+        return self.anywhere and 32 < self.length <= 4096 and self.rows >= 2048
+
+    @functools.cached_property
+    def shifted(self) -> bool:
+        """Whether rows begin anywhere and are so long that a program does well to start where it can take much at once."""
+        return self.anywhere and self.length > (1024 if self.rows >= 2048 else chips.current().fold_tile)
+
+    @functools.cached_property
+    def large(self) -> bool:
+        """Whether there is more than a cache holds, so that more of it must be on its way."""
+        return self.rows * self.length * self.itemsize > 1 << 25
+
+    @functools.cached_property
+    def stages(self) -> int:
         """Tiles that a loop has on their way: three through shared memory, unless that is too small, or elements come one by one,
-        for which it is slow (2049 sums of 513 floats took 38 µs on an H200)."""
-        fits = 4 * math.prod(self.tile) * itemsize <= chips.current().shared_memory
-        return 3 if self.even and fits and not self.wide else 1
+        for which it is slow (2049 sums of 513 floats took 38 µs on an H200), or other programs fill the time anyway (42912 sums
+        side by side of 139 floats 8.2 µs, so 5.7)."""
+        fits = 4 * math.prod(self.tile) * self.itemsize <= chips.current().shared_memory
+        filled = self._tracks >= 4 * chips.current().multiprocessors and self.length <= 16384 and not self.large
+        even = self.even or (self.shifted and self.tile[0] == 1)
+        return 3 if even and fits and not (filled or self.wide) else 1
+
+    @functools.cached_property
+    def unroll(self) -> int:
+        """Tiles that a loop asks for before it folds the first, where they do not come through shared memory."""
+        if self.wide:
+            return 8
+        if not self.shifted or self.tile[0] == 1 or (self.itemsize == 2 and self.length <= 4096):
+            return 1  # 5865 sums of 2085 bfloat16 took 6.1 µs with two, so 5.0
+        return 2
 
     @functools.cached_property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of one tile: long along whichever is contiguous."""
-        size = chips.current().fold_tile
-        if self.wide:
-            return WIDE, 1
-        if self.across:
-            return self._tile_across(size)
-        n = min(next_power(self.length), size)
-        if self.lone:
-            n = next_power(self.length)
-            return 2048 // n, n
-        if size < self.length <= 4 * size and self.filling:
-            return 1, size // 4  # 2048 sums of 5120 bfloat16 took 4.3 µs, in tiles of four rows 5.9
-        if self.length > size:  # or smaller ones, if these leave less of the last one empty: 5120 are 5 of 1024, 2 of 4096
-            covered = {n: blocks(self.length, n) * n for n in (size, size // 2, size // 4)}
-            n = next(n for n, count in covered.items() if count <= 1.1 * min(covered.values()))
-        return max(1, min(size // n, next_power(self.rows), 64)), n
-
-    def _tile_across(self, size: int) -> tuple[int, int]:
-        if not self.even and self.rows >= 256 * chips.current().multiprocessors and self.length > 64:
-            return 128, 16  # of single elements only whole warps of neighbours: 64 x 77 x 999 took 5.4 µs, as below 6.5
-        # Whole sectors, and few numbers for one program to join: 20.0 µs for 8192 x 4096 on an H200, with 64 or 128 20.8 and 24.4.
-        wide = next_power(self.rows) if self.rows <= 32 else 64 if 48 < self.rows <= 64 else 32
-        m = min(next_power(self.rows), max(wide, size // next_power(self.length) if self.length <= 64 else 1))
-        return m, max(1, min(next_power(self.length), size // m))
-
-    @functools.cached_property
-    def lone(self) -> bool:
-        """Whether one warp folds rows by itself: of short rows whose elements come one by one, several would share each, and meet
-        in shared memory (100000 sums of 33 took 9.5 µs on an H200, so 4.8)."""
-        beside = self.step == 1 and self.numbered[0] == 1 and not self.across
-        return beside and not self.even and 32 < self.length <= 128 and self.rows >= 2048
+        return self._cut[:2]
 
     @functools.cached_property
     def warps(self) -> int:
         """Of the program that folds a tile into numbers of 32 bits."""
-        if self.lone:
-            return 1
-        m, n = self.tile
-        return 8 if (m * n >= 4096 and not (self.across and self.even)) or (m, n) == (128, 16) else 4
+        return self._cut[2]
+
+    @functools.cached_property
+    def whole(self) -> tuple[int, int, int]:
+        """Rows, columns and warps of a tile that holds whole rows, unless they are long."""
+        size = chips.current().fold_tile
+        if self.odd and self.length <= 64:
+            # One warp for rows that begin anywhere: several would share each, and meet in shared memory (100000 sums of 33 took 9.5
+            # µs on an H200, so 4.8).
+            return 32, 64, 1
+        n = min(next_power(self.length), size)
+        if self.length > size:  # or smaller ones, if these leave less of the last one empty: 5120 are 5 of 1024, 2 of 4096
+            covered = {n: blocks(self.length, n) * n for n in (size, size // 2, size // 4)}
+            n = next(n for n, count in covered.items() if count <= 1.1 * min(covered.values()))
+        m = 1 if self.shifted else max(1, min(size // n, next_power(self.rows), 64))
+        return m, n, 8 if m * n >= 4096 else 4
+
+    @functools.cached_property
+    def _cut(self) -> tuple[int, int, int]:
+        """Rows, columns and warps of one tile."""
+        size = chips.current().fold_tile
+        if self.wide:
+            return WIDE if self.rows >= 1 << 17 else WIDE // 2 if self.even else WIDE // 4, 1, 4
+        if self.across:
+            return self._cut_across(size)
+        if self.shifted and self.rows >= 64:
+            # Each warp a row, as much of it at once as it can take: 5865 places of a maximum of 2085 took 24.5 µs on an H200 where
+            # several warps met for each, so 10.3.
+            warps = 4 if self.length <= 4096 else 8
+            return warps, _AT_ONCE // self.itemsize, warps
+        if self.odd and self.length > 64:
+            # Each warp its own rows, a line at a time: 27185 sums of 139 floats took 10.1 µs in tiles that hold them whole, so 4.
+            return 16 if self.length <= 128 else 8, 32, 4
+        if size < self.length <= 4 * size and self.rows >= 4 * chips.current().multiprocessors:
+            return 1, size // 4, 4  # 2048 sums of 5120 bfloat16 took 4.3 µs, in tiles of four rows 5.9
+        return self.whole
+
+    def _cut_across(self, size: int) -> tuple[int, int, int]:
+        processors = chips.current().multiprocessors
+        if not self.even and self.rows > 8 and self.length > 64:
+            # Of single elements whole warps of neighbours: 64 x 77 x 999 along the second took 5.4 µs, as below 6.5; but few of
+            # them if there are few: 50000 x 100 took 10.5 µs in tiles of 64, so 6.8.
+            return (128, 16, 8) if self.rows >= 256 * processors else (64, 32, 8) if self.rows >= 1024 else (16, 128, 4)
+        # Whole sectors, and few numbers for one program to join: 20.0 µs for 8192 x 4096 on an H200, with 64 or 128 20.8 and 24.4.
+        m = min(next_power(self.rows), max(32, size // next_power(self.length) if self.length <= 64 else 1))
+        n = max(1, min(next_power(self.length), size // m))
+        return m, n, 8 if m * n >= 4096 and (not self.even or blocks(self.rows, m) < 4 * processors) else 4
+
+    @functools.cached_property
+    def _tracks(self) -> int:
+        """Tiles side by side."""
+        return blocks(self.rows, self.tile[0])
 
     @functools.cached_property
     def splits(self) -> int:
         """How many programs share a row, so that the whole chip works on a few long ones."""
-        chip = chips.current()
-        m, n = self.tile
-        wanted = 4 * chip.multiprocessors // blocks(self.rows, m)
-        if wanted < 2 or self.wide:
+        return self.shares(*self.tile)
+
+    def shares(self, m: int, n: int) -> int:
+        """The same for tiles of another size."""
+        processors = chips.current().multiprocessors
+        tracks, tiles = blocks(self.rows, m), blocks(self.length, n)
+        most = min(4 * processors // tracks, tiles, 1024)
+        if most < 2 or self.wide or self.odd:
             return 1
+        if self.across and self.even:
+            # As few as take hardly longer than any number: joining them costs, too (32768 x 64 9.6 µs with 512, with 64 4.4).
+            fewest = max(1, min(most, 2 * processors // tracks)) if self.large else 1
+            spent = {parts: blocks(parts * tracks, processors) * blocks(tiles, parts) for parts in range(fewest, most + 1)}
+            return next(parts for parts, time in spent.items() if time <= 1.1 * min(spent.values()))
         uneven = self.rows > 1 and self.walk[0] % 8 != 0  # rows whose elements come one by one
-        return max(1, min(wanted, blocks(self.length, n if self.across or uneven else 4 * n), 1024))
+        return most if self.across or uneven else max(1, min(most, blocks(tiles, 4)))
 
     @functools.cached_property
     def part(self) -> int:
@@ -161,7 +241,7 @@ class Fold:
 def fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, turn: bool = False) -> tuple[torch.Tensor, Fold]:
     """`x` and how `dims` of it (all if None or empty) fold; a copy only where kept and reduced dimensions interleave too much.
     `turn`: rows may be counted as they lie in memory, and dimensions folded in any order; results then lie as `turned` says."""
-    key = (x.shape, x.stride(), dims if dims is None or isinstance(dims, int) else tuple(dims), keepdim, turn)
+    key = (x.shape, x.stride(), dims if dims is None or isinstance(dims, int) else tuple(dims), keepdim, turn, x.element_size())
     known = _folds.get(key)
     if known is None:
         if len(_folds) >= _MOST_FOLDS:
@@ -178,13 +258,13 @@ def fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, turn:
 
 
 def _fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, turn: bool) -> Fold:
-    rank = x.dim()
+    rank, itemsize = x.dim(), x.element_size()
     chosen = normalise(dims, rank)
     kept = [d for d in range(rank) if d not in chosen]
     shape = tuple((1 if d in chosen else x.shape[d]) for d in range(rank) if keepdim or d not in chosen)
     rows, length = (math.prod([x.shape[d] for d in dimensions]) for dimensions in (kept, chosen))
     if x.numel() == 0:
-        return Fold(rows, 1, length, (length, 0, 1), shape)
+        return Fold(rows, 1, length, (length, 0, 1), shape, itemsize)
     reduced = _merge(x, _as_they_lie(x, chosen) if turn else chosen)
     outer = _merge(x, [d for d in kept if not chosen or d < min(chosen)])
     inner = _merge(x, [d for d in kept if chosen and d > min(chosen)])
@@ -193,15 +273,15 @@ def _fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, turn
         if turned is not None and (outer is None or inner is None or 0 < outer[1] < inner[1]):
             (_, outer_stride, outer_place), (inner_rows, inner_stride, inner_place) = turned
             strides = (outer_stride, inner_stride, reduced[1])
-            return Fold(rows, inner_rows, length, strides, shape, turned=(outer_place, inner_place))
+            return Fold(rows, inner_rows, length, strides, shape, itemsize, turned=(outer_place, inner_place))
     if reduced is None or outer is None or inner is None:
         if len(chosen) == 1:
             again = _fold(x.contiguous(), dims, keepdim, turn)
-            return Fold(again.rows, again.inner, again.length, again.walk, shape, copied=True)
-        return Fold(rows, 1, length, (length, 0, 1), shape, copied=True)
+            return Fold(again.rows, again.inner, again.length, again.walk, shape, itemsize, copied=True)
+        return Fold(rows, 1, length, (length, 0, 1), shape, itemsize, copied=True)
     if inner[0] == 1:
-        return Fold(rows, 1, length, (outer[1], 0, reduced[1]), shape)
-    return Fold(rows, inner[0], length, (outer[1], inner[1], reduced[1]), shape)
+        return Fold(rows, 1, length, (outer[1], 0, reduced[1]), shape, itemsize)
+    return Fold(rows, inner[0], length, (outer[1], inner[1], reduced[1]), shape, itemsize)
 
 
 def _as_they_lie(x: torch.Tensor, dims: Sequence[int]) -> list[int]:

@@ -250,10 +250,12 @@ def _programs(p: _Problem, config: dict[str, Any]) -> int:
 def _keeps_up(p: _Problem, config: dict[str, Any], measured: bool = False) -> bool:
     """Whether these tiles are as fast as torch's, which has cuts for all shapes. The largest ones reach 1.02 times what is used of
     the chip, over 170 shapes on an H200 (1024 x 5120 x 5120 0.66 of torch's speed with 0.61, 4096 x 5120 x 5120 1.00 with 0.97);
-    smaller ones 0.96 to 1.14 in one round, in several 0.77 to 0.92 unless they were `measured` for the class of such shapes."""
+    smaller ones 0.96 to 1.14 in one round, in several 0.77 to 0.92 unless they were `measured` for the class of such shapes. Sums
+    so short that storing takes as long were 0.88 to 0.94 (2048 x 768 x 50264), long ones in smaller tiles 0.73 to 0.91."""
+    depth = p.sizes[3]
     if measured or config["M"] * config["N"] >= _LARGE["M"] * _LARGE["N"]:
-        return _used(p, config) >= 0.9
-    return _used(p, config) >= 0.95 and _programs(p, config) <= chips.current().multiprocessors
+        return _used(p, config) >= 0.9 and depth >= 1024
+    return _used(p, config) >= 0.95 and _programs(p, config) <= chips.current().multiprocessors and depth <= 4096
 
 
 def _default(p: _Problem) -> dict[str, Any]:

@@ -39,6 +39,8 @@ _FEW, _MUCH = 1024, 6144  # programs; bytes that one moves
 # With sixteen 2²⁰ gelu of bfloat16 took 2.1 µs on an H200, with four 1.9; and where types differ in size, Triton gives a thread 16
 # bytes of the smallest, so that neighbours read 64 bytes apart (2²⁰ comparisons of misaligned floats 5.5 µs, with four 2.3).
 _SOON = 3 << 19
+_FLAT = -1  # in the place of a rank: a dense result is counted through
+_DIVISOR = ("length", "factor", "shift")
 _KINDS = ("same", "float", "bool", "condition")
 Number = int | float | bool
 
@@ -49,9 +51,12 @@ class Pointwise:
     `kind` says how types promote: "same" (torch's result type), "float" (integers become the default float),
     "bool" (computed in the result type, stored as bool), "condition" (the first operand is a condition and takes no part).
     The last `scalars` parameters are plain numbers that do not promote. It has no gradient; that is the registry's.
+    `costly`: it takes so many instructions that computing lasts longer than reading, and smaller programs spread better.
     """
 
-    def __init__(self, function: Callable[..., Any], kind: str = "same", scalars: int = 0, outputs: int = 1) -> None:
+    def __init__(
+        self, function: Callable[..., Any], kind: str = "same", scalars: int = 0, outputs: int = 1, costly: bool = False
+    ) -> None:
         if kind not in _KINDS:
             raise ValueError(f"no kind of promotion {kind!r}; there are {', '.join(_KINDS)}")
         # The interpreter patches the language around the outermost kernel; inside it a plain function is enough.
@@ -60,6 +65,7 @@ class Pointwise:
         self.num_scalars = scalars
         self.num_inputs = function.__code__.co_argcount - scalars
         self.num_outputs = outputs
+        self.costly = costly
         self.name = function.__name__
         self.kernels: dict[tuple[Any, ...], Kernel] = {}
         self.repeated = repeating(self._apply)
@@ -114,20 +120,22 @@ class Pointwise:
 
     def launch(self, plan: Plan, inputs: list[Any], scalars: list[Any], outs: list[torch.Tensor], compute: torch.dtype) -> None:
         """Runs a plan that is already made."""
-        rank = 0 if plan.dense else len(plan.sizes)
+        flat = _flattens(plan, len(outs))
+        rank = 0 if plan.dense else _FLAT if flat else len(plan.sizes)
         forms = _forms(inputs, plan, rank)
         key = (rank, forms, compute, len(scalars))
         kernel = self.kernels.get(key)
         if kernel is None:
             kernel = self.kernels[key] = self._build(rank, forms, compute)
         chip = chips.current()
-        if plan.dense:
-            block = chip.pointwise_block
+        if plan.dense or flat:
+            block = chip.pointwise_block // 2 if self.costly else chip.pointwise_block
             if plan.count <= block * chip.multiprocessors // 2:
                 block = max(block // 4, 256)
             grid = (blocks(plan.count, block),)
             moved = block * sum(x.element_size() for x in (*inputs, *outs) if isinstance(x, torch.Tensor))
-            kernel(grid, *inputs, *scalars, *outs, plan.count, BLOCK=block, TAIL=plan.count % 16 != 0, WIDE=plan.wide,
+            walk = (*_divisor(plan.sizes[1]), *_uneven(plan, forms)) if flat else ()
+            kernel(grid, *inputs, *scalars, *outs, *walk, plan.count, BLOCK=block, TAIL=plan.count % 16 != 0, WIDE=plan.wide,
                    warps=max(4, block // (128 if plan.count <= _SOON else 256)),
                    dependent=grid[0] <= _FEW or moved >= _MUCH)  # fmt: skip
             return
@@ -137,18 +145,21 @@ class Pointwise:
         grid = (column_blocks * blocks(plan.count // inner, rows),)
         walk = (plan.count // inner, column_blocks, *plan.sizes, *plan.strides)
         kernel(grid, *inputs, *scalars, *outs, *walk, ROWS=rows, COLUMNS=columns, WIDE=plan.wide,
+               warps=8 if rows * columns >= 1024 and plan.count <= _SOON and not plan.crossed else 4,
                dependent=grid[0] <= _FEW)  # fmt: skip
 
     def _build(self, rank: int, forms: tuple[str, ...], compute: torch.dtype) -> Kernel:
         source = generate(rank, forms, self.num_scalars, self.num_outputs, _COMPUTE[compute], self.kind == "condition")
-        module = load_source(f"{self.name}_{rank}d", source)
+        module = load_source(f"{self.name}_{'flat' if rank == _FLAT else f'{rank}d'}", source)
         module.__dict__["function"] = self.function
-        return Kernel(module.__dict__["pointwise"])
+        return Kernel(module.__dict__["pointwise"], _DIVISOR if rank == _FLAT else ())
 
 
-def pointwise(kind: str = "same", scalars: int = 0, outputs: int = 1) -> Callable[[Callable[..., Any]], Pointwise]:
+def pointwise(
+    kind: str = "same", scalars: int = 0, outputs: int = 1, costly: bool = False
+) -> Callable[[Callable[..., Any]], Pointwise]:
     """Decorator that makes a `Pointwise` of a scalar function written in Triton's language."""
-    return lambda function: Pointwise(function, kind, scalars, outputs)
+    return lambda function: Pointwise(function, kind, scalars, outputs, costly)
 
 
 def promoted(operands: Sequence[Any]) -> torch.dtype:
@@ -194,15 +205,42 @@ def _tile(plan: Plan, reads: bool) -> tuple[int, int]:
         # What hardly reads writes at three quarters of the bandwidth in half a block (21.6 against 16.6 µs for 64 MiB, H200).
         elements = chip.pointwise_block // 2 if reads else chip.pointwise_block
         columns = chip.pointwise_block // 2
-    if len(plan.sizes) == 1 and plan.strides[0] < 0:
-        # Backwards neighbours do not come together: 14.8 µs for 3000003 halves with as many for each thread, so 6.2.
+    if len(plan.sizes) == 1:
+        # Neighbours that lie apart, or backwards, do not come together: 14.8 µs for 3000003 halves with as many for each thread, so
+        # 6.2.
         columns = elements = chip.pointwise_block // 4
     columns = min(next_power(inner), columns)
     return max(1, min(elements // columns, next_power(plan.count // inner))), columns
 
 
+def _flattens(plan: Plan, outputs: int) -> bool:
+    """Whether rows of a dense result are better counted through than cut into tiles, which rows of such a length leave partly empty
+    or begin at odd places: dividing by a row's length then costs less (100000 x 33 powers took 31.6 µs in tiles)."""
+    if len(plan.sizes) != 2 or plan.count >= 1 << 30 or plan.wide or plan.crossed:
+        return False
+    inner = plan.sizes[1]
+    if any(stride != (inner, 1)[i % 2] for i, stride in enumerate(plan.strides[-2 * outputs :])):
+        return False
+    columns = _tile(plan, True)[1]
+    return inner % 16 != 0 or blocks(inner, columns) * columns > 1.1 * inner
+
+
+def _divisor(length: int) -> tuple[int, int, int]:
+    """A row's length, and by what its number is found without division: (n + the upper half of n · factor) >> shift."""
+    shift = (length - 1).bit_length()
+    factor = ((((1 << shift) - length) << 32) // length + 1) & 0xFFFFFFFF
+    return length, factor - (1 << 32 if factor >= 1 << 31 else 0), shift
+
+
+def _uneven(plan: Plan, forms: Sequence[str]) -> list[int]:
+    """The strides of all inputs that are not as dense as the result."""
+    read = [form for form in forms if form != "s"]
+    return [stride for i, form in enumerate(read) if form != "d" for stride in plan.strides[2 * i : 2 * i + 2]]
+
+
 def _forms(inputs: Sequence[Any], plan: Plan, rank: int) -> tuple[str, ...]:
-    """How a kernel reads each input: s a number, t a tile, and where a tensor repeats itself c one column of it or r one row."""
+    """How a kernel reads each input: s a number, t a tile, d as the result lies, and where a tensor repeats itself c one column of
+    it or r one row."""
     forms = []
     walk = iter(plan.strides)
     for x in inputs:
@@ -210,7 +248,9 @@ def _forms(inputs: Sequence[Any], plan: Plan, rank: int) -> tuple[str, ...]:
             forms.append("s")
             continue
         strides = [next(walk) for _ in plan.sizes]
-        if rank < 2 or (strides[-1] and any(strides[:-1])):
+        if rank == _FLAT and strides == [plan.sizes[1], 1]:
+            forms.append("d")
+        elif rank in (0, 1) or (strides[-1] and any(strides[:-1])):
             forms.append("t")
         else:
             forms.append("r" if strides[-1] else "c")
@@ -229,7 +269,7 @@ def generate(rank: int, forms: Sequence[str], scalars: int, outputs: int, comput
     tensors = {name: form for name, form in zip(inputs, forms, strict=True) if form != "s"}
     casts = {name: "tl.int1" if condition and name == "x0" else compute for name in inputs}
     values = ", ".join(f"v_{name}" for name in inputs) + "".join(f", {name}" for name in extra)
-    body = _dense if rank == 0 else _strided
+    body = {0: _dense, _FLAT: _flat}.get(rank, _strided)
     return _HEADER + body(rank, inputs, extra, outs, tensors, casts, values)
 
 
@@ -259,6 +299,7 @@ def _access(
     casts: dict[str, str],
     values: str,
     at: str,
+    flat: bool = True,
 ) -> list[str]:
     """Load, apply, store, with `at` naming each operand's offsets and `masks` what each form of access is limited to."""
     lines = []
@@ -269,7 +310,7 @@ def _access(
         elif casts[name] == "tl.int1":
             lines.append(f"{indent}v_{name} = {name} != 0")
         else:
-            lines.append(f"{indent}v_{name} = tl.full((1,), {name}, {casts[name]})" + ("" if at == "at" else "[:, None]"))
+            lines.append(f"{indent}v_{name} = tl.full((1,), {name}, {casts[name]})" + ("" if flat else "[:, None]"))
     results = [f"r_{name}" for name in outs]
     lines.append(f"{indent}{', '.join(results)} = function({values})")
     for name in outs:
@@ -288,6 +329,28 @@ def _dense(
     masked = _access("    ", {"t": ", mask=at < count"}, inputs, tensors, outs, casts, values, "at")
     # A ragged count would turn every access into single elements, so full blocks go without a mask.
     plain = _access("        ", {"t": ""}, inputs, tensors, outs, casts, values, "at")
+    lines += ["    if TAIL and (program + 1) * BLOCK <= count:", *plain, "    else:", *["    " + line for line in masked]]
+    return "\n".join(lines) + "\n"
+
+
+def _flat(
+    rank: int, inputs: list[str], extra: list[str], outs: list[str], tensors: dict[str, str], casts: dict, values: str
+) -> str:
+    operands = [name for name, form in tensors.items() if form != "d"]
+    strides = [f"{name}_{d}" for name in operands for d in range(2)]
+    arguments = ", ".join([*inputs, *extra, *outs, *_DIVISOR, *strides, "count"])
+    lines = [f"def pointwise({arguments}, BLOCK: tl.constexpr, TAIL: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr):"]
+    lines += _PROGRAM
+    lines += ["    at = program * BLOCK + tl.arange(0, BLOCK)"]
+    lines += ["    upper = tl.umulhi(at.to(tl.uint32), factor.to(tl.uint32)).to(tl.int32)"]
+    lines += ["    row = (upper + at) >> shift", "    column = at - row * length"]
+    for name in [*tensors, *outs]:
+        row, column = f"row * {name}_0", f"column * {name}_1"
+        places = {"d": "at", "c": row, "r": column, "t": f"{row} + {column}"}
+        lines.append(f"    at_{name} = {places[tensors.get(name, 'd')]}")
+    masks = dict.fromkeys("dcrt", ", mask=at < count")
+    masked = _access("    ", masks, inputs, tensors, outs, casts, values, "at_{name}")
+    plain = _access("        ", dict.fromkeys("dcrt", ""), inputs, tensors, outs, casts, values, "at_{name}")
     lines += ["    if TAIL and (program + 1) * BLOCK <= count:", *plain, "    else:", *["    " + line for line in masked]]
     return "\n".join(lines) + "\n"
 
@@ -311,7 +374,7 @@ def _strided(
         inner = f"(column * {name}_{rank - 1})[None, :]"
         lines.append(f"    at_{name} = " + {"c": outer, "r": inner}.get(tensors.get(name, "t"), f"{outer} + {inner}"))
     masks = {"t": ", mask=mask", "c": ", mask=(row < rows)[:, None]", "r": f", mask=(column < n{rank - 1})[None, :]"}
-    lines += _access("    ", masks, inputs, tensors, outs, casts, values, "at_{name}")
+    lines += _access("    ", masks, inputs, tensors, outs, casts, values, "at_{name}", flat=False)
     return "\n".join(lines) + "\n"
 
 

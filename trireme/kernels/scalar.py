@@ -139,7 +139,8 @@ def _log2_in_two(x, NORMAL: tl.constexpr):
         k -= tl.where(small, 24.0, 0.0)
     over, under = m - 1.0, m + 1.0
     inverse = quick_divide(1.0, under)
-    s = over * inverse
+    # Not as a product, which the compiler would make part of the sums below, unrounded, while `off` is what its rounding leaves.
+    s = tl.fma(over, inverse, 0.0)
     off = tl.fma(-s, m - (under - 1.0), tl.fma(-s, under, over)) * inverse
     z = s * s
     fit = 0.142753781 + z * 0.116659427
@@ -148,10 +149,10 @@ def _log2_in_two(x, NORMAL: tl.constexpr):
     cubic = s * (z * fit)
     upper = s + cubic
     lower = ((s - upper) + cubic) + off
-    scaled = upper * 2.885390043258667
-    less = tl.fma(upper, 2.885390043258667, -scaled) + (upper * 3.8519259e-8 + lower * 2.885390043258667)
-    total = k + scaled
-    return total, ((k - total) + scaled) + less
+    # 2 / ln 2 in two parts.
+    total = tl.fma(upper, 2.885390043258667, k)
+    less = tl.fma(upper, 2.885390043258667, k - total)
+    return total, less + (upper * 3.8519259e-8 + lower * 2.885390043258667)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 
 from trireme.kernels import chips, relay
-from trireme.kernels.fold import Fold, begins, fold
+from trireme.kernels.fold import Fold, aligned, begins, ends, fold
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.streamed import workspace
 
@@ -77,65 +77,93 @@ def _softmax_odd(
 @kernel
 def _softmax_long(
     x, y, rows, inner, length, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
-    LOG: tl.constexpr, DOUBLE: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, FLAT: tl.constexpr, SHIFTED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """the same for rows longer than a tile: each lane keeps a running maximum and sum"""
+    """the same for rows longer than a tile: each lane keeps a running maximum and sum. SHIFTED: rows of x and y begin anywhere"""
     chips.begin(EARLY, OPEN=False)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0) * M + tl.arange(0, M)
-    base = x + begins(row, inner, x_outer, x_inner, FLAT)
+    if SHIFTED:
+        origin, head, even = aligned(tl.program_id(0).to(tl.int64) * x_outer, length)
+        base, out = x + origin, y + origin
+    else:
+        even = length
+        base = (x + begins(row, inner, x_outer, x_inner, FLAT))[:, None]
+        out = (y + begins(row, inner, y_outer, y_inner, FLAT))[:, None]
     top = tl.full((M, N), float("-inf"), work)
     total = tl.zeros((M, N), work)
-    for at in range(0, length, N):
+    for at in range(0, even, N):
         column = at + tl.arange(0, N)
-        mask = (row < rows)[:, None] & (column < length)[None, :]
-        value = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=float("-inf")).to(work)
+        mask = (row < rows)[:, None] & (column < even)[None, :]
+        value = tl.load(base + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=float("-inf")).to(work)
         higher = tl.where((value > top) | (value != value), value, top)
         kept = tl.where(top == float("-inf"), 0.0, total * tl.exp(top - higher))
         total = kept + tl.where(value == float("-inf"), 0.0, tl.exp(value - higher))
         top = higher
     peak = tl.max(top, 1)[:, None]
+    if SHIFTED:
+        place, inside = ends(head, even, length)
+        edge = tl.load(base + place, mask=inside, other=float("-inf")).to(work)
+        peak = tl.maximum(peak, tl.max(edge, 1)[:, None])
     lanes = tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak))
     whole = tl.sum(lanes, 1)[:, None] + (peak - peak)
-    out = y + begins(row, inner, y_outer, y_inner, FLAT)
-    for at in range(0, length, N):
+    if SHIFTED:
+        whole += tl.sum(tl.exp(edge - peak), 1)[:, None]
+        ending = edge - peak - tl.log(whole) if LOG else tl.exp(edge - peak) / whole
+        tl.store(out + place, ending.to(y.dtype.element_ty), mask=inside)
+    for at in range(0, even, N):
         column = at + tl.arange(0, N)
-        mask = (row < rows)[:, None] & (column < length)[None, :]
-        value = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0.0).to(work) - peak
+        mask = (row < rows)[:, None] & (column < even)[None, :]
+        value = tl.load(base + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0.0).to(work) - peak
         result = value - tl.log(whole) if LOG else tl.exp(value) / whole
-        tl.store(out[:, None] + (column.to(tl.int64) * y_step)[None, :], result.to(y.dtype.element_ty), mask=mask)
+        tl.store(out + (column.to(tl.int64) * y_step)[None, :], result.to(y.dtype.element_ty), mask=mask)
 
 
 @kernel
 def _partial(
-    x, tops, totals, rows, length, part, x_outer, DOUBLE: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr
-):
+    x, tops, totals, rows, length, part, x_outer,
+    DOUBLE: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, SHIFTED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """maximum and Σ exp(x − maximum) of one part of one contiguous row; a thread keeps one of each for LANES neighbours"""
     chips.begin(EARLY, OPEN=True)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * part
+    if SHIFTED:
+        origin, head, even = aligned(row * x_outer, length)
+        base = x + origin
+    else:
+        even = length
+        base = x + row * x_outer
     place = tl.arange(0, N // LANES)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     top = tl.full((N // LANES,), float("-inf"), work)
     total = tl.zeros((N // LANES,), work)
-    for at in range(start, tl.minimum(start + part, length), N):
+    for at in range(start, tl.minimum(start + part, even), N):
         column = at + place
-        value = tl.load(x + row * x_outer + column, mask=column < length, other=float("-inf")).to(work)
+        value = tl.load(base + column, mask=column < even, other=float("-inf")).to(work)
         higher = tl.maximum(top, tl.max(value, 1))
         finite = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(top - finite) + tl.sum(tl.exp(value - finite[:, None]), 1)
         top = higher
     peak = tl.max(top, 0)
+    if SHIFTED and tl.program_id(1) == tl.num_programs(1) - 1:
+        beside, inside = ends(head, even, length)
+        edge = tl.load(base + beside, mask=inside, other=float("-inf")).to(work)
+        peak = tl.maximum(peak, tl.max(edge))
+        beyond = tl.sum(tl.where(edge == float("-inf"), 0.0, tl.exp(edge - peak)))
+    else:
+        beyond = tl.zeros((), work)
     lanes = tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak))
     at = row * tl.num_programs(1) + tl.program_id(1)
     tl.store(tops + at, peak)
-    tl.store(totals + at, tl.sum(lanes, 0))
+    tl.store(totals + at, tl.sum(lanes, 0) + beyond)
 
 
 @kernel
 def _whole(
     x, y, tops, totals, rows, length, part, x_outer, y_outer,
-    LOG: tl.constexpr, DOUBLE: tl.constexpr, N: tl.constexpr, S: tl.constexpr, EARLY: tl.constexpr,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, N: tl.constexpr, S: tl.constexpr, SHIFTED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """one part of one row, once the maxima and sums of all its parts are known"""
     chips.begin(EARLY, OPEN=True)
@@ -148,11 +176,22 @@ def _whole(
     peak = tl.max(top, 0)
     whole = tl.sum(tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak)), 0) + (peak - peak)
     start = tl.program_id(1) * part
-    for at in range(start, tl.minimum(start + part, length), N):
+    if SHIFTED:
+        origin, head, even = aligned(row * x_outer, length)
+        base, out = x + origin, y + origin
+    else:
+        even = length
+        base, out = x + row * x_outer, y + row * y_outer
+    for at in range(start, tl.minimum(start + part, even), N):
         column = at + tl.arange(0, N)
-        value = tl.load(x + row * x_outer + column, mask=column < length, other=0.0).to(work) - peak
+        value = tl.load(base + column, mask=column < even, other=0.0).to(work) - peak
         result = value - tl.log(whole) if LOG else tl.exp(value) / whole
-        tl.store(y + row * y_outer + column, result.to(y.dtype.element_ty), mask=column < length)
+        tl.store(out + column, result.to(y.dtype.element_ty), mask=column < even)
+    if SHIFTED and tl.program_id(1) == parts - 1:
+        place, inside = ends(head, even, length)
+        edge = tl.load(base + place, mask=inside, other=0.0).to(work) - peak
+        ending = edge - tl.log(whole) if LOG else tl.exp(edge) / whole
+        tl.store(out + place, ending.to(y.dtype.element_ty), mask=inside)
 
 
 @kernel
@@ -248,6 +287,10 @@ def tile(f: Fold, limit: int) -> tuple[int, int, int]:
         return 1024, n, 4
     if not f.across:
         m = 1 if n >= 2048 else max(1, min(2048 // n, next_power(f.rows)))
+        if n <= 32 and not f.even:
+            return m, n, 8  # 1100000 rows of three floats took 14.4 µs with four, so 11.6
+        if n > 16384:
+            return 1, n, 32
     else:
         # Neighbours lie across rows: 32 of them fill whole sectors, and what does not fit is read twice.
         m = min(next_power(f.rows), max(32, 2048 // n))
@@ -270,24 +313,34 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
         return y
     y, g = fold(y, dim, True)
     double = result is torch.float64 or x.dtype is torch.float64
-    limit = chips.current().row_elements
-    if f.inner == 1 and f.step == 1 and f.length > limit and f.rows < 2 * chips.current().multiprocessors:
+    limit, many = chips.current().row_elements, f.rows >= 2 * chips.current().multiprocessors
+    if limit < f.length <= 2 * limit and many and not f.across and not double:
+        limit *= 2  # 600 rows of 17266 bfloat16 took 37.5 µs read twice, held at once 25.5
+    if f.inner == 1 and f.step == 1 and f.length > limit and not many:
         _split_rows(x, y, f, g, log, double)
         return y
     if f.inner >= 32 and f.length > limit // 32 and not double and _near(f) and _near(g):
         _beside(x, y, f, g, log)
         return y
-    if f.lone and g.lone:
+    if f.odd and g.odd and f.length <= 128:
         pieces = blocks(f.length, _WIDTH.value)
         _softmax_odd((blocks(f.rows, _ODD),), x, y, f.rows, f.length, f.walk[0], g.walk[0],
                      LOG=log, DOUBLE=double, M=_ODD, PIECES=pieces, warps=4 if pieces == 2 else 8)  # fmt: skip
         return y
     m, n, warps = tile(f, limit if f.length <= limit else limit // 2)
-    body = _softmax if f.length <= n else _softmax_long
     inner, *walks = *f.numbered, *g.numbered[1:]
     walk = (f.rows, inner, f.length, *walks)
-    body((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1, M=m, N=n, warps=warps)
+    if f.length <= n:
+        _softmax((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1, M=m, N=n, warps=warps)
+        return y
+    _softmax_long((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1,
+                  SHIFTED=m == 1 and _alike(f, g), M=m, N=n, warps=warps)  # fmt: skip
     return y
+
+
+def _alike(f: Fold, g: Fold) -> bool:
+    """Whether long rows begin anywhere, but alike in both tensors."""
+    return f.shifted and f.numbered == g.numbered
 
 
 def _near(f: Fold) -> bool:
@@ -320,7 +373,7 @@ def partial_sums(x: torch.Tensor, rows: int, length: int, stride: int, double: b
     parts = blocks(length, part)
     tops, totals = empty((2, rows, parts), torch.float64 if double else torch.float32, x.device)
     _partial((rows, parts), x, tops, totals, rows, length, part, stride,
-             DOUBLE=double, N=n, LANES=8 if stride % 16 == 0 else 1, warps=8)  # fmt: skip
+             DOUBLE=double, N=n, LANES=8, SHIFTED=stride % 16 != 0 or length % 16 != 0, warps=8)  # fmt: skip
     return tops, totals, part
 
 
@@ -329,7 +382,7 @@ def _split_rows(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool, d
     tops, totals, part = partial_sums(x, f.rows, f.length, f.walk[0], double)
     parts = tops.shape[1]
     _whole((f.rows, parts), x, y, tops, totals, f.rows, f.length, part, f.walk[0], g.walk[0],
-           LOG=log, DOUBLE=double, N=4096, S=next_power(parts), warps=8)  # fmt: skip
+           LOG=log, DOUBLE=double, N=4096, S=next_power(parts), SHIFTED=_alike(f, g), warps=8)  # fmt: skip
 
 
 def _backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype, log: bool) -> torch.Tensor:
