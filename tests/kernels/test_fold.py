@@ -37,10 +37,30 @@ def test_rows_of_one_block_need_no_division(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_many_short_rows_are_folded_by_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
-    for shape, dim in (((7, 300000), 0), ((16, 16, 16384), 1), ((1, 1 << 20), 0)):
+    for shape, dim, rows in (((7, 300000), 0, 512), ((16, 16, 16384), 1, 512), ((1, 1 << 20), 0, 2048), ((1 << 20, 1), 1, 2048)):
         f = cut(shape, dim)
-        assert f.wide and f.splits == 1 and f.tile[0] == fold.WIDE
-    assert not cut((128, 300000), 0).wide and not cut((7, 3000), 0).wide
+        assert f.wide and f.splits == 1 and f.tile == (rows, 1), shape
+    assert cut((13, 883790), 0).tile == (128, 1)  # single elements: neighbours for neighbouring threads
+    assert not cut((128, 300000), 0).wide and cut((128, 300000), 0, torch.bfloat16).wide and not cut((7, 3000), 0).wide
+
+
+@pytest.mark.parametrize("columns", [2, 3, 5, 12, 15])
+def test_a_matrix_of_few_columns_is_read_in_lines(columns: int, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    assert cut((1 << 21, columns), 0).narrow and not cut((columns, 1 << 21), 1).narrow and not cut((1 << 21, 16), 0).narrow
+    monkeypatch.setattr(fold.Fold, "narrow", True)
+    x = torch.randn(20001, columns, device=device)
+    double = x.double()
+    for name, dims, expected in (
+        ("sum.dim_IntList", [0], double.sum(0)), ("mean.dim", [0], double.mean(0)), ("amax", [0], double.amax(0)),
+        ("prod.dim_int", 0, double.prod(0)),
+    ):  # fmt: skip
+        torch.testing.assert_close(registry.OPERATORS[name].function(x, dims).double(), expected, rtol=1e-5, atol=1e-3)
+    for order in (0.5, 1, 2, float("inf")):
+        norm = registry.OPERATORS["linalg_vector_norm"].function(x, order, [0])
+        torch.testing.assert_close(norm.double(), torch.linalg.vector_norm(double, order, 0), rtol=1e-5, atol=1e-3)
+    whole = (x * 1000).long()
+    assert torch.equal(registry.OPERATORS["sum.dim_IntList"].function(whole, [0]), whole.sum(0))
+    assert torch.equal(registry.OPERATORS["any.dim"].function(x > 3.5, 0), (x > 3.5).any(0))
 
 
 def test_copies_ahead_only_of_whole_lines_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,8 @@ def _extreme(
     last = _last(FLOAT, LEAST)
     best = tl.full((M, N), last, work)
     place = tl.broadcast_to((start + tl.arange(0, N))[None, :], (M, N))
+    if N == 1:  # what is left over by unrolling would come one by one
+        stop = tl.cdiv(stop, UNROLL) * UNROLL
     for at in tl.range(start, stop, N, num_stages=STAGES, loop_unroll_factor=UNROLL):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column[None, :] < even)
@@ -242,7 +244,7 @@ def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.T
     keys, counters = meeting(x.device, programs, splits, f.rows, torch.int64)
     _extreme((programs, splits), x, keys, counters, values, indices, *sizes, f.part, *walk, *f.apart,
              **kind, S=max(1, min(next_power(splits), _JOINED // m)), SHIFTED=f.shifted,
-             STAGES=f.stages, UNROLL=f.unroll, warps=f.warps)  # fmt: skip
+             STAGES=f.stages, UNROLL=min(f.unroll, 8), warps=f.warps)  # fmt: skip
 
 
 def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:

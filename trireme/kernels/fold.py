@@ -95,14 +95,24 @@ class Fold:
     @functools.cached_property
     def across(self) -> bool:
         """Whether neighbours in memory are elements of different rows."""
-        return self.step != 1 and self.rows > 1 and (self.inner > 1 or 0 < self.walk[0] < self.step)
+        beside = self.inner > 1 or 0 < self.walk[0] < self.step or (self.length == 1 and self.walk[0] == 1)
+        return self.step != 1 and self.rows > 1 and beside
 
     @functools.cached_property
     def wide(self) -> bool:
         """Whether there are so many short rows side by side that every thread may fold its own: what several warps fold together
         meets in shared memory, all of it in one bank (7 x 300000 of bool took 29 µs on an H200)."""
-        many = self.rows >= 65536 if self.length > 32 else self.rows >= 32768
-        return self.across and self.length <= 64 and many and not chips.current().interpreted
+        longest = 160 if not self.even else 128 if self.itemsize <= 2 else 80
+        many = self.rows >= (32768 if self.length <= 32 else 49152)
+        return self.across and self.length <= longest and many and not chips.current().interpreted
+
+    @functools.cached_property
+    def narrow(self) -> bool:
+        """Whether these are a few long columns of a matrix that lie together, which leave a tile of theirs partly empty."""
+        together = self.numbered == (1, 1, 0, self.rows) and self.turned is None
+        # Joining costs more the more columns: 12 MB took 8.5 µs for twelve, their own tiles 6.4; but 60 MB 21.4 and 33.6.
+        enough = 1 << (17 if self.rows <= 3 else 22)
+        return together and 1 < self.rows < 16 and self.length * self.rows >= enough
 
     @functools.cached_property
     def even(self) -> bool:
@@ -145,7 +155,7 @@ class Fold:
     def unroll(self) -> int:
         """Tiles that a loop asks for before it folds the first, where they do not come through shared memory."""
         if self.wide:
-            return 8
+            return min(8 if self.itemsize == 1 else 16, next_power(self.length))
         if not self.shifted or self.tile[0] == 1 or (self.itemsize == 2 and self.length <= 4096):
             return 1  # 5865 sums of 2085 bfloat16 took 6.1 µs with two, so 5.0
         return 2
@@ -172,6 +182,7 @@ class Fold:
         if self.length > size:  # or smaller ones, if these leave less of the last one empty: 5120 are 5 of 1024, 2 of 4096
             covered = {n: blocks(self.length, n) * n for n in (size, size // 2, size // 4)}
             n = next(n for n, count in covered.items() if count <= 1.1 * min(covered.values()))
+            return 1, n, 8 if n >= 2048 else 4
         m = 1 if self.shifted else max(1, min(size // n, next_power(self.rows), 64))
         return m, n, 8 if m * n >= 4096 else 4
 
@@ -180,7 +191,7 @@ class Fold:
         """Rows, columns and warps of one tile."""
         size = chips.current().fold_tile
         if self.wide:
-            return WIDE if self.rows >= 1 << 17 else WIDE // 2 if self.even else WIDE // 4, 1, 4
+            return self._cut_wide()
         if self.across:
             return self._cut_across(size)
         if self.shifted and self.rows >= 64:
@@ -195,12 +206,22 @@ class Fold:
             return 1, size // 4, 4  # 2048 sums of 5120 bfloat16 took 4.3 µs, in tiles of four rows 5.9
         return self.whole
 
+    def _cut_wide(self) -> tuple[int, int, int]:
+        if not self.even:  # of single elements one for each thread, unless there are so few that starting programs takes longer
+            return WIDE if self.length <= 8 else WIDE // 4, 1, 4
+        if self.length <= 2:
+            return 4 * WIDE, 1, 8
+        # 17 x 646688 floats took 16.1 µs with four for a thread, with two 11.0; but of 25 MB 4.1 and 4.4.
+        return WIDE // 2 if self.rows < 1 << 17 or (self.large and self.itemsize >= 4) else WIDE, 1, 4
+
     def _cut_across(self, size: int) -> tuple[int, int, int]:
         processors = chips.current().multiprocessors
+        if self.length > 128 and self.rows >= 1 << 14 and not (self.even and self.large):
+            return 64, 16, 4  # 200 x 50000 floats took 9.6 µs as below, so 7.5
         if not self.even and self.rows > 8 and self.length > 64:
-            # Of single elements whole warps of neighbours: 64 x 77 x 999 along the second took 5.4 µs, as below 6.5; but few of
-            # them if there are few: 50000 x 100 took 10.5 µs in tiles of 64, so 6.8.
-            return (128, 16, 8) if self.rows >= 256 * processors else (64, 32, 8) if self.rows >= 1024 else (16, 128, 4)
+            # Of single elements whole warps of neighbours; but few of them if there are few: 50000 x 100 floats took 10.5 µs in
+            # tiles of 64, so 6.8.
+            return (64, 32, 8) if self.rows >= 256 else (16, 128, 4) if self.itemsize >= 4 or self.rows <= 16 else (32, 64, 4)
         # Whole sectors, and few numbers for one program to join: 20.0 µs for 8192 x 4096 on an H200, with 64 or 128 20.8 and 24.4.
         m = min(next_power(self.rows), max(32, size // next_power(self.length) if self.length <= 64 else 1))
         n = max(1, min(next_power(self.length), size // m))
@@ -228,8 +249,10 @@ class Fold:
             fewest = max(1, min(most, 2 * processors // tracks)) if self.large else 1
             spent = {parts: blocks(parts * tracks, processors) * blocks(tiles, parts) for parts in range(fewest, most + 1)}
             return next(parts for parts, time in spent.items() if time <= 1.1 * min(spent.values()))
-        uneven = self.rows > 1 and self.walk[0] % 8 != 0  # rows whose elements come one by one
-        return most if self.across or uneven else max(1, min(most, blocks(tiles, 4)))
+        if self.across or self.anywhere:
+            return most
+        # 100 rows of 50000 floats took 6.0 µs shared, so 4.5.
+        return max(1, min(most, blocks(tiles, 4), most if 4 * tracks <= processors else processors // tracks))
 
     @functools.cached_property
     def part(self) -> int:

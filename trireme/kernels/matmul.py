@@ -254,7 +254,7 @@ def _keeps_up(p: _Problem, config: dict[str, Any], measured: bool = False) -> bo
     so short that storing takes as long were 0.88 to 0.94 (2048 x 768 x 50264), long ones in smaller tiles 0.73 to 0.91."""
     depth = p.sizes[3]
     if measured or config["M"] * config["N"] >= _LARGE["M"] * _LARGE["N"]:
-        return _used(p, config) >= 0.9 and depth >= 1024
+        return _used(p, config) >= 0.95 and depth >= 1024
     return _used(p, config) >= 0.95 and _programs(p, config) <= chips.current().multiprocessors and depth <= 4096
 
 
