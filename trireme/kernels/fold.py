@@ -103,7 +103,7 @@ class Fold:
         """Whether there are so many short rows side by side that every thread may fold its own: what several warps fold together
         meets in shared memory, all of it in one bank (7 x 300000 of bool took 29 µs on an H200)."""
         longest = 160 if not self.even else 128 if self.itemsize <= 2 else 80
-        many = self.rows >= (32768 if self.length <= 32 else 49152)
+        many = self.rows >= (32768 if self.length <= 32 else 60000)
         return self.across and self.length <= longest and many and not chips.current().interpreted
 
     @functools.cached_property
@@ -220,8 +220,11 @@ class Fold:
             return 64, 16, 4  # 200 x 50000 floats took 9.6 µs as below, so 7.5
         if not self.even and self.rows > 8 and self.length > 64:
             # Of single elements whole warps of neighbours; but few of them if there are few: 50000 x 100 floats took 10.5 µs in
-            # tiles of 64, so 6.8.
-            return (64, 32, 8) if self.rows >= 256 else (16, 128, 4) if self.itemsize >= 4 or self.rows <= 16 else (32, 64, 4)
+            # tiles of 64, so 6.8; of smaller types as many as fill a sector (31497 x 509 of bool took 36 µs).
+            single = self.itemsize >= 4
+            if self.rows >= (1024 if single else 256):
+                return 64, 32, 8
+            return (16, 128, 4) if single or self.rows <= 16 else (32, 64, 4)
         # Whole sectors, and few numbers for one program to join: 20.0 µs for 8192 x 4096 on an H200, with 64 or 128 20.8 and 24.4.
         m = min(next_power(self.rows), max(32, size // next_power(self.length) if self.length <= 64 else 1))
         n = max(1, min(next_power(self.length), size // m))
