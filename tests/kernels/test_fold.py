@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from trireme.kernels import chips, fold, reduce, registry
+from trireme.kernels.cut import Cut
 
 
 @pytest.fixture(autouse=True)
@@ -16,9 +17,9 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold, "_folds", {})
 
 
-def cut(shape: tuple[int, ...], dim: int, dtype: torch.dtype = torch.float32) -> fold.Fold:
+def cut(shape: tuple[int, ...], dim: int, dtype: torch.dtype = torch.float32) -> Cut:
     fold._folds.clear()  # what is remembered was cut for another chip
-    return fold.fold(torch.empty(shape, device="meta", dtype=dtype), dim, False)[1]
+    return fold.fold(torch.empty(shape, device="meta", dtype=dtype), dim, False)[1].cut
 
 
 def test_tiles_follow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,13 +27,13 @@ def test_tiles_follow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not cut((4096, 4096), 1).across and cut((4096, 4096), 0).across
     assert cut((4096, 4096), 0).tile == (32, 128)
     turned, seen = torch.empty(4096, 4096, device="meta").t(), fold.fold(torch.empty(4096, 4096, device="meta").t(), 1, False)[1]
-    assert turned.stride() == (1, 4096) and seen.across and seen.tile == (32, 128)
+    assert turned.stride() == (1, 4096) and seen.across and seen.cut.tile == (32, 128)
 
 
 def test_rows_of_one_block_need_no_division(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
-    assert cut((513, 2049), 0).numbered == (1, 1, 0, 2049)
-    assert cut((64, 77, 999), 1).numbered == (999, 77 * 999, 1, 999)
+    assert cut((513, 2049), 0).fold.numbered == (1, 1, 0, 2049)
+    assert cut((64, 77, 999), 1).fold.numbered == (999, 77 * 999, 1, 999)
 
 
 def test_many_short_rows_are_folded_by_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +48,7 @@ def test_many_short_rows_are_folded_by_one_thread_each(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("columns", [2, 3, 5, 12, 15])
 def test_a_matrix_of_few_columns_is_read_in_lines(columns: int, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     assert cut((1 << 21, columns), 0).narrow and not cut((columns, 1 << 21), 1).narrow and not cut((1 << 21, 16), 0).narrow
-    monkeypatch.setattr(fold.Fold, "narrow", True)
+    monkeypatch.setattr(Cut, "narrow", True)
     x = torch.randn(20001, columns, device=device)
     double = x.double()
     for name, dims, expected in (
@@ -105,7 +106,7 @@ def test_rows_that_begin_anywhere_are_read_from_their_first_even_place(monkeypat
     monkeypatch.setattr(chips, "current", lambda: small)
     for rows, length, together in ((3, 1003, 1), (9, 517, 1), (40, 300, 1), (66, 517, 4), (64, 4099, 8)):
         x = torch.rand(rows, length, device=device)
-        assert fold.fold(x, 1, False)[1].shifted and fold.fold(x, 1, False)[1].tile[0] == together
+        assert (found := fold.fold(x, 1, False)[1].cut).shifted and found.tile[0] == together
         for at in (0, 5, 15, 16, length // 2, length - 16, length - 2, length - 1):
             y = x.clone()
             y[:, at] = 7.0

@@ -224,7 +224,7 @@ def _find(
 def _tile(f: Fold) -> tuple[int, int]:
     """Rows and columns of a tile: fewer columns where many programs keep two numbers for each (42912 extremes of 139 took 17.2 µs
     with 128 of them, so 7.8)."""
-    m, n = f.tile
+    m, n = f.cut.tile
     if f.across and f.length > 64:
         n = min(n, 256 if m <= 16 else 32 if blocks(f.rows, m) >= 4 * chips.current().multiprocessors else n)
     return m, n
@@ -236,23 +236,23 @@ def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.T
     kind: dict[str, Any] = {"FLOAT": x.is_floating_point(), "LEAST": least, "FLAT": inner == 1, "TURNED": f.turned is not None}
     kind |= {"M": m, "N": n}
     sizes = (f.rows, inner, f.length)
-    if f.splits == 1 and f.length <= n:
+    if f.cut.splits == 1 and f.length <= n:
         _row_extreme((blocks(f.rows, m),), x, values, indices, *sizes, *walk, *f.apart,
-                     **kind, EVEN=f.length == n and f.rows % m == 0, warps=f.warps)  # fmt: skip
+                     **kind, EVEN=f.length == n and f.rows % m == 0, warps=f.cut.warps)  # fmt: skip
         return
-    programs, splits = blocks(f.rows, m), blocks(f.length, f.part)
+    programs, splits = blocks(f.rows, m), blocks(f.length, f.cut.part)
     keys, counters = meeting(x.device, programs, splits, f.rows, torch.int64)
-    _extreme((programs, splits), x, keys, counters, values, indices, *sizes, f.part, *walk, *f.apart,
-             **kind, S=max(1, min(next_power(splits), _JOINED // m)), SHIFTED=f.shifted,
-             STAGES=f.stages, UNROLL=min(f.unroll, 8), warps=f.warps)  # fmt: skip
+    _extreme((programs, splits), x, keys, counters, values, indices, *sizes, f.cut.part, *walk, *f.apart,
+             **kind, S=max(1, min(next_power(splits), _JOINED // m)), SHIFTED=f.cut.shifted,
+             STAGES=f.cut.stages, UNROLL=min(f.cut.unroll, 8), warps=f.cut.warps)  # fmt: skip
 
 
 def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:
-    m, n = f.tile
+    m, n = f.cut.tile
     n = max(1, min(n, 2048 // m))
     inner, *walk = f.numbered
     kind = {"LEAST": least, "FLOAT": x.is_floating_point()}
-    part = blocks(blocks(f.length, f.splits), n) * n
+    part = blocks(blocks(f.length, f.cut.splits), n) * n
     splits = blocks(f.length, part)
     sizes = (f.rows, inner, f.length, part, *walk)
     if splits == 1:

@@ -340,21 +340,21 @@ def _run(
         work = 3
     else:
         work = _work(dtype if kind in (SUM, PROD) or NORM0 <= kind <= NORM_P else x.dtype)
-    if f.narrow:
+    if f.cut.narrow:
         _run_narrow(kind, work, x, f, out, divisor, order)
         return out
-    m, n = f.tile
-    programs, splits = blocks(f.rows, m), blocks(f.length, f.part)
+    cut, (m, n) = f.cut, f.cut.tile
+    programs, splits = blocks(f.rows, m), blocks(f.length, cut.part)
     kept = _WORK_TYPE[work]
     parts, counters = meeting(x.device, programs, splits, f.rows, kept)
     inner, *walk = f.numbered
-    short, shifted = f.length <= n, f.shifted
+    short, shifted = f.length <= n, cut.shifted
     tail = f.length % 16 if not short and f.step == 1 and f.walk[0] % 16 == 0 else 0
-    _fold((programs, splits), x, parts, counters, out, f.rows, inner, f.length, f.length - tail, f.part, *walk, *f.apart, divisor,
+    _fold((programs, splits), x, parts, counters, out, f.rows, inner, f.length, f.length - tail, cut.part, *walk, *f.apart, divisor,
           order, KIND=kind, WORK=work, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (m * kept.itemsize))), SHORT=short,
           TAIL=tail > 0 or shifted, SHIFTED=shifted, FLAT=inner == 1, TURNED=f.turned is not None,
-          STAGES=f.stages, UNROLL=f.unroll,
-          warps=8 if m * n >= 4096 and kept.itemsize == 8 else f.warps)  # fmt: skip
+          STAGES=cut.stages, UNROLL=cut.unroll,
+          warps=8 if m * n >= 4096 and kept.itemsize == 8 else cut.warps)  # fmt: skip
     return out
 
 
@@ -502,8 +502,8 @@ def var_mean(
         return var.fill_(float("nan")), mean.fill_(float("nan"))
     double = x.dtype is torch.float64
     correction = float(1 if correction is None else correction)
-    m, n, warps = f.whole if f.anywhere else (*f.tile, f.warps)
-    splits = f.shares(m, n)
+    m, n, warps = f.cut.whole if f.anywhere else (*f.cut.tile, f.cut.warps)
+    splits = f.cut.shares(m, n)
     if f.length <= n and splits == 1:
         inner, *walk = f.numbered
         _row_moments((blocks(f.rows, m),), x, var, mean, f.rows, inner, f.length, *walk, *f.apart, correction, DOUBLE=double,
@@ -524,5 +524,5 @@ def _split_moments(
     inner, *walk = f.numbered
     _moments((programs, splits), x, parts, counters, var, mean, f.rows, inner, f.length, part, *walk, *f.apart, correction,
              DOUBLE=kept is torch.float64, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (2 * m * kept.itemsize))),
-             FLAT=inner == 1, TURNED=f.turned is not None, STAGES=1 if f.anywhere else f.stages,
+             FLAT=inner == 1, TURNED=f.turned is not None, STAGES=1 if f.anywhere else f.cut.stages,
              UNROLL=4 if n == 1 else 1, warps=8 if m * n >= 2048 else 4)  # fmt: skip

@@ -283,7 +283,7 @@ def _gradient(
 def tile(f: Fold, limit: int) -> tuple[int, int, int]:
     """Rows, columns and warps of one program for rows of this length."""
     n = min(next_power(f.length), limit)
-    if f.wide and n <= 16:  # 10 x 321247 floats took 15.7 µs with 1024, so 6.7
+    if f.cut.wide and n <= 16:  # 10 x 321247 floats took 15.7 µs with 1024, so 6.7
         return 2048 // n if not f.even else 1024 if f.itemsize <= 2 else 512, n, 4
     if not f.across:
         m = 1 if n >= 2048 else max(1, min(2048 // n, next_power(f.rows)))
@@ -322,7 +322,7 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
     if f.inner >= 32 and f.length > limit // 32 and not double and _near(f) and _near(g):
         _beside(x, y, f, g, log)
         return y
-    if f.odd and g.odd and f.length <= 128:
+    if f.cut.odd and g.cut.odd and f.length <= 128:
         pieces = blocks(f.length, _WIDTH.value)
         _softmax_odd((blocks(f.rows, _ODD),), x, y, f.rows, f.length, f.walk[0], g.walk[0],
                      LOG=log, DOUBLE=double, M=_ODD, PIECES=pieces, warps=4 if pieces == 2 else 8)  # fmt: skip
@@ -340,7 +340,7 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
 
 def _alike(f: Fold, g: Fold) -> bool:
     """Whether long rows begin anywhere, but alike in both tensors."""
-    return f.shifted and f.numbered == g.numbered
+    return f.cut.shifted and f.numbered == g.numbered
 
 
 def _near(f: Fold) -> bool:

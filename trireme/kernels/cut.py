@@ -1,0 +1,179 @@
+"""How rows are cut into tiles on this chip: rules that an H200 taught, each beside what it gained.
+Knows a fold's sizes and strides and the chip's; which kernel asks is all one."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+from trireme.kernels import chips
+from trireme.kernels.launch import blocks, next_power
+
+if TYPE_CHECKING:
+    from trireme.kernels.fold import Fold
+
+WIDE = 512  # rows of a tile of very many short ones, four for each thread of four warps
+_AT_ONCE = 512  # bytes that the threads of a warp take at once
+
+
+class Cut:
+    """Tiles for one fold: their size, how many a program has on their way, and how many programs share a row."""
+
+    def __init__(self, fold: Fold) -> None:
+        self.fold = fold
+        self.rows, self.length, self.itemsize = fold.rows, fold.length, fold.itemsize
+        self.across, self.even, self.anywhere = fold.across, fold.even, fold.anywhere
+
+    @functools.cached_property
+    def wide(self) -> bool:
+        """Whether there are so many short rows side by side that every thread may fold its own: what several warps fold together
+        meets in shared memory, all of it in one bank (7 x 300000 of bool took 29 µs on an H200)."""
+        longest = 160 if not self.even else 128 if self.itemsize <= 2 else 80
+        many = self.rows >= (32768 if self.length <= 32 else 60000)
+        return self.across and self.length <= longest and many and not chips.current().interpreted
+
+    @functools.cached_property
+    def narrow(self) -> bool:
+        """Whether these are a few long columns of a matrix that lie together, which leave a tile of theirs partly empty."""
+        together = self.fold.numbered == (1, 1, 0, self.rows) and self.fold.turned is None
+        # Joining costs more the more columns: 12 MB took 8.5 µs for twelve, their own tiles 6.4; but 60 MB 21.4 and 33.6.
+        enough = 1 << (17 if self.rows <= 3 else 22)
+        return together and 1 < self.rows < 16 and self.length * self.rows >= enough
+
+    @functools.cached_property
+    def odd(self) -> bool:
+        """Whether there are many rows that begin anywhere, and none is very long."""
+        return self.anywhere and 32 < self.length <= 4096 and self.rows >= 2048
+
+    @functools.cached_property
+    def shifted(self) -> bool:
+        """Whether rows begin anywhere and are so long that a program does well to start where it can take much at once."""
+        return self.anywhere and self.length > (1024 if self.rows >= 2048 else chips.current().fold_tile)
+
+    @functools.cached_property
+    def large(self) -> bool:
+        """Whether there is more than a cache holds, so that more of it must be on its way."""
+        return self.rows * self.length * self.itemsize > 1 << 25
+
+    @functools.cached_property
+    def stages(self) -> int:
+        """Tiles that a loop has on their way: three through shared memory, unless that is too small, or elements come one by one,
+        for which it is slow (2049 sums of 513 floats took 38 µs on an H200), or other programs fill the time anyway (42912 sums
+        side by side of 139 floats 8.2 µs, so 5.7)."""
+        fits = 4 * math.prod(self.tile) * self.itemsize <= chips.current().shared_memory
+        filled = self._tracks >= 4 * chips.current().multiprocessors and self.length <= 16384 and not self.large
+        even = self.even or (self.shifted and self.tile[0] == 1)
+        return 3 if even and fits and not (filled or self.wide) else 1
+
+    @functools.cached_property
+    def unroll(self) -> int:
+        """Tiles that a loop asks for before it folds the first, where they do not come through shared memory."""
+        if self.wide:
+            return min(8 if self.itemsize == 1 else 16, next_power(self.length))
+        if not self.shifted or self.tile[0] == 1 or (self.itemsize == 2 and self.length <= 4096):
+            return 1  # 5865 sums of 2085 bfloat16 took 6.1 µs with two, so 5.0
+        return 2
+
+    @functools.cached_property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of one tile: long along whichever is contiguous."""
+        return self._cut[:2]
+
+    @functools.cached_property
+    def warps(self) -> int:
+        """Of the program that folds a tile into numbers of 32 bits."""
+        return self._cut[2]
+
+    @functools.cached_property
+    def whole(self) -> tuple[int, int, int]:
+        """Rows, columns and warps of a tile that holds whole rows, unless they are long."""
+        size = chips.current().fold_tile
+        if self.odd and self.length <= 64:
+            # One warp for rows that begin anywhere: several would share each, and meet in shared memory (100000 sums of 33 took 9.5
+            # µs on an H200, so 4.8).
+            return 32, 64, 1
+        n = min(next_power(self.length), size)
+        if self.length > size:  # or smaller ones, if these leave less of the last one empty: 5120 are 5 of 1024, 2 of 4096
+            covered = {n: blocks(self.length, n) * n for n in (size, size // 2, size // 4)}
+            n = next(n for n, count in covered.items() if count <= 1.1 * min(covered.values()))
+            return 1, n, 8 if n >= 2048 else 4
+        m = 1 if self.shifted else max(1, min(size // n, next_power(self.rows), 64))
+        return m, n, 8 if m * n >= 4096 else 4
+
+    @functools.cached_property
+    def _cut(self) -> tuple[int, int, int]:
+        """Rows, columns and warps of one tile."""
+        size = chips.current().fold_tile
+        if self.wide:
+            return self._cut_wide()
+        if self.across:
+            return self._cut_across(size)
+        if self.shifted and self.rows >= 64:
+            # Each warp a row, as much of it at once as it can take: 5865 places of a maximum of 2085 took 24.5 µs on an H200 where
+            # several warps met for each, so 10.3.
+            warps = 4 if self.length <= 4096 else 8
+            return warps, _AT_ONCE // self.itemsize, warps
+        if self.odd and self.length > 64:
+            # Each warp its own rows, a line at a time: 27185 sums of 139 floats took 10.1 µs in tiles that hold them whole, so 4.
+            return 16 if self.length <= 128 else 8, 32, 4
+        if size < self.length <= 4 * size and self.rows >= 4 * chips.current().multiprocessors:
+            return 1, size // 4, 4  # 2048 sums of 5120 bfloat16 took 4.3 µs, in tiles of four rows 5.9
+        return self.whole
+
+    def _cut_wide(self) -> tuple[int, int, int]:
+        if not self.even:  # of single elements one for each thread, unless there are so few that starting programs takes longer
+            return WIDE if self.length <= 8 else WIDE // 4, 1, 4
+        if self.length <= 2:
+            return 4 * WIDE, 1, 8
+        # 17 x 646688 floats took 16.1 µs with four for a thread, with two 11.0; but of 25 MB 4.1 and 4.4.
+        return WIDE // 2 if self.rows < 1 << 17 or (self.large and self.itemsize >= 4) else WIDE, 1, 4
+
+    def _cut_across(self, size: int) -> tuple[int, int, int]:
+        processors = chips.current().multiprocessors
+        if self.length > 128 and self.rows >= 1 << 14 and not (self.even and self.large):
+            return 64, 16, 4  # 200 x 50000 floats took 9.6 µs as below, so 7.5
+        if not self.even and self.rows > 8 and self.length > 64:
+            # Of single elements whole warps of neighbours; but few of them if there are few: 50000 x 100 floats took 10.5 µs in
+            # tiles of 64, so 6.8; of smaller types as many as fill a sector (31497 x 509 of bool took 36 µs).
+            single = self.itemsize >= 4
+            if self.rows >= (1024 if single else 256):
+                return 64, 32, 8
+            return (16, 128, 4) if single or self.rows <= 16 else (32, 64, 4)
+        # Whole sectors, and few numbers for one program to join: 20.0 µs for 8192 x 4096 on an H200, with 64 or 128 20.8 and 24.4.
+        m = min(next_power(self.rows), max(32, size // next_power(self.length) if self.length <= 64 else 1))
+        n = max(1, min(next_power(self.length), size // m))
+        return m, n, 8 if m * n >= 4096 and (not self.even or blocks(self.rows, m) < 4 * processors) else 4
+
+    @functools.cached_property
+    def _tracks(self) -> int:
+        """Tiles side by side."""
+        return blocks(self.rows, self.tile[0])
+
+    @functools.cached_property
+    def splits(self) -> int:
+        """How many programs share a row, so that the whole chip works on a few long ones."""
+        return self.shares(*self.tile)
+
+    def shares(self, m: int, n: int) -> int:
+        """The same for tiles of another size."""
+        processors = chips.current().multiprocessors
+        tracks, tiles = blocks(self.rows, m), blocks(self.length, n)
+        most = min(4 * processors // tracks, tiles, 1024)
+        if most < 2 or self.wide or self.odd:
+            return 1
+        if self.across and self.even:
+            # As few as take hardly longer than any number: joining them costs, too (32768 x 64 9.6 µs with 512, with 64 4.4).
+            fewest = max(1, min(most, 2 * processors // tracks)) if self.large else 1
+            spent = {parts: blocks(parts * tracks, processors) * blocks(tiles, parts) for parts in range(fewest, most + 1)}
+            return next(parts for parts, time in spent.items() if time <= 1.1 * min(spent.values()))
+        if self.across or self.anywhere:
+            return most
+        # 100 rows of 50000 floats took 6.0 µs shared, so 4.5.
+        return max(1, min(most, blocks(tiles, 4), most if 4 * tracks <= processors else processors // tracks))
+
+    @functools.cached_property
+    def part(self) -> int:
+        """Elements of a row that one of its programs folds: whole tiles."""
+        n = self.tile[1]
+        return blocks(blocks(self.length, self.splits), n) * n
