@@ -49,7 +49,7 @@ def _power(x, y):
     return scalar.power(x, y)
 
 
-@pointwise()
+@pointwise(costly=True)
 def _half_power(x, y):
     return scalar.half_power(x, y)
 

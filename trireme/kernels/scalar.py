@@ -75,8 +75,8 @@ def half_gelu(x):
 
 @triton.jit
 def gelu_tanh(x):
-    """x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))"""
-    return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    """x/2 (1 + tanh u) = x / (1 + exp(−2u)) with u = √(2/π) (x + 0.044715 x³), where nothing cancels"""
+    return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
 
 
 @triton.jit

@@ -29,12 +29,12 @@ def _sin(x):
     return tl.sin(x)
 
 
-@pointwise("float")
+@pointwise("float", costly=True)
 def _half_cos(x):
     return scalar.half_cos(x)
 
 
-@pointwise("float")
+@pointwise("float", costly=True)
 def _half_sin(x):
     return scalar.half_sin(x)
 
@@ -84,7 +84,7 @@ def _gelu(x):
     return scalar.gelu(x)
 
 
-@pointwise()
+@pointwise(costly=True)
 def _half_gelu(x):
     return scalar.half_gelu(x)
 
