@@ -56,7 +56,8 @@ def test_a_draw_is_the_same_everywhere_and_another_seed_draws_others() -> None:
         return [(family, case.op, case.label) for family, case in sweep_cases(seed)]
 
     assert labels(1) == labels(1) != labels(2)
-    assert {family for family, _, _ in labels(1)} == set(FAMILIES) and {op for _, op, _ in labels(1)} <= set(OPERATORS)
+    unrecorded = {"rand", "randn", "rand_like", "native_dropout", "allclose"}  # which draw anew, or wait for the device
+    assert {family for family, _, _ in labels(1)} == set(FAMILIES) and {op for _, op, _ in labels(1)} == set(OPERATORS) - unrecorded
 
 
 def test_a_draw_is_of_calls_that_torch_takes() -> None:

@@ -10,7 +10,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ from trireme.bench.kernels import TURNS, Clock, compile_ahead, picked, rehearse
 from trireme.kernels import chips, streamed
 
 _HALF, _SINGLE = torch.bfloat16, torch.float32
+_FLOATS = (_HALF, _SINGLE, torch.float16, torch.float64)
+_WHOLES = (torch.int32, torch.int64, torch.uint8)
+_NUMBERS = (*_FLOATS, *_WHOLES)
 _FLAT = [
     (1, 1 << 20), (8, 151936), (64, 50257), (1000, 1000), (4096, 4096), (16384, 128), (100000, 33), (1 << 19, 4), (3, 1000003),
     (4096, 257), (128, 16384), (2048, 5120), (32768, 64), (7, 300000), (513, 2049),
@@ -45,13 +48,31 @@ _PAIRS: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[Any, Any]]] = {
     "columns from 1": lambda x, y: (x[:, 1:], y[:, 1:]),
     "both turned": lambda x, y: (x.t(), y.t()),
 }
-_ONE: dict[str, Callable[..., Any]] = {
-    "exp": torch.exp, "gelu": F.gelu, "abs": torch.abs, "cos": torch.cos, "rsqrt": torch.rsqrt, "tanh": torch.tanh, "silu": F.silu,
-    "neg": torch.neg, "isnan": torch.isnan, "reciprocal": torch.reciprocal, "sigmoid": torch.sigmoid,
+_Call = Callable[..., Any]
+_ONE: dict[str, tuple[_Call, Sequence[torch.dtype]]] = {
+    "exp": (torch.exp, _FLOATS), "gelu": (F.gelu, _FLOATS), "abs": (torch.abs, _NUMBERS), "cos": (torch.cos, _FLOATS),
+    "sin": (torch.sin, _FLOATS), "rsqrt": (torch.rsqrt, _FLOATS), "tanh": (torch.tanh, _FLOATS), "silu": (F.silu, _FLOATS),
+    "neg": (torch.neg, _NUMBERS), "relu": (torch.relu, _NUMBERS), "isnan": (torch.isnan, _FLOATS),
+    "isfinite": (torch.isfinite, _FLOATS), "isinf": (torch.isinf, _FLOATS), "sigmoid": (torch.sigmoid, _FLOATS),
+    "reciprocal": (torch.reciprocal, _FLOATS), "bitwise_not": (torch.bitwise_not, (*_WHOLES, torch.bool)),
+    "clamp": (lambda x: x.clamp(1, 3), _NUMBERS), "pow.Scalar": (lambda x: torch.pow(2.5, x), _FLOATS),
 }  # fmt: skip
-_TWO: dict[str, Callable[..., Any]] = {
-    "add.Tensor": torch.add, "mul.Tensor": torch.mul, "div.Tensor": torch.div, "sub.Tensor": torch.sub, "eq.Tensor": torch.eq,
-    "lt.Tensor": torch.lt, "pow.Tensor_Tensor": torch.pow,
+_BY: dict[str, tuple[_Call, Sequence[torch.dtype], Sequence[Any]]] = {  # a tensor and one of these
+    "gelu": (lambda x, kind: F.gelu(x, approximate=kind), _FLOATS, ("tanh",)),
+    "pow.Tensor_Scalar": (torch.pow, _FLOATS, (2, 3, 0.5, -1.0, 2.5)),
+    "eq.Scalar": (torch.eq, _NUMBERS, (1,)), "ne.Scalar": (torch.ne, _NUMBERS, (1,)), "lt.Scalar": (torch.lt, _NUMBERS, (1,)),
+    "le.Scalar": (torch.le, _NUMBERS, (1,)), "gt.Scalar": (torch.gt, _NUMBERS, (1,)), "ge.Scalar": (torch.ge, _NUMBERS, (1,)),
+    "bitwise_and.Scalar": (torch.bitwise_and, _WHOLES, (7,)), "bitwise_or.Scalar": (torch.bitwise_or, _WHOLES, (7,)),
+    "bitwise_and.Scalar_Tensor": (lambda x, y: torch.bitwise_and(y, x), _WHOLES, (7,)),
+    "bitwise_or.Scalar_Tensor": (lambda x, y: torch.bitwise_or(y, x), _WHOLES, (7,)),
+}  # fmt: skip
+_TWO: dict[str, tuple[_Call, Sequence[torch.dtype]]] = {
+    "add.Tensor": (torch.add, _NUMBERS), "mul.Tensor": (torch.mul, _NUMBERS), "div.Tensor": (torch.div, _FLOATS),
+    "sub.Tensor": (torch.sub, _NUMBERS), "eq.Tensor": (torch.eq, _NUMBERS), "ne.Tensor": (torch.ne, _NUMBERS),
+    "lt.Tensor": (torch.lt, _NUMBERS), "le.Tensor": (torch.le, _NUMBERS), "gt.Tensor": (torch.gt, _NUMBERS),
+    "ge.Tensor": (torch.ge, _NUMBERS), "pow.Tensor_Tensor": (torch.pow, _FLOATS), "isclose": (torch.isclose, _FLOATS),
+    "clamp.Tensor": (torch.clamp, _NUMBERS), "bitwise_and.Tensor": (torch.bitwise_and, _WHOLES),
+    "bitwise_or.Tensor": (torch.bitwise_or, _WHOLES),
 }  # fmt: skip
 _ALONG: dict[str, Callable[..., Any]] = {
     "sum.dim_IntList": lambda x, d: x.sum(d), "mean.dim": lambda x, d: x.mean(d), "amax": lambda x, d: x.amax(d),
@@ -59,15 +80,15 @@ _ALONG: dict[str, Callable[..., Any]] = {
     "prod.dim_int": lambda x, d: x.prod(d), "any.dim": lambda x, d: x.any(d), "all.dim": lambda x, d: x.all(d),
     "var_mean.correction": lambda x, d: torch.var_mean(x, d, correction=0), "cumsum": lambda x, d: x.cumsum(d),
     "linalg_vector_norm": lambda x, d: torch.linalg.vector_norm(x, 2, d), "softmax.int": lambda x, d: x.softmax(d),
-    "log_softmax.int": lambda x, d: x.log_softmax(d),
+    "log_softmax.int": lambda x, d: x.log_softmax(d), "any.dims": lambda x, d: x.any([d]), "all.dims": lambda x, d: x.all([d]),
 }  # fmt: skip
+_TRUTHS = {"any.dim", "all.dim", "any.dims", "all.dims", "any", "all"}
+_OF_NUMBERS = {"sum.dim_IntList", "amax", "argmax", "max.dim", "min.dim", "prod.dim_int", "cumsum", "sum", "max", "min", "prod"}
 _WHOLE: dict[str, Callable[..., Any]] = {
-    "sum": torch.sum,
-    "mean": torch.mean,
-    "max": torch.max,
-    "min": torch.min,
-    "prod": torch.prod,
-}
+    "sum": torch.sum, "mean": torch.mean, "max": torch.max, "min": torch.min, "prod": torch.prod, "any": torch.any,
+    "all": torch.all,
+}  # fmt: skip
+_IMAGES = [(8, 320, 64, 64), (2, 512, 4099), (16, 30, 33, 35), (4, 1280, 16, 16), (64, 32, 100, 10)]
 _LINEARS = [  # columns and the summed dimension in models of 0.5 to 70 billion parameters
     (1024, 1024), (2048, 2048), (16384, 2048), (2048, 8192), (2560, 9728), (3584, 3584), (4608, 3584), (37888, 3584), (3584, 18944),
     (5120, 5120), (27648, 5120), (5120, 13824), (8192, 8192), (10240, 8192), (8192, 28672), (17920, 1536), (1536, 8960),
@@ -84,6 +105,8 @@ def _drawn(shape: tuple[int, ...], kind: torch.dtype | int) -> torch.Tensor:
         return torch.randint(0, kind, shape, device=device)
     if kind is torch.bool:
         return torch.rand(shape, device=device) > 0.5
+    if not kind.is_floating_point:
+        return torch.randint(0, 5, shape, dtype=kind, device=device)
     return torch.rand(shape, device=device).to(kind) + 0.1
 
 
@@ -114,35 +137,54 @@ def _shapes(rng: random.Random, count: int) -> list[tuple[int, int]]:
 
 
 def _elementwise(rng: random.Random) -> Iterator[Case]:
-    for op, call in _ONE.items():
-        for shape, dtype in itertools.product(_shapes(rng, 3), (_HALF, _SINGLE)):
-            for name in rng.sample(sorted(_VIEWS), 2):
+    for op, (call, types) in _ONE.items():
+        for shape in _shapes(rng, 3):
+            for dtype, name in zip(rng.sample(types, 3), rng.sample(sorted(_VIEWS), 3), strict=True):
                 yield _case(op, _named(shape, dtype, name), call, (shape, dtype), view=_VIEWS[name])
-    for op, call in _TWO.items():
-        for shape, dtype in itertools.product(_shapes(rng, 4), (_HALF, _SINGLE)):
-            for name in rng.sample(sorted(_PAIRS), 3):
-                yield _case(op, _named(shape, dtype, name), call, (shape, dtype), (shape, dtype), view=_PAIRS[name])
+    for op, (call, types, numbers) in _BY.items():
+        for shape, number in itertools.product(_shapes(rng, 2), numbers):
+            dtype, name = rng.choice(types), rng.choice(sorted(_VIEWS))
+            label = _named(shape, dtype, f"{name + ', ' if name else ''}by {number}")
+            yield _case(op, label, functools.partial(_by, call, number), (shape, dtype), view=_VIEWS[name])
+    for op, (call, types) in _TWO.items():
+        for shape in _shapes(rng, 4):
+            for dtype, name in zip(rng.sample(types, 3), rng.sample(sorted(_PAIRS), 3), strict=True):
+                if name != "wider" or not op.startswith(("isclose", "bitwise")):
+                    yield _case(op, _named(shape, dtype, name), call, (shape, dtype), (shape, dtype), view=_PAIRS[name])
     for shape in _shapes(rng, 6):
-        label, some = _named(shape, _HALF), (shape, _HALF)
+        dtype = rng.choice(_NUMBERS)
+        label, some = _named(shape, dtype), (shape, dtype)
         yield _case("where.self", label, torch.where, (shape, torch.bool), some, some)
+        yield _case("where.ScalarOther", label, lambda c, x: torch.where(c, x, 1), (shape, torch.bool), some)
+        yield _case("where.ScalarSelf", label, lambda c, x: torch.where(c, 1, x), (shape, torch.bool), some)
         yield _case("triu", label, torch.triu, some)
         for dims in ([0], [1], [0, 1]):
             yield _case("flip", f"{label}, {dims}", functools.partial(torch.flip, dims=dims), some)
+        yield _case("outer", label, torch.outer, ((shape[0],), dtype), ((shape[1],), dtype))
+
+
+def _by(call: _Call, number: Any, x: torch.Tensor) -> Any:
+    return call(x, number)
+
+
+def _types(op: str) -> Sequence[torch.dtype]:
+    return (torch.bool, torch.uint8) if op in _TRUTHS else _NUMBERS if op in _OF_NUMBERS else _FLOATS
 
 
 def _reductions(rng: random.Random) -> Iterator[Case]:
     for op, call in _ALONG.items():
-        types = (torch.bool,) if op in ("any.dim", "all.dim") else (_HALF, _SINGLE)
-        flat = [(shape, rng.choice(types), dim) for shape in _shapes(rng, 8) for dim in (0, 1)]
-        deep = [(shape, types[0], dim) for shape in _DEEP for dim in (0, 1, 2)]
+        usual = torch.bool if op in _TRUTHS else _HALF
+        flat = [(shape, rng.choice((usual, _SINGLE, *_types(op))), dim) for shape in _shapes(rng, 8) for dim in (0, 1)]
+        deep = [(shape, usual, dim) for shape in _DEEP for dim in (0, 1, 2)]
         for shape, dtype, dim in [*flat, *deep]:
             yield _case(op, _named(shape, dtype, f"along {dim}"), lambda x, call=call, dim=dim: call(x, dim), (shape, dtype))
         for shape in _DEEP:
-            label = _named(shape, types[0], "turned, along 1")
-            yield _case(op, label, lambda x, call=call: call(x, 1), (shape, types[0]), view=lambda x: x.transpose(0, 2))
+            label = _named(shape, usual, "turned, along 1")
+            yield _case(op, label, lambda x, call=call: call(x, 1), (shape, usual), view=lambda x: x.transpose(0, 2))
     for op, call in _WHOLE.items():
-        for shape, dtype in itertools.product([(1000003,), (1 << 24,), (5000, 1001)], (_HALF, _SINGLE)):
-            yield _case(op, _named(shape, dtype), call, (shape, dtype))
+        for shape in [(1000003,), (1 << 24,), (5000, 1001)]:
+            for dtype in rng.sample(_types(op), 2):
+                yield _case(op, _named(shape, dtype), call, (shape, dtype))
 
 
 def _norms(rng: random.Random) -> Iterator[Case]:
@@ -154,6 +196,10 @@ def _norms(rng: random.Random) -> Iterator[Case]:
         yield _case("cross_entropy_loss", label, F.cross_entropy, x, ((rows,), length))
     for entries, width, count in ((151936, 896, 4096), (50257, 768, 8192), (1000, 64, 100000), (32000, 4096, 512)):
         yield _case("embedding", f"{count} of {entries}x{width}", F.embedding, ((count,), entries), ((entries, width), _HALF))
+    for shape in _IMAGES:
+        dtype = rng.choice(_FLOATS[:3])
+        weights = ((shape[1],), dtype)
+        yield _case("native_group_norm", _named(shape, dtype), lambda x, w: F.group_norm(x, 2, w, w), (shape, dtype), weights)
 
 
 def _products(rng: random.Random) -> Iterator[Case]:
@@ -161,6 +207,9 @@ def _products(rng: random.Random) -> Iterator[Case]:
         x = ((rows, k), _HALF)
         yield _case("mm", f"{rows}x{k}x{n} linear", torch.mm, x, ((n, k), _HALF), view=lambda x, w: (x, w.t()))
         yield _case("mm", f"{rows}x{k}x{n}", torch.mm, x, ((k, n), _HALF))
+        if rows in (8, 32) or rows > 32:
+            label, bias = f"{rows}x{k}x{n} linear", ((n,), _HALF)
+            yield _case("addmm", label, torch.addmm, bias, x, ((n, k), _HALF), view=lambda b, x, w: (b, x, w.t()))
     for (m, k, n), dtype in itertools.product(_ODD, (_HALF, _SINGLE)):
         yield _case("mm", _named((m, k, n), dtype), torch.mm, ((m, k), dtype), ((k, n), dtype))
     for (b, m, k, n), dtype in itertools.product(_BATCHES, (_HALF, _SINGLE)):
@@ -199,10 +248,15 @@ def _rehearse_drawn(job: tuple[int, int]) -> None:
     rehearse(sweep_cases(seed)[index][1])
 
 
+def _bytes(tensors: tuple[Any, ...]) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
+
+
 def compare(family: str, case: Case) -> Compared | None:
-    """Both sides of a case of the sweep, losses more carefully; nothing of one under 1 MiB."""
+    """Both sides of a case of the sweep, losses more carefully; nothing of one that neither reads nor writes 1 MiB."""
     inputs = case.make()
-    size = sum(x.numel() * x.element_size() for x in inputs if isinstance(x, torch.Tensor))
+    result = case.theirs(*inputs)
+    size = max(_bytes(inputs), _bytes(result if isinstance(result, tuple) else (result,)))
     if size < 1 << 20:
         return None
     theirs = Clock(lambda: case.theirs(*inputs), True)
