@@ -177,7 +177,7 @@ def _wide_extreme(
     far = 2**63 - 1
     best = tl.full((M, N), neutral, work)
     place = tl.full((M, N), far, tl.int64)
-    for at in range(start, stop, N):
+    for at in tl.range(start, stop, N, loop_unroll_factor=4 if N == 1 else 1):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < length)[None, :]
         offset = at_row[:, None] + (column.to(tl.int64) * x_step)[None, :]

@@ -129,12 +129,12 @@ class Pointwise:
         if kernel is None:
             kernel = self.kernels[key] = self._build(rank, forms, compute)
         if plan.dense or flat:
-            block, warps = self._cut(plan.count, min(x.element_size() for x in outs))
+            sizes = [x.element_size() for x in (*inputs, *outs) if isinstance(x, torch.Tensor)]
+            block, warps = self._cut(plan.count, max(sizes))
             grid = (blocks(plan.count, block),)
-            moved = block * sum(x.element_size() for x in (*inputs, *outs) if isinstance(x, torch.Tensor))
             walk = (*_divisor(plan.sizes[1]), *_uneven(plan, forms)) if flat else ()
             kernel(grid, *inputs, *scalars, *outs, *walk, plan.count, BLOCK=block, TAIL=plan.count % 16 != 0, WIDE=plan.wide,
-                   warps=warps, dependent=grid[0] <= _FEW or moved >= _MUCH)  # fmt: skip
+                   warps=warps, dependent=grid[0] <= _FEW or block * sum(sizes) >= _MUCH)  # fmt: skip
             return
         inner = plan.sizes[-1]
         rows, columns = _tile(plan, "t" in forms)
@@ -145,15 +145,17 @@ class Pointwise:
                warps=8 if rows * columns >= 1024 and plan.count <= _SOON and not plan.crossed else 4,
                dependent=grid[0] <= _FEW)  # fmt: skip
 
-    def _cut(self, count: int, itemsize: int) -> tuple[int, int]:
-        """Elements and warps of one program, where it counts through."""
+    def _cut(self, count: int, widest: int) -> tuple[int, int]:
+        """Elements and warps of one program, where it counts through elements of so many bytes at most."""
         chip = chips.current()
         block = chip.pointwise_block
         if count <= block * chip.multiprocessors // 2:
             block = max(block // 4, 256)
-        elif self.costly and (itemsize > 2 or count >= _MANY):
+        elif widest == 1 and count > _SOON:  # 16 bytes for each thread: starting programs would take longer than reading
+            return 2 * block, max(4, block // 256)
+        elif self.costly and (widest > 2 or count >= _MANY):
             # 32 bytes for each thread: 600000 powers of float32 took 4.3 µs, so 3.4; 2²⁵ of bfloat16 61.6, so 53.9.
-            return block // max(1, itemsize // 2), 4
+            return block // max(1, widest // 2), 4
         return block, max(4, block // (128 if count <= _SOON else 256))
 
     def _build(self, rank: int, forms: tuple[str, ...], compute: torch.dtype) -> Kernel:

@@ -260,7 +260,7 @@ def _across_moments(count, mean, square, total):
 def _moments(
     x, parts, counters, var_out, mean_out, rows, inner, length, split_length, x_outer, x_inner, x_step, out_outer, out_inner,
     correction, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr,
-    STAGES: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """`_row_moments` of long rows, each lane by Welford's update; parts[split] has the rows' means, then their Σ (x − mean)²"""
     chips.begin(EARLY, OPEN=False)
@@ -272,7 +272,7 @@ def _moments(
     work = tl.float64 if DOUBLE else tl.float32
     means = tl.zeros((M, N), work)
     squares = tl.zeros((M, N), work)
-    for at in tl.range(start, stop, N, num_stages=STAGES, loop_unroll_factor=UNROLL):
+    for at in tl.range(start, stop, N, num_stages=STAGES, loop_unroll_factor=4 if N == 1 else 1):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < length)[None, :]
         value = tl.load(base[:, None] + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0).to(work)
@@ -525,4 +525,4 @@ def _split_moments(
     _moments((programs, splits), x, parts, counters, var, mean, f.rows, inner, f.length, part, *walk, *f.apart, correction,
              DOUBLE=kept is torch.float64, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (2 * m * kept.itemsize))),
              FLAT=inner == 1, TURNED=f.turned is not None, STAGES=1 if f.anywhere else f.cut.stages,
-             UNROLL=4 if n == 1 else 1, warps=8 if m * n >= 2048 else 4)  # fmt: skip
+             warps=8 if m * n >= 2048 else 4)  # fmt: skip
