@@ -155,8 +155,8 @@ class Cut:
         """How many programs share a row, so that the whole chip works on a few long ones."""
         return self.shares(*self.tile)
 
-    def shares(self, m: int, n: int) -> int:
-        """The same for tiles of another size."""
+    def shares(self, m: int, n: int, each: int = 2) -> int:
+        """The same for tiles of another size, of which a processor has at least so many if there is much to read."""
         processors = chips.current().multiprocessors
         tracks, tiles = blocks(self.rows, m), blocks(self.length, n)
         most = min(4 * processors // tracks, tiles, 1024)
@@ -164,7 +164,7 @@ class Cut:
             return 1
         if self.across and self.even:
             # As few as take hardly longer than any number: joining them costs, too (32768 x 64 9.6 µs with 512, with 64 4.4).
-            fewest = max(1, min(most, 2 * processors // tracks)) if self.large else 1
+            fewest = max(1, min(most, each * processors // tracks)) if self.large else 1
             spent = {parts: blocks(parts * tracks, processors) * blocks(tiles, parts) for parts in range(fewest, most + 1)}
             return next(parts for parts, time in spent.items() if time <= 1.1 * min(spent.values()))
         if self.across or self.anywhere:

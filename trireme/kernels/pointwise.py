@@ -142,7 +142,7 @@ class Pointwise:
         grid = (column_blocks * blocks(plan.count // inner, rows),)
         walk = (plan.count // inner, column_blocks, *plan.sizes, *plan.strides)
         kernel(grid, *inputs, *scalars, *outs, *walk, ROWS=rows, COLUMNS=columns, WIDE=plan.wide,
-               warps=8 if rows * columns >= 1024 and plan.count <= _SOON and not plan.crossed else 4,
+               warps=8 if rows * columns >= 1024 and plan.count <= _SOON and not (plan.crossed or _aligned(plan)) else 4,
                dependent=grid[0] <= _FEW)  # fmt: skip
 
     def _cut(self, count: int, widest: int) -> tuple[int, int]:
@@ -221,6 +221,12 @@ def _tile(plan: Plan, reads: bool) -> tuple[int, int]:
         columns = elements = chip.pointwise_block // 4
     columns = min(next_power(inner), columns)
     return max(1, min(elements // columns, next_power(plan.count // inner))), columns
+
+
+def _aligned(plan: Plan) -> bool:
+    """Whether all tensors have rows that a thread can take 16 bytes of at once."""
+    rank = len(plan.sizes)
+    return all(stride in (0, 1) if at % rank == rank - 1 else stride % 16 == 0 for at, stride in enumerate(plan.strides))
 
 
 def _flattens(plan: Plan, outputs: int) -> bool:

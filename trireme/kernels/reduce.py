@@ -503,7 +503,7 @@ def var_mean(
     double = x.dtype is torch.float64
     correction = float(1 if correction is None else correction)
     m, n, warps = f.cut.whole if f.anywhere else (*f.cut.tile, f.cut.warps)
-    splits = f.cut.shares(m, n)
+    splits = f.cut.shares(m, n, each=4)  # which take longer to compute
     if f.length <= n and splits == 1:
         inner, *walk = f.numbered
         _row_moments((blocks(f.rows, m),), x, var, mean, f.rows, inner, f.length, *walk, *f.apart, correction, DOUBLE=double,
