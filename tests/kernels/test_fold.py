@@ -120,6 +120,20 @@ def test_rows_that_begin_anywhere_are_read_from_their_first_even_place(monkeypat
         assert registry.OPERATORS["argmax"].function(x, 1).tolist() == [3] * rows
 
 
+@pytest.mark.parametrize("processors", [1, 100])
+def test_softmax_of_long_rows_that_begin_anywhere(processors: int, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Rows alone and shared; what decides stands before the first even place, after the last, nowhere (−∞), or is no number."""
+    small = dataclasses.replace(chips.current(), multiprocessors=processors, row_elements=256, fold_tile=256)
+    monkeypatch.setattr(chips, "current", lambda: small)
+    for length, dtype in ((515, torch.float32), (1003, torch.bfloat16), (1003, torch.float64)):
+        x = torch.randn(5, length, device=device).to(dtype)
+        x[0, -1], x[1, 0], x[2, :20], x[3], x[4, 2] = 40, 30, -torch.inf, -torch.inf, torch.nan
+        loose = {"rtol": 2e-2, "atol": 5e-2} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+        for name, theirs in (("softmax.int", torch.softmax), ("log_softmax.int", torch.log_softmax)):
+            mine = registry.OPERATORS[name].function(x, 1).double()
+            torch.testing.assert_close(mine, theirs(x.double(), 1), equal_nan=True, **loose)
+
+
 TURNS = [(shape, order) for shape in ((5, 6, 7), (33, 4, 5), (2, 3, 4, 5)) for order in itertools.permutations(range(len(shape)))]
 
 
