@@ -149,11 +149,13 @@ def test_pow(device: str) -> None:
     for dtype in FLOATS:
         x, y = draw((5, 9), dtype, device, positive=True), draw((9,), dtype, device)
         check("pow", tensors, aten("pow.Tensor_Tensor"), (x, y), {}, length=64)
-        for exponent in (2, 3, 0.5, -1.5, 0, -1, -2, -3):
+        for exponent in (2, 3, 0.5, -0.5, -1.5, 0, 1, -1, -2, -3):
             check(f"pow {exponent}", scalar, aten("pow.Tensor_Scalar"), (x, exponent), {}, length=64)
         check("pow", number, aten("pow.Scalar"), (2.5, y), {}, length=64)
     signs = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0, float("inf"), float("-inf"), float("nan")], device=device)
     check("pow", tensors, aten("pow.Tensor_Tensor"), (signs[:, None], signs[None, :]), {})
+    for exponent in (0, 1, 0.5, -0.5, 3):
+        check(f"pow {exponent}", scalar, aten("pow.Tensor_Scalar"), (signs, exponent), {})
     x, y = draw((5, 9), torch.int64, device), draw((9,), torch.int64, device).abs()
     check("pow", tensors, aten("pow.Tensor_Tensor"), (x, y), {})
     check("pow", scalar, aten("pow.Tensor_Scalar"), (x, 3), {})

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from trireme.kernels import scalar
 from trireme.kernels.pointwise import Number, pointwise, promoted
-from trireme.kernels.unary import reciprocal
+from trireme.kernels.unary import reciprocal, rsqrt
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -84,7 +84,25 @@ def _inverse_square(x):
     return scalar.divide(tl.full((1,), 1.0, x.dtype), x * x)
 
 
-_SIMPLE: dict[Number, Any] = {2: _square, 3: _cube, -1: reciprocal, -2: _inverse_square}
+@pointwise()
+def _root(x):
+    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
+
+
+@pointwise()
+def _same(x):
+    return x
+
+
+@pointwise()
+def _unit(x):
+    return tl.zeros_like(x) + 1
+
+
+# As torch has them, so that −∞ has no root, and that of −0 is −0.
+_SIMPLE: dict[Number, Any] = {
+    0: _unit, 1: _same, 2: _square, 3: _cube, 0.5: _root, -0.5: rsqrt, -1: reciprocal, -2: _inverse_square,
+}  # fmt: skip
 
 
 def add(self: Any, other: Any, *, alpha: Number = 1) -> torch.Tensor:

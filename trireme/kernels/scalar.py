@@ -98,12 +98,17 @@ def power(x, y):
 
 @triton.jit
 def _single_power(x, y):
-    """the same of float32; a block with numbers that have rules of their own takes the longer way"""
-    negative_or_not_normal = (x.to(tl.int32, bitcast=True) < 0x00800000) | (x.to(tl.int32, bitcast=True) >= 0x7F800000)
+    """the same of float32; a block with numbers that have rules of their own takes a longer way"""
+    size = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    not_normal = (size < 0x00800000) | (size >= 0x7F800000)
     endless = (y.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > 0x7E967699  # 1e38
-    if tl.max((negative_or_not_normal | endless).to(tl.int32)) == 0:
-        upper, lower = _log2_in_two(x, True)
+    rules = tl.max(tl.where(not_normal | endless, 2, tl.where(x < 0, 1, 0)))
+    if rules < 2:
+        upper, lower = _log2_in_two(tl.abs(x), True)
         result = _raised_in_two(y, upper, lower)
+        if rules == 1:
+            result, broken = _signed_by_parity(result, x, y)
+            result = tl.where((x < 0) & broken, float("nan"), result)
     else:
         result = _ruled_power(x, y)
     return result
@@ -115,14 +120,19 @@ def _ruled_power(x, y):
     size = tl.abs(x)
     upper, lower = _log2_in_two(size, False)
     upper = tl.where(size == 0, float("-inf"), tl.where(size == float("inf"), size, upper))
-    value = _raised_in_two(y, upper, lower)
+    value, broken = _signed_by_parity(_raised_in_two(y, upper, lower), x, y)
+    value = tl.where(((x < 0) & broken & (size != float("inf"))) | (x != x), float("nan"), value)
+    return tl.where((y == 0) | (x == 1), 1.0, value)
+
+
+@triton.jit
+def _signed_by_parity(value, x, y):
+    """|x| ** y with the sign that x and an odd y give it, and whether y has a fraction"""
     span = tl.abs(y)
     near = tl.where(span < 8388608.0, span + 8388608.0, span)  # ends in the parity of what is whole
     broken = (span < 8388608.0) & (near - 8388608.0 != span)
     odd = tl.where(broken | (span >= 16777216.0), 0, near.to(tl.int32, bitcast=True) << 31)
-    value = (value.to(tl.int32, bitcast=True) ^ (odd & x.to(tl.int32, bitcast=True))).to(tl.float32, bitcast=True)
-    value = tl.where(((x < 0) & broken & (size != float("inf"))) | (x != x), float("nan"), value)
-    return tl.where((y == 0) | (x == 1), 1.0, value)
+    return (value.to(tl.int32, bitcast=True) ^ (odd & x.to(tl.int32, bitcast=True))).to(tl.float32, bitcast=True), broken
 
 
 @triton.jit
