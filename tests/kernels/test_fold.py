@@ -17,23 +17,28 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold, "_folds", {})
 
 
-def cut(shape: tuple[int, ...], dim: int, dtype: torch.dtype = torch.float32) -> Cut:
+def seen(shape: tuple[int, ...], dim: int, dtype: torch.dtype = torch.float32) -> fold.Fold:
     fold._folds.clear()  # what is remembered was cut for another chip
-    return fold.fold(torch.empty(shape, device="meta", dtype=dtype), dim, False)[1].cut
+    return fold.fold(torch.empty(shape, device="meta", dtype=dtype), dim, False)[1]
+
+
+def cut(shape: tuple[int, ...], dim: int, dtype: torch.dtype = torch.float32) -> Cut:
+    return seen(shape, dim, dtype).cut
 
 
 def test_tiles_follow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
     assert not cut((4096, 4096), 1).across and cut((4096, 4096), 0).across
     assert cut((4096, 4096), 0).tile == (32, 128)
-    turned, seen = torch.empty(4096, 4096, device="meta").t(), fold.fold(torch.empty(4096, 4096, device="meta").t(), 1, False)[1]
-    assert turned.stride() == (1, 4096) and seen.across and seen.cut.tile == (32, 128)
+    turned = torch.empty(4096, 4096, device="meta").t()
+    found = fold.fold(turned, 1, False)[1].cut
+    assert turned.stride() == (1, 4096) and found.across and found.tile == (32, 128)
 
 
 def test_rows_of_one_block_need_no_division(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
-    assert cut((513, 2049), 0).fold.numbered == (1, 1, 0, 2049)
-    assert cut((64, 77, 999), 1).fold.numbered == (999, 77 * 999, 1, 999)
+    assert seen((513, 2049), 0).numbered == (1, 1, 0, 2049)
+    assert seen((64, 77, 999), 1).numbered == (999, 77 * 999, 1, 999)
 
 
 def test_many_short_rows_are_folded_by_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,11 +50,11 @@ def test_many_short_rows_are_folded_by_one_thread_each(monkeypatch: pytest.Monke
     assert not cut((128, 300000), 0).wide and cut((128, 300000), 0, torch.bfloat16).wide and not cut((7, 3000), 0).wide
 
 
-@pytest.mark.parametrize("columns", [2, 3, 5, 12, 15])
+@pytest.mark.parametrize("columns", [2, 3, 5, 15])
 def test_a_matrix_of_few_columns_is_read_in_lines(columns: int, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     assert cut((1 << 21, columns), 0).narrow and not cut((columns, 1 << 21), 1).narrow and not cut((1 << 21, 16), 0).narrow
     monkeypatch.setattr(Cut, "narrow", True)
-    x = torch.randn(20001, columns, device=device)
+    x = torch.randn(20001 if columns < 4 else 3001, columns, device=device)
     double = x.double()
     for name, dims, expected in (
         ("sum.dim_IntList", [0], double.sum(0)), ("mean.dim", [0], double.mean(0)), ("amax", [0], double.amax(0)),
@@ -107,13 +112,14 @@ def test_rows_that_begin_anywhere_are_read_from_their_first_even_place(monkeypat
     for rows, length, together in ((3, 1003, 1), (9, 517, 1), (40, 300, 1), (66, 517, 4), (64, 4099, 8)):
         x = torch.rand(rows, length, device=device)
         assert (found := fold.fold(x, 1, False)[1].cut).shifted and found.tile[0] == together
-        for at in (0, 5, 15, 16, length // 2, length - 16, length - 2, length - 1):
+        places = torch.tensor([0, 5, 15, 16, length // 2, length - 16, length - 2, length - 1], device=device)
+        for first in range(0, len(places), rows):
             y = x.clone()
-            y[:, at] = 7.0
-            for name in ("max.dim", "min.dim"):
-                sign = 1 if name == "max.dim" else -1
-                mine, theirs = registry.OPERATORS[name].function(sign * y, 1), getattr(sign * y, name[:3])(1)
-                assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1]), (name, rows, at)
+            at = places[(first + torch.arange(rows, device=device)) % len(places)]
+            y[torch.arange(rows, device=device), at] = 7.0
+            for name, sign in (("max.dim", 1), ("min.dim", -1)):
+                values, indices = registry.OPERATORS[name].function(sign * y, 1)
+                assert torch.equal(indices, at) and torch.equal(values, torch.full_like(values, 7.0 * sign)), (name, rows, first)
             assert torch.equal(registry.OPERATORS["amax"].function(y, [1]), y.amax(1))
         torch.testing.assert_close(registry.OPERATORS["sum.dim_IntList"].function(x, [1]), x.sum(1), rtol=1e-5, atol=1e-5)
         x[:, 3] = float("nan")

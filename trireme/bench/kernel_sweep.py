@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from trireme import kernels
 from trireme.bench.kernel_cases import Case
-from trireme.bench.kernels import TURNS, Clock, compile_ahead, picked, rehearse
+from trireme.bench.kernel_clock import TURNS, Clock, compile_ahead, picked, rehearse
 from trireme.kernels import chips, streamed
 
 _HALF, _SINGLE = torch.bfloat16, torch.float32

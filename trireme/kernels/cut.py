@@ -1,29 +1,30 @@
 """How rows are cut into tiles on this chip: rules that an H200 taught, each beside what it gained.
-Knows a fold's sizes and strides and the chip's; which kernel asks is all one."""
+Knows how many rows there are, how long they are and how they lie; which kernel asks is all one."""
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks, next_power
-
-if TYPE_CHECKING:
-    from trireme.kernels.fold import Fold
 
 WIDE = 512  # rows of a tile of very many short ones, four for each thread of four warps
 _AT_ONCE = 512  # bytes that the threads of a warp take at once
 
 
+@dataclass(frozen=True)
 class Cut:
-    """Tiles for one fold: their size, how many a program has on their way, and how many programs share a row."""
+    """Tiles for rows: their size, how many a program has on their way, and how many programs share a row."""
 
-    def __init__(self, fold: Fold) -> None:
-        self.fold = fold
-        self.rows, self.length, self.itemsize = fold.rows, fold.length, fold.itemsize
-        self.across, self.even, self.anywhere = fold.across, fold.even, fold.anywhere
+    rows: int
+    length: int
+    itemsize: int  # bytes of an element
+    across: bool  # neighbours in memory are elements of different rows
+    even: bool  # lines of memory begin at multiples of 16 elements
+    anywhere: bool  # rows are contiguous, one after the other, and begin anywhere
+    matrix: bool  # rows are the columns of a matrix that lies together
 
     @functools.cached_property
     def wide(self) -> bool:
@@ -36,10 +37,9 @@ class Cut:
     @functools.cached_property
     def narrow(self) -> bool:
         """Whether these are a few long columns of a matrix that lie together, which leave a tile of theirs partly empty."""
-        together = self.fold.numbered == (1, 1, 0, self.rows) and self.fold.turned is None
         # Joining costs more the more columns: 12 MB took 8.5 µs for twelve, their own tiles 6.4; but 60 MB 21.4 and 33.6.
         enough = 1 << (17 if self.rows <= 3 else 22)
-        return together and 1 < self.rows < 16 and self.length * self.rows >= enough
+        return self.matrix and 1 < self.rows < 16 and self.length * self.rows >= enough
 
     @functools.cached_property
     def odd(self) -> bool:

@@ -111,7 +111,8 @@ class Fold:
     @functools.cached_property
     def cut(self) -> Cut:
         """How it is cut into tiles on this chip."""
-        return Cut(self)
+        matrix = self.numbered == (1, 1, 0, self.rows) and self.turned is None
+        return Cut(self.rows, self.length, self.itemsize, self.across, self.even, self.anywhere, matrix)
 
 
 def fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, turn: bool = False) -> tuple[torch.Tensor, Fold]:

@@ -1,0 +1,79 @@
+"""How cases of kernels are timed: on the device, in recorded graphs, after side processes have compiled them.
+Knows clocks and cases; nothing of tables."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trireme import kernels
+from trireme.bench.kernel_cases import Case
+from trireme.kernels import chips
+
+_TARGET_SECONDS = 0.012  # device time of one measurement
+TURNS = 4  # in which both sides are timed one after the other
+_CALLS = 10  # calls in one recorded graph
+_SHORT_US, _SHORT_CALLS = 30.0, 60  # of short ones more, so that starting the graph does not count
+
+
+class Clock:
+    """The device time of one call, sampled whenever asked; unrecorded calls run back to back between two events."""
+
+    def __init__(self, call: Callable[[], Any], recorded: bool):
+        for _ in range(3):
+            call()  # new, noted, repeated
+        self.calls, self.samples = _CALLS, list[float]()
+        self.step: Callable[[], Any] = chips.record(call, _CALLS) if recorded else lambda: [call() for _ in range(_CALLS)]
+        self.step()
+        once = chips.elapsed(self.step)
+        if recorded and once < _SHORT_US * _CALLS:
+            self.calls, self.step = _SHORT_CALLS, chips.record(call, _SHORT_CALLS)
+            self.step()
+            once = chips.elapsed(self.step)
+        self.repeats = max(1, min(10, int(_TARGET_SECONDS / TURNS / max(once * 1e-6, 1e-7))))
+
+    def turn(self) -> None:
+        self.samples += [chips.elapsed(self.step) for _ in range(self.repeats)]
+
+    @property
+    def median(self) -> float:
+        """Microseconds of one call."""
+        return statistics.median(self.samples) / self.calls
+
+
+def device_time(call: Callable[[], Any], recorded: bool) -> float:
+    """Median microseconds of one call on the device."""
+    clock = Clock(call, recorded)
+    for _ in range(TURNS):
+        clock.turn()
+    return clock.median
+
+
+def rehearse(case: Case) -> None:
+    """Runs it once, whatever comes of it."""
+    with contextlib.suppress(Exception), kernels.use(include=case.enables):
+        case.ours(*case.make())
+
+
+def picked(only: str, cases: Sequence[Case]) -> list[int]:
+    """Which cases are of the operators named, with an overload or without; all if none is."""
+    wanted = {name for name in only.split(",") if name}
+    return [i for i, case in enumerate(cases) if not wanted or case.op in wanted or case.op.partition(".")[0] in wanted]
+
+
+def compile_ahead(function: Callable[[Any], None], jobs: Sequence[Any], seconds: float = 120.0) -> None:
+    """Lets side processes run each job once, which leaves the compiled kernels in Triton's cache on disk; bounded in time."""
+    deadline = time.monotonic() + seconds
+    workers = max(1, min(12, (os.cpu_count() or 2) - 2))
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        for future in [pool.submit(function, job) for job in jobs]:
+            with contextlib.suppress(Exception):
+                future.result(timeout=max(0.0, deadline - time.monotonic()))
+        pool.shutdown(wait=False, cancel_futures=True)
