@@ -61,6 +61,18 @@ LONG = {  # rows that several programs share
     "min.dim": (torch.zeros(16, 32, 64).transpose(0, 2), 1),
     "cross_entropy_loss": (torch.zeros(4, 1 << 15), torch.zeros(4, dtype=torch.int64)),
 }
+UNEVEN = {  # rows that begin anywhere, few columns, single elements
+    "sum.dim_IntList": (torch.zeros(1 << 20, 3), [0]),
+    "amax": (torch.zeros(100, 5001), [1]),
+    "any.dim": (torch.zeros(4096, 1001, dtype=torch.bool), 1),
+    "argmax": (torch.zeros(4096, 2085), 1),
+    "max.dim": (torch.zeros(100, 70001), 0),
+    "softmax.int": (torch.zeros(8, 50257), 1),
+    "log_softmax.int": (torch.zeros(4096, 77), 1),
+    "add.Tensor": (torch.zeros(1000, 33), torch.zeros(1000, 1)),
+    "bitwise_not": (torch.zeros(1 << 21, dtype=torch.uint8),),
+    "exp": (torch.zeros(1 << 21, dtype=torch.float64),),
+}
 STEPS = [[(100, 1)] * 4, [(0, 600), (0, 40)], [(0, 5000)], [(300, 1), (0, 700)], [(4000, 2)]]  # (first new position, new tokens)
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float64: "fp64", torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32",
@@ -182,6 +194,7 @@ def main() -> None:
 
     operators(CALLS)
     operators(LONG)
+    operators(UNEVEN)
     registry.OPERATORS["pow.Tensor_Tensor"].function(torch.ones(4096), torch.ones(4096))
     for model in MODELS if everything else ("Llama-8B",):
         engine(model, (1, 2, 8, 16, 24, 32, 48, 64) if everything else (1, 8, 64))
