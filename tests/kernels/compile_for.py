@@ -75,8 +75,8 @@ UNEVEN = {  # rows that begin anywhere, few columns, single elements
 }
 STEPS = [[(100, 1)] * 4, [(0, 600), (0, 40)], [(0, 5000)], [(300, 1), (0, 700)], [(4000, 2)]]  # (first new position, new tokens)
 TYPES = {
-    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float64: "fp64", torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32",
-    torch.int64: "i64", torch.bool: "i1",
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64", torch.int8: "i8",
+    torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
 }  # fmt: skip
 forms: dict[str, str] = {}
 

@@ -156,7 +156,8 @@ class Pointwise:
         elif self.costly and (widest > 2 or count >= _MANY):
             # 32 bytes for each thread: 600000 powers of float32 took 4.3 µs, so 3.4; 2²⁵ of bfloat16 61.6, so 53.9.
             return block // max(1, widest // 2), 4
-        elif widest == 8:  # as many bytes: where a result is smaller, a thread's own elements lie together
+        elif widest == 8 or (widest == 4 and count >= _MANY):
+            # Four for each thread: 2²⁵ inverse roots of float32 took 66.3 µs with eight, so 64.4.
             return block // 2, max(4, block // 256)
         return block, max(4, block // (128 if count <= _SOON else 256))
 

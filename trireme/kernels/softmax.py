@@ -294,7 +294,7 @@ def tile(f: Fold, limit: int) -> tuple[int, int, int]:
     else:
         # Neighbours lie across rows: 32 of them fill whole sectors, and what does not fit is read twice.
         m = min(next_power(f.rows), max(32, 2048 // n))
-        n = min(n, max(1, limit // m))
+        n = min(n, max(1, (limit if f.itemsize < 8 else limit // 4) // m))
     size = m * n
     return m, n, 4 if size < 4096 else 8 if size < 8192 else 16
 
