@@ -56,9 +56,11 @@ def test_a_matrix_of_few_columns_is_read_in_lines(columns: int, monkeypatch: pyt
     monkeypatch.setattr(Cut, "narrow", True)
     x = torch.randn(20001 if columns < 4 else 3001, columns, device=device)
     double = x.double()
+    torch.testing.assert_close(registry.OPERATORS["sum.dim_IntList"].function(x, [0]).double(), double.sum(0), rtol=1e-5, atol=1e-3)
+    if columns > 5:
+        return
     for name, dims, expected in (
-        ("sum.dim_IntList", [0], double.sum(0)), ("mean.dim", [0], double.mean(0)), ("amax", [0], double.amax(0)),
-        ("prod.dim_int", 0, double.prod(0)),
+        ("mean.dim", [0], double.mean(0)), ("amax", [0], double.amax(0)), ("prod.dim_int", 0, double.prod(0)),
     ):  # fmt: skip
         torch.testing.assert_close(registry.OPERATORS[name].function(x, dims).double(), expected, rtol=1e-5, atol=1e-3)
     for order in (0.5, 1, 2, float("inf")):
@@ -109,7 +111,7 @@ def test_rows_that_begin_anywhere_are_read_from_their_first_even_place(monkeypat
     """The extreme among the elements before that, within, and after; rows alone and shared by several programs."""
     small = dataclasses.replace(chips.current(), fold_tile=256, multiprocessors=2)
     monkeypatch.setattr(chips, "current", lambda: small)
-    for rows, length, together in ((3, 1003, 1), (9, 517, 1), (40, 300, 1), (66, 517, 4), (64, 4099, 8)):
+    for rows, length, together in ((3, 517, 1), (9, 301, 1), (64, 301, 4), (64, 4099, 8)):
         x = torch.rand(rows, length, device=device)
         assert (found := fold.fold(x, 1, False)[1].cut).shifted and found.tile[0] == together
         places = torch.tensor([0, 5, 15, 16, length // 2, length - 16, length - 2, length - 1], device=device)
