@@ -1,4 +1,4 @@
-"""Compiles what operators and engine would start on a chip that is not here: `python compile_for.py CHIP [--all | --engine]`.
+"""Compiles what operators and engine would start on a chip that is not here: `python compile_for.py CHIP [--all]`.
 
 Nothing runs: each start of a kernel compiles it for the target instead, and asks whether it fits the chip's shared memory with as
 many stages as it wants or fewer. A process of its own, because Triton decides once whether it interprets.
@@ -192,10 +192,9 @@ def main() -> None:
     stand_in(*CHIPS[name])
     from test_repeat import CALLS
 
-    if "--engine" not in sys.argv:
-        for calls in (CALLS, LONG, UNEVEN):
-            operators(calls)
-        registry.OPERATORS["pow.Tensor_Tensor"].function(torch.ones(4096), torch.ones(4096))
+    for calls in (CALLS, LONG, UNEVEN):
+        operators(calls)
+    registry.OPERATORS["pow.Tensor_Tensor"].function(torch.ones(4096), torch.ones(4096))
     for model in MODELS if everything else ("Llama-8B",):
         engine(model, (1, 2, 8, 16, 24, 32, 48, 64) if everything else (1, 8, 64))
     print(f"{name}: {len(forms)} forms of {len(set(forms.values()))} kernels")

@@ -132,9 +132,9 @@ def test_tiles_run_where_they_fill_the_chip(monkeypatch: pytest.MonkeyPatch) -> 
         p = halves(*sizes)
         assert matmul._keeps_up(p, matmul._default(p)), sizes
         assert (matmul._default(p) is matmul._LARGE) is (sizes in ours)
-    short = (1, 2048, 768, 50264)  # sums so short that storing takes long
-    thin = (32, 2048, 2048, 128)
-    for sizes in ((1, 1024, 5120, 5120), (1, 256, 5120, 5120), (1, 512, 4096, 28672), (1, 200, 4096, 4096), thin, short):
+    short = [(1, 2048, 768, 50264), (1, 2048, 896, 9728)]  # sums so short that storing takes long
+    idle = [(1, 1024, 5120, 5120), (1, 256, 5120, 5120), (1, 512, 4096, 28672), (1, 200, 4096, 4096), (1, 2048, 5120, 27648)]
+    for sizes in [*idle, (32, 2048, 2048, 128), *short]:
         p = halves(*sizes)
         assert not matmul._keeps_up(p, matmul._default(p)), sizes
     narrow = matmul._config(128, 128, 64, 4, 4)

@@ -32,16 +32,15 @@ def compiled(chip: str, cache: pathlib.Path, *flags: str) -> int:
     assert done.returncode == 0, done.stderr[-3000:]
     found = re.search(r"(\d+) forms of (\d+) kernels", done.stdout)
     assert found, done.stdout
-    assert int(found[2]) >= 8, done.stdout  # those of one formula each share a name
+    assert int(found[2]) >= 20, done.stdout  # those of one formula each share a name
     return int(found[1])
 
 
 @chipless
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("chip, flags, least", [("gfx942", (), 100), ("sm_120", ("--engine",), 12)])
-def test_kernels_compile_for(chip: str, flags: tuple[str, ...], least: int, tmp_path: pathlib.Path) -> None:
-    """All for another maker's chip; for one of the same, the engine's, which its smaller shared memory has to hold."""
-    assert compiled(chip, tmp_path, *flags) > least
+@pytest.mark.parametrize("chip", ["sm_120", "gfx942"])
+def test_kernels_compile_for(chip: str, tmp_path: pathlib.Path) -> None:
+    assert compiled(chip, tmp_path) > 80
 
 
 @chipless

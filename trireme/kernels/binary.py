@@ -9,7 +9,7 @@ import triton.language as tl
 
 from trireme.kernels import scalar
 from trireme.kernels.pointwise import Number, pointwise, promoted
-from trireme.kernels.unary import reciprocal, rsqrt
+from trireme.kernels.unary import reciprocal, rsqrt, same
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -90,18 +90,13 @@ def _root(x):
 
 
 @pointwise()
-def _same(x):
-    return x
-
-
-@pointwise()
 def _unit(x):
     return tl.zeros_like(x) + 1
 
 
 # As torch has them, so that −∞ has no root, and that of −0 is −0.
 _SIMPLE: dict[Number, Any] = {
-    0: _unit, 1: _same, 2: _square, 3: _cube, 0.5: _root, -0.5: rsqrt, -1: reciprocal, -2: _inverse_square,
+    0: _unit, 1: same, 2: _square, 3: _cube, 0.5: _root, -0.5: rsqrt, -1: reciprocal, -2: _inverse_square,
 }  # fmt: skip
 
 

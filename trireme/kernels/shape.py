@@ -13,13 +13,9 @@ from trireme.kernels.fold import normalise
 from trireme.kernels.launch import Unsupported, blocks, empty, empty_like, kernel, next_power
 from trireme.kernels.layout import plan_reversed
 from trireme.kernels.pointwise import pointwise
+from trireme.kernels.unary import same
 
 _WIDEST = 1 << 25  # of a row that is cut into blocks by a grid's second number, which ends at 65535
-
-
-@pointwise()
-def _copy(x):
-    return x
 
 
 @pointwise()
@@ -119,7 +115,7 @@ def flip(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     chosen = normalise(dims, self.dim()) if dims else []
     out = empty_like(self)
     if out.numel():
-        x, y, body = self, out, _copy
+        x, y, body = self, out, same
         if self.dim() - 1 in chosen and self.element_size() in _TURNED and _even(self) and _even(out):
             # Eight bytes at once, and their elements turned in a register: backwards, each element would be asked for by itself.
             x, y, body = self.view(torch.int64), out.view(torch.int64), _TURNED[self.element_size()]

@@ -17,6 +17,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # Of long rows that lie beside each other: rows and their elements in one tile, and tiles of one program.
 _BESIDE, _RELAYED, _TILES = 64, 64, 8
 _ODD = 16  # short rows of one program, if they begin anywhere
+_PART = 4096  # elements that a program takes at once of a row that several share
 _LOG2E = tl.constexpr(1.4426950408889634)
 _WIDTH = tl.constexpr(32)  # elements of a row that a warp takes at once
 
@@ -367,13 +368,12 @@ def _beside(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool) -> No
 def partial_sums(x: torch.Tensor, rows: int, length: int, stride: int, double: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Maxima and Σ exp(x − maximum) of parts of a few long rows, and the elements of a part: every row is shared by several
     programs."""
-    n = 4096
-    parts = max(2, min(32, 4 * chips.current().multiprocessors // rows, blocks(length, n)))
-    part = blocks(blocks(length, parts), n) * n
+    parts = max(2, min(32, 4 * chips.current().multiprocessors // rows, blocks(length, _PART)))
+    part = blocks(blocks(length, parts), _PART) * _PART
     parts = blocks(length, part)
     tops, totals = empty((2, rows, parts), torch.float64 if double else torch.float32, x.device)
     _partial((rows, parts), x, tops, totals, rows, length, part, stride,
-             DOUBLE=double, N=n, LANES=8, SHIFTED=stride % 16 != 0 or length % 16 != 0, warps=8)  # fmt: skip
+             DOUBLE=double, N=_PART, LANES=8, SHIFTED=stride % 16 != 0 or length % 16 != 0, warps=8)  # fmt: skip
     return tops, totals, part
 
 
@@ -382,7 +382,7 @@ def _split_rows(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool, d
     tops, totals, part = partial_sums(x, f.rows, f.length, f.walk[0], double)
     parts = tops.shape[1]
     _whole((f.rows, parts), x, y, tops, totals, f.rows, f.length, part, f.walk[0], g.walk[0],
-           LOG=log, DOUBLE=double, N=4096, S=next_power(parts), SHIFTED=_alike(f, g), warps=8)  # fmt: skip
+           LOG=log, DOUBLE=double, N=_PART, S=next_power(parts), SHIFTED=_alike(f, g), warps=8)  # fmt: skip
 
 
 def _backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype, log: bool) -> torch.Tensor:
