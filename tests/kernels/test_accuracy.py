@@ -455,8 +455,10 @@ def test_closeness(device: str) -> None:
     ops = registry.OPERATORS
     x = torch.tensor([1.0, 1.0, float("nan"), float("inf"), float("-inf"), 0.0], device=device)
     y = torch.tensor([1.0 + 1e-6, 1.1, float("nan"), float("inf"), float("inf"), 1e-9], device=device)
-    for equal_nan in (False, True):
-        check("isclose", ops["isclose"].function, torch.isclose, (x, y), {"equal_nan": equal_nan})
+    for dtype, equal_nan in itertools.product((torch.float32, torch.float64), (False, True)):
+        check("isclose", ops["isclose"].function, torch.isclose, (x.to(dtype), y.to(dtype)), {"equal_nan": equal_nan})
+    near = x[:2].double() + 1e-12
+    assert ops["isclose"].function(near, x[:2].double(), 0, 2e-12).all() and not ops["isclose"].function(near, x[:2].double(), 0, 5e-13).any()
     assert ops["allclose"].function(x[:1], y[:1]) and not ops["allclose"].function(x, y)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import dataclasses
 import itertools
 
@@ -46,7 +48,8 @@ def test_many_short_rows_are_folded_by_one_thread_each(monkeypatch: pytest.Monke
     for shape, dim, rows in (((7, 300000), 0, 512), ((16, 16, 16384), 1, 512), ((1, 1 << 20), 0, 2048), ((1 << 20, 1), 1, 2048)):
         f = cut(shape, dim)
         assert f.wide and f.splits == 1 and f.tile == (rows, 1), shape
-    assert cut((13, 883790), 0).tile == (128, 1)  # single elements: neighbours for neighbouring threads
+    assert cut((13, 883790), 0).tile == (256, 1) and cut((13, 88379), 0).tile == (128, 1)  # single elements
+    assert [cut((length, 300000), 0).unroll for length in (3, 16, 17, 18, 48)] == [3, 16, 9, 9, 16]
     assert not cut((128, 300000), 0).wide and cut((128, 300000), 0, torch.bfloat16).wide and not cut((7, 3000), 0).wide
 
 
@@ -79,8 +82,8 @@ def test_copies_ahead_only_of_whole_lines_that_fit(monkeypatch: pytest.MonkeyPat
     assert cut((8, 1 << 18), 0).stages == 1  # each thread goes through its own rows
     types = (torch.bool, torch.bfloat16, torch.float32, torch.float64)
     assert [cut((512, 4096), 0, dtype).stages for dtype in types] == [3, 3, 3, 3]
-    monkeypatch.setattr(chips, "current", lambda: chips.GENERIC)
-    assert [cut((512, 4096), 0, dtype).stages for dtype in types] == [3, 3, 3, 1]
+    monkeypatch.setattr(chips, "current", lambda: replace(chips.GENERIC, shared_memory=32768))
+    assert [cut((512, 1024), 0, dtype).stages for dtype in types] == [3, 3, 1, 1]
 
 
 def test_few_programs_share_rows_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

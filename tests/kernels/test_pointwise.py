@@ -45,6 +45,19 @@ def test_several_inputs_outputs_and_scalars(device: str) -> None:
     torch.testing.assert_close(larger, torch.maximum(x, y))
 
 
+@pytest.mark.parametrize("number", [0.1, -0.0, 0.0, 5e-324, 1.0, -2.5e300, float("inf"), float("nan")])
+def test_doubles_keep_all_their_bits(number: float, device: str) -> None:
+    """As operands and as scalars, in every form of kernel: dense, counted through and in tiles."""
+    x = torch.randn(6, 33, dtype=torch.float64, device=device)
+    times = OPERATORS["mul.Tensor"].function
+    for view in (x, x[:, 1:], x[:, ::2], x.t()):
+        got, expected = (y.nan_to_num(7).view(torch.int64) for y in (times(view, number), view * number))
+        assert torch.equal(got, expected)
+        total, _ = _mix(torch.ones_like(view), torch.zeros_like(view), number)
+        assert torch.equal(total.nan_to_num(7), (torch.ones_like(view) * number).nan_to_num(7))
+    assert torch.equal(torch.where(x > 0, x, number), OPERATORS["where.ScalarOther"].function(x > 0, x, number)) or number != number
+
+
 def test_out_takes_any_layout(device: str) -> None:
     x = torch.randn(4, 6, device=device)
     out = torch.zeros(6, 8, device=device)[:, ::2].t()
@@ -120,8 +133,8 @@ def test_uneven_rows_are_counted_through(rows: int, length: int, monkeypatch: py
     """Operands that lie as the result, repeat a row or a column, or begin elsewhere; the result is torch's."""
     counted, flattens = [], pointwise._flattens
 
-    def noted(plan: layout.Plan, outputs: int) -> bool:
-        counted.append(flattens(plan, outputs))
+    def noted(plan: layout.Plan, outputs: int, widest: int) -> bool:
+        counted.append(flattens(plan, outputs, widest))
         return counted[-1]
 
     monkeypatch.setattr(pointwise, "_flattens", noted)

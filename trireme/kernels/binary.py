@@ -115,10 +115,7 @@ def sub(self: Any, other: Any, *, alpha: Number = 1) -> torch.Tensor:
 
 
 def _scaled(self: Any, other: Any, alpha: Number) -> torch.Tensor:
-    dtype = promoted([self, other])
-    if dtype is torch.float64:
-        return _add(self, _mul(other, float(alpha)))
-    return _add_scaled(self, other, float(alpha) if dtype.is_floating_point else int(alpha))
+    return _add_scaled(self, other, float(alpha) if promoted([self, other]).is_floating_point else int(alpha))
 
 
 def _check_alpha(dtype: torch.dtype, alpha: Number) -> None:

@@ -31,8 +31,13 @@ class Cut:
         """Whether there are so many short rows side by side that every thread may fold its own: what several warps fold together
         meets in shared memory, all of it in one bank (7 x 300000 of bool took 29 µs on an H200)."""
         longest = 160 if not self.even else 128 if self.itemsize <= 2 else 80
-        many = self.rows >= (32768 if self.length <= 32 else 60000)
+        many = self.rows >= (60000 if self.length > 32 else 16384 if self.even else 30000)
         return self.across and self.length <= longest and many and not chips.current().interpreted
+
+    @functools.cached_property
+    def single(self) -> bool:
+        """Whether a thread takes elements one by one, several of each row, so that finding them costs more than folding them."""
+        return self.across and not self.even and not self.wide
 
     @functools.cached_property
     def narrow(self) -> bool:
@@ -62,7 +67,8 @@ class Cut:
         for which it is slow (2049 sums of 513 floats took 38 µs on an H200), or other programs fill the time anyway (42912 sums
         side by side of 139 floats 8.2 µs, so 5.7)."""
         fits = 4 * math.prod(self.tile) * self.itemsize <= chips.current().shared_memory
-        filled = self._tracks >= 4 * chips.current().multiprocessors and self.length <= 16384 and not self.large
+        most = 2 if self.across and self.length <= 512 else 4
+        filled = self._tracks >= most * chips.current().multiprocessors and self.length <= 16384 and not self.large
         even = self.even or (self.shifted and self.tile[0] == 1)
         return 3 if even and fits and not (filled or self.wide) else 1
 
@@ -70,10 +76,17 @@ class Cut:
     def unroll(self) -> int:
         """Tiles that a loop asks for before it folds the first, where they do not come through shared memory."""
         if self.wide:
-            return min(8 if self.itemsize == 1 else 16, next_power(self.length))
+            return self.shared(8 if self.itemsize == 1 else 16)
+        if self.across:
+            return 1 if self.stages > 1 or self.tile[0] < 16 else 2  # 200 x 20000 float64 took 6.7 µs with one, so 6.1
         if not self.shifted or self.tile[0] == 1 or (self.itemsize == 2 and self.length <= 4096):
             return 1  # 5865 sums of 2085 bfloat16 took 6.1 µs with two, so 5.0
         return 2
+
+    def shared(self, most: int) -> int:
+        """Elements of a row that are asked for together, at most so many, and about as many each time: 18 are two times nine, where
+        of two times sixteen every other thread would ask for nothing (18 x 634019 took 13.1 µs, so 7.3)."""
+        return blocks(self.length, blocks(self.length, most))
 
     @functools.cached_property
     def tile(self) -> tuple[int, int]:
@@ -94,7 +107,14 @@ class Cut:
             # µs on an H200, so 4.8).
             return 32, 64, 1
         n = min(next_power(self.length), size)
+        if n <= (32 if self.even else 16) and not self.across:
+            # So many that starting programs does not take longer than reading: 524288 x 4 took 10.5 µs with 64, so 2.6.
+            m = 512 if n <= 4 else 256 if n == 8 or (self.even and n == 16) else 128
+            if blocks(self.rows, m) >= 2 * chips.current().multiprocessors:
+                return min(m, size // n), n, 4 if n <= 4 else 8
         if self.length > size:  # or smaller ones, if these leave less of the last one empty: 5120 are 5 of 1024, 2 of 4096
+            # Of eight bytes only as many as leave room for other programs: 5000000 took 16.5 µs, so 13.
+            size //= 4 if self.itemsize == 8 else 1
             covered = {n: blocks(self.length, n) * n for n in (size, size // 2, size // 4)}
             n = next(n for n, count in covered.items() if count <= 1.1 * min(covered.values()))
             return 1, n, 8 if n >= 2048 else 4
@@ -122,8 +142,8 @@ class Cut:
         return self.whole
 
     def _cut_wide(self) -> tuple[int, int, int]:
-        if not self.even:  # of single elements one for each thread, unless there are so few that starting programs takes longer
-            return WIDE if self.length <= 8 else WIDE // 4, 1, 4
+        if not self.even:  # of single elements fewer for each thread, unless there are so few that starting programs takes longer
+            return WIDE if self.length <= 8 else WIDE // (4 if self.rows < 1 << 17 else 2), 1, 4
         if self.length <= 2:
             return 4 * WIDE, 1, 8
         # 17 x 646688 floats took 16.1 µs with four for a thread, with two 11.0; but of 25 MB 4.1 and 4.4.
@@ -131,19 +151,35 @@ class Cut:
 
     def _cut_across(self, size: int) -> tuple[int, int, int]:
         processors = chips.current().multiprocessors
-        if self.length > 128 and self.rows >= 1 << 14 and not (self.even and self.large):
-            return 64, 16, 4  # 200 x 50000 floats took 9.6 µs as below, so 7.5
-        if not self.even and self.rows > 8 and self.length > 64:
-            # Of single elements whole warps of neighbours; but few of them if there are few: 50000 x 100 floats took 10.5 µs in
-            # tiles of 64, so 6.8; of smaller types as many as fill a sector (31497 x 509 of bool took 36 µs).
-            single = self.itemsize >= 4
+        many, single = self.rows >= 1 << 14, self.itemsize >= 4
+        if self.itemsize == 8:
+            return self._cut_across_doubles()
+        if self.even and self.length > 32 and not self.large:
+            if many:  # 200 x 50000 floats took 9.6 µs as below, so 7.5
+                return 64, 16, 4
+            if self.rows >= 64 * processors and self.length <= 512:  # 156 x 13648 halves took 5.3 µs, so 2.6
+                return 32, 32, 4
+        if not self.even and self.rows > 8 and self.length > (32 if many and self.itemsize > 1 else 64):
+            # Of single elements whole warps of neighbours: 413 x 26981 floats took 23.2 µs unshared, so 11.6. But few of them if
+            # there are few: 50000 x 100 floats took 10.5 µs so, 6.8 in tiles of 16; of smaller types as many as fill a sector.
             if self.rows >= (1024 if single else 256):
-                return 64, 32, 8
+                return 64, 16, 4
             return (16, 128, 4) if single or self.rows <= 16 else (32, 64, 4)
         # Whole sectors, and few numbers for one program to join: 20.0 µs for 8192 x 4096 on an H200, with 64 or 128 20.8 and 24.4.
         m = min(next_power(self.rows), max(32, size // next_power(self.length) if self.length <= 64 else 1))
         n = max(1, min(next_power(self.length), size // m))
         return m, n, 8 if m * n >= 4096 and (not self.even or blocks(self.rows, m) < 4 * processors) else 4
+
+    def _cut_across_doubles(self) -> tuple[int, int, int]:
+        """Smaller tiles for elements of eight bytes, of which fewer fit into registers and on their way."""
+        if self.even and self.rows >= 16:
+            # 1000 x 2048 took 5.2 µs in tiles of 32 by 128, so 3.7; 64 x 50048 6.6, so 4.5.
+            many = self.rows >= 1 << 14
+            return 16, min(64 if many else 128, next_power(self.length)), 4 if many else 8
+        if self.rows >= 1024:
+            return 64, min(16, next_power(self.length)), 8
+        m = min(16, next_power(self.rows))
+        return m, max(1, min(1024 // m, next_power(self.length))), 8  # 524288 x 4 took 13.3 µs with four times as many, so 5.5
 
     @functools.cached_property
     def _tracks(self) -> int:
@@ -160,7 +196,13 @@ class Cut:
         processors = chips.current().multiprocessors
         tracks, tiles = blocks(self.rows, m), blocks(self.length, n)
         most = min(4 * processors // tracks, tiles, 1024)
-        if most < 2 or self.wide or self.odd:
+        if self.wide or self.odd:
+            return 1
+        if self.across and not self.even and m == 64:
+            # As many as fit, but none for little: 579 x 15477 floats took 11.7 µs unshared, by four 8.1; 200 x 25000 bfloat16 3.9
+            # and by two 4.8.
+            return max(1, min(8 * processors // tracks, tiles // (8 if tracks >= 2 * processors else 4), 1024))
+        if most < 2:
             return 1
         if self.across and self.even:
             # As few as take hardly longer than any number: joining them costs, too (32768 x 64 9.6 µs with 512, with 64 4.4).

@@ -98,7 +98,7 @@ def _row_extreme(
 def _extreme(
     x, keys, counters, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step, out_outer, out_inner,
     FLOAT: tl.constexpr, LEAST: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    S: tl.constexpr, SHIFTED: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
+    S: tl.constexpr, SHIFTED: tl.constexpr, SINGLE: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The greatest key (rank, complement of place) of each row; of programs that share one the last joins their keys, S at once"""
     chips.begin(EARLY, OPEN=False)
@@ -120,10 +120,12 @@ def _extreme(
     place = tl.broadcast_to((start + tl.arange(0, N))[None, :], (M, N))
     if N == 1:  # what is left over by unrolling would come one by one
         stop = tl.cdiv(stop, UNROLL) * UNROLL
+    ahead = (tl.arange(0, N).to(tl.int64) * x_step)[None, :]
     for at in tl.range(start, stop, N, num_stages=STAGES, loop_unroll_factor=UNROLL):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column[None, :] < even)
-        value = tl.load(base + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0).to(work)
+        at_column = tl.cast(at, tl.int64) * x_step + ahead if SINGLE else (column.to(tl.int64) * x_step)[None, :]
+        value = tl.load(base + at_column, mask=mask, other=0).to(work)
         value = tl.where(mask, value, tl.full((), last, work))
         better = value < best if LEAST else value > best
         if FLOAT:
@@ -162,7 +164,8 @@ def _wide_extreme(
     x, given, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step,
     LEAST: tl.constexpr, FLOAT: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """64-bit types: the first greatest (or least) element and its place; NaN outranks all; `given` renames places"""
+    """64-bit types: the first greatest (or least) element and its place; NaN outranks all; rows that fit a tile may be
+    extremes found before, of `given` places"""
     chips.begin(EARLY, OPEN=False)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
@@ -175,27 +178,33 @@ def _wide_extreme(
     else:
         neutral = float("-inf") if FLOAT else -(2**63)
     far = 2**63 - 1
-    best = tl.full((M, N), neutral, work)
-    place = tl.full((M, N), far, tl.int64)
-    for at in tl.range(start, stop, N, loop_unroll_factor=4 if N == 1 else 1):
-        column = at + tl.arange(0, N)
+    last = tl.full((), neutral, work)
+    if given is None:  # each lane keeps the first extreme of its own columns
+        best = tl.full((M, N), neutral, work)
+        place = tl.broadcast_to((start + tl.arange(0, N))[None, :], (M, N))
+        ahead = (tl.arange(0, N).to(tl.int64) * x_step)[None, :]
+        for at in tl.range(start, stop, N, loop_unroll_factor=4 if N == 1 else 1):
+            column = at + tl.arange(0, N)
+            mask = (row < rows)[:, None] & (column < length)[None, :]
+            value = tl.load(x + (at_row[:, None] + tl.cast(at, tl.int64) * x_step + ahead), mask=mask, other=last)
+            better = (value < best) if LEAST else (value > best)
+            if FLOAT:
+                better = better | ((value != value) & (best == best))
+            best = tl.where(better, value, best)
+            place = tl.where(better, column[None, :], place)
+        index = tl.where(place < stop, place.to(tl.int64), far)
+    else:
+        column = tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < length)[None, :]
         offset = at_row[:, None] + (column.to(tl.int64) * x_step)[None, :]
-        value = tl.where(mask, tl.load(x + offset, mask=mask, other=0).to(work), tl.full((), neutral, work))
-        if given is None:
-            index = tl.broadcast_to(column.to(tl.int64)[None, :], (M, N))
-        else:
-            index = tl.load(given + offset, mask=mask, other=0)
-        beats = (value < best) if LEAST else (value > best)
-        better = mask & (beats | ((value != value) & (best == best)) | (place == far))
-        best = tl.where(better, value, best)
-        place = tl.where(better, index, place)
+        best = tl.load(x + offset, mask=mask, other=last)
+        index = tl.load(given + offset, mask=mask, other=far)
     blank = best != best
     some_blank = tl.max(blank.to(tl.int32), 1) > 0
     clean = tl.where(blank, tl.full((), neutral, work), best)
     extreme = tl.min(clean, 1) if LEAST else tl.max(clean, 1)
     wins = tl.where(some_blank[:, None], blank, best == extreme[:, None])
-    first = tl.min(tl.where(wins, place, far), 1)
+    first = tl.min(tl.where(wins, index, far), 1)
     extreme = tl.where(some_blank, float("nan"), extreme) if FLOAT else extreme
     where = split.to(tl.int64) * rows + row
     tl.store(indices + where, first, mask=row < rows)
@@ -230,6 +239,13 @@ def _tile(f: Fold) -> tuple[int, int]:
     return m, n
 
 
+def _unroll(f: Fold) -> int:
+    """Tiles that a loop asks for at once, fewer than others do: two numbers are kept for each element."""
+    if f.cut.wide:
+        return f.cut.shared(8)
+    return min(f.cut.unroll, 2 if f.itemsize <= 2 else 1) if f.across else f.cut.unroll
+
+
 def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:
     m, n = _tile(f)
     inner, *walk = f.numbered
@@ -243,24 +259,28 @@ def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.T
     programs, splits = blocks(f.rows, m), blocks(f.length, f.cut.part)
     keys, counters = meeting(x.device, programs, splits, f.rows, torch.int64)
     _extreme((programs, splits), x, keys, counters, values, indices, *sizes, f.cut.part, *walk, *f.apart,
-             **kind, S=max(1, min(next_power(splits), _JOINED // m)), SHIFTED=f.cut.shifted,
-             STAGES=f.cut.stages, UNROLL=min(f.cut.unroll, 8), warps=f.cut.warps)  # fmt: skip
+             **kind, S=max(1, min(next_power(splits), _JOINED // m)), SHIFTED=f.cut.shifted, SINGLE=f.cut.single,
+             STAGES=f.cut.stages, UNROLL=_unroll(f), warps=f.cut.warps)  # fmt: skip
 
 
 def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:
     m, n = f.cut.tile
     n = max(1, min(n, 2048 // m))
+    if f.across:
+        n = min(n, 8) if m == 64 else n
+    elif f.length > 64:  # each warp a row: 4096 x 1024 took 12.6 µs in tiles that hold them whole, so 6.9
+        m, n = (8, 32) if f.rows >= 64 else (1, 512)
     inner, *walk = f.numbered
     kind = {"LEAST": least, "FLOAT": x.is_floating_point()}
-    part = blocks(blocks(f.length, f.cut.splits), n) * n
+    part = blocks(blocks(f.length, f.cut.shares(m, n)), n) * n
     splits = blocks(f.length, part)
-    sizes = (f.rows, inner, f.length, part, *walk)
+    sizes, warps = (f.rows, inner, f.length, part, *walk), 4 if f.across else 8
     if splits == 1:
-        _wide_extreme((blocks(f.rows, m), 1), x, None, values, indices, *sizes, **kind, FLAT=inner == 1, M=m, N=n, warps=8)
+        _wide_extreme((blocks(f.rows, m), 1), x, None, values, indices, *sizes, **kind, FLAT=inner == 1, M=m, N=n, warps=warps)
         return
     some = empty((splits, f.rows), x.dtype, x.device)
     places = empty((splits, f.rows), torch.int64, x.device)
-    _wide_extreme((blocks(f.rows, m), splits), x, None, some, places, *sizes, **kind, FLAT=inner == 1, M=m, N=n, warps=8)
+    _wide_extreme((blocks(f.rows, m), splits), x, None, some, places, *sizes, **kind, FLAT=inner == 1, M=m, N=n, warps=warps)
     columns = next_power(splits)
     height = max(1, min(64, 1024 // columns))
     joined = (f.rows, 1, splits, splits, 1, 0, f.rows)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -87,8 +88,7 @@ class Pointwise:
             raise Unsupported(f"{self.name} needs a tensor on {chips.current().device_type}")
         inputs = [_operand(x, compute, device) for x in inputs]
         if compute is torch.float64:
-            # A run-time float argument reaches a kernel as float32, so doubles travel as tensors.
-            inputs = [_as_tensor(x, compute, device) for x in inputs]
+            inputs, scalars = [_doubled(x) for x in inputs], [_doubled(float(x)) for x in scalars]
         outs = self._outputs(out, result)
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         plan = plan_layout(tensors, outs, self.num_outputs)
@@ -121,7 +121,8 @@ class Pointwise:
 
     def launch(self, plan: Plan, inputs: list[Any], scalars: list[Any], outs: list[torch.Tensor], compute: torch.dtype) -> None:
         """Runs a plan that is already made."""
-        flat = _flattens(plan, len(outs))
+        sizes = [x.element_size() for x in (*inputs, *outs) if isinstance(x, torch.Tensor)]
+        flat = _flattens(plan, len(outs), max(sizes))
         rank = 0 if plan.dense else _FLAT if flat else len(plan.sizes)
         forms = _forms(inputs, plan, rank)
         key = (rank, forms, compute, len(scalars))
@@ -129,37 +130,42 @@ class Pointwise:
         if kernel is None:
             kernel = self.kernels[key] = self._build(rank, forms, compute)
         if plan.dense or flat:
-            sizes = [x.element_size() for x in (*inputs, *outs) if isinstance(x, torch.Tensor)]
-            block, warps = self._cut(plan.count, max(sizes))
+            even = not flat and all(x.data_ptr() % 16 == 0 for x in (*inputs, *outs) if isinstance(x, torch.Tensor))
+            block, warps = self._cut(plan.count, max(sizes), even)
             grid = (blocks(plan.count, block),)
             walk = (*_divisor(plan.sizes[1]), *_uneven(plan, forms)) if flat else ()
             kernel(grid, *inputs, *scalars, *outs, *walk, plan.count, BLOCK=block, TAIL=plan.count % 16 != 0, WIDE=plan.wide,
                    warps=warps, dependent=grid[0] <= _FEW or block * sum(sizes) >= _MUCH)  # fmt: skip
             return
         inner = plan.sizes[-1]
-        rows, columns = _tile(plan, "t" in forms)
+        rows, columns, warps = _tile(plan, "t" in forms, max(sizes))
         column_blocks = blocks(inner, columns)
         grid = (column_blocks * blocks(plan.count // inner, rows),)
         walk = (plan.count // inner, column_blocks, *plan.sizes, *plan.strides)
-        kernel(grid, *inputs, *scalars, *outs, *walk, ROWS=rows, COLUMNS=columns, WIDE=plan.wide,
-               warps=8 if rows * columns >= 1024 and plan.count <= _SOON and not (plan.crossed or _aligned(plan)) else 4,
+        kernel(grid, *inputs, *scalars, *outs, *walk, ROWS=rows, COLUMNS=columns, WIDE=plan.wide, warps=warps,
                dependent=grid[0] <= _FEW)  # fmt: skip
 
-    def _cut(self, count: int, widest: int) -> tuple[int, int]:
-        """Elements and warps of one program, where it counts through elements of so many bytes at most."""
+    def _cut(self, count: int, widest: int, even: bool) -> tuple[int, int]:
+        """Elements and warps of one program, where it counts through elements of so many bytes at most; even: a thread takes 16
+        bytes of them at once."""
         chip = chips.current()
         block = chip.pointwise_block
         if count <= block * chip.multiprocessors // 2:
             block = max(block // 4, 256)
-        elif widest == 1 and count > _SOON:  # 16 bytes for each thread: starting programs would take longer than reading
+        elif widest == 1 and even and count > _SOON:  # 16 bytes for each thread: starting programs would take longer than reading
             return 2 * block, max(4, block // 256)
+        elif widest == 8:  # two for each thread: 4553 x 127 comparisons of float64 that begin anywhere took 3.4 µs with four, so 2.1
+            if self.costly and count >= _MANY:
+                return block // 2, 4
+            return block // 4, max(4, block // (256 if count <= _SOON or not even else 512))
         elif self.costly and (widest > 2 or count >= _MANY):
             # 32 bytes for each thread: 600000 powers of float32 took 4.3 µs, so 3.4; 2²⁵ of bfloat16 61.6, so 53.9.
             return block // max(1, widest // 2), 4
-        elif widest == 8 or (widest == 4 and count >= _MANY):
+        elif widest == 4 and count >= _MANY:
             # Four for each thread: 2²⁵ inverse roots of float32 took 66.3 µs with eight, so 64.4.
             return block // 2, max(4, block // 256)
-        return block, max(4, block // (128 if count <= _SOON else 256))
+        soon = _SOON * (2 if widest == 4 else 1)  # 1700000 sums of float32 took 3.9 µs with eight for each thread, so 3.1
+        return block, max(4, block // (128 if count <= soon else 256))
 
     def _build(self, rank: int, forms: tuple[str, ...], compute: torch.dtype) -> Kernel:
         source = generate(rank, forms, self.num_scalars, self.num_outputs, _COMPUTE[compute], self.kind == "condition")
@@ -207,23 +213,34 @@ def _operand(value: Any, compute: torch.dtype, device: torch.device) -> Any:
     return float(value) if compute in _FLOATS else int(value)
 
 
-def _tile(plan: Plan, reads: bool) -> tuple[int, int]:
-    """Rows and columns of one program: long rows where the last dimension is contiguous for all, a square where layouts cross."""
-    chip, inner = chips.current(), plan.sizes[-1]
+def _tile(plan: Plan, reads: bool, widest: int) -> tuple[int, int, int]:
+    """Rows, columns and warps of one program: long rows where the last dimension is contiguous for all, a square where layouts cross.
+    `reads`: not only what repeats itself; `widest`: bytes of the largest elements."""
+    chip, inner, warps = chips.current(), plan.sizes[-1], 4
     if plan.crossed:
         # 25.8 against 27.5 µs for adding a turned matrix of 4096 squared (H200), as soon as there are programs enough.
         columns = 64 if plan.count >= 4 * 64 * 64 * chip.multiprocessors else 32
         elements = columns * columns
+    elif len(plan.sizes) == 1:
+        # Neighbours that lie apart, or backwards, do not come together: 14.8 µs for 3000003 halves with as many for each thread, so
+        # 6.2; and of eight bytes, stored one by one, best one for each (9.8 µs for 1658718 with four, so 7.1).
+        single = widest == 8 and inner % 16 != 0
+        columns = elements = chip.pointwise_block // (8 if single else 4)
+        warps = 8 if single else 4
+    elif widest == 8 and reads:
+        # Two for each thread: 2²⁰ sums of int64 in halves of rows of 64 took 5.4 µs with eight, so 3.6; and fewer warps where rows
+        # are read backwards (a matrix of 32768 x 64 turned so took 12.1 µs, so 6.8).
+        back = any(stride < 0 for stride in plan.strides[len(plan.sizes) - 1 :: len(plan.sizes)])
+        columns = elements = chip.pointwise_block // (8 if back else 4)
+        warps = 4 if back else 8
     else:
         # What hardly reads writes at three quarters of the bandwidth in half a block (21.6 against 16.6 µs for 64 MiB, H200).
         elements = chip.pointwise_block // 2 if reads else chip.pointwise_block
         columns = chip.pointwise_block // 2
-    if len(plan.sizes) == 1:
-        # Neighbours that lie apart, or backwards, do not come together: 14.8 µs for 3000003 halves with as many for each thread, so
-        # 6.2.
-        columns = elements = chip.pointwise_block // 4
+        warps = 8 if plan.count <= _SOON and not _aligned(plan) else 4
     columns = min(next_power(inner), columns)
-    return max(1, min(elements // columns, next_power(plan.count // inner))), columns
+    rows = max(1, min(elements // columns, next_power(plan.count // inner)))
+    return rows, columns, warps if widest == 8 or rows * columns >= 1024 else 4
 
 
 def _aligned(plan: Plan) -> bool:
@@ -232,7 +249,7 @@ def _aligned(plan: Plan) -> bool:
     return all(stride in (0, 1) if at % rank == rank - 1 else stride % 16 == 0 for at, stride in enumerate(plan.strides))
 
 
-def _flattens(plan: Plan, outputs: int) -> bool:
+def _flattens(plan: Plan, outputs: int, widest: int) -> bool:
     """Whether rows of a dense result are better counted through than cut into tiles, which rows of such a length leave partly empty
     or begin at odd places: dividing by a row's length then costs less (100000 x 33 powers took 31.6 µs in tiles)."""
     if len(plan.sizes) != 2 or plan.count >= 1 << 30 or plan.wide or plan.crossed:
@@ -240,7 +257,7 @@ def _flattens(plan: Plan, outputs: int) -> bool:
     inner = plan.sizes[1]
     if any(stride != (inner, 1)[i % 2] for i, stride in enumerate(plan.strides[-2 * outputs :])):
         return False
-    columns = _tile(plan, True)[1]
+    columns = _tile(plan, True, widest)[1]
     return inner % 16 != 0 or blocks(inner, columns) * columns > 1.1 * inner
 
 
@@ -276,8 +293,14 @@ def _forms(inputs: Sequence[Any], plan: Plan, rank: int) -> tuple[str, ...]:
     return tuple(forms)
 
 
-def _as_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype, device=device)
+def _doubled(value: Any) -> Any:
+    """A number as its 64 bits: a run-time float argument reaches a kernel as float32."""
+    return struct.unpack("<q", struct.pack("<d", value))[0] if isinstance(value, float) else value
+
+
+def _number(name: str, kind: str) -> str:
+    """The argument of that name as a number of the compute type."""
+    return f"tl.full((), {name}, tl.int64).to(tl.float64, bitcast=True)" if kind == "tl.float64" else f"tl.full((), {name}, {kind})"
 
 
 def generate(rank: int, forms: Sequence[str], scalars: int, outputs: int, compute: str, condition: bool) -> str:
@@ -287,7 +310,7 @@ def generate(rank: int, forms: Sequence[str], scalars: int, outputs: int, comput
     outs = [f"y{i}" for i in range(outputs)]
     tensors = {name: form for name, form in zip(inputs, forms, strict=True) if form != "s"}
     casts = {name: "tl.int1" if condition and name == "x0" else compute for name in inputs}
-    values = ", ".join(f"v_{name}" for name in inputs) + "".join(f", {name}" for name in extra)
+    values = ", ".join(f"v_{name}" for name in inputs) + "".join(f", {_number(name, compute) if compute == 'tl.float64' else name}" for name in extra)
     body = {0: _dense, _FLAT: _flat}.get(rank, _strided)
     return _HEADER + body(rank, inputs, extra, outs, tensors, casts, values)
 
@@ -329,7 +352,7 @@ def _access(
         elif casts[name] == "tl.int1":
             lines.append(f"{indent}v_{name} = {name} != 0")
         else:
-            lines.append(f"{indent}v_{name} = tl.full((1,), {name}, {casts[name]})" + ("" if flat else "[:, None]"))
+            lines.append(f"{indent}v_{name} = tl.broadcast_to({_number(name, casts[name])}, {'(1,)' if flat else '(1, 1)'})")
     results = [f"r_{name}" for name in outs]
     lines.append(f"{indent}{', '.join(results)} = function({values})")
     for name in outs:

@@ -174,7 +174,7 @@ def sin(self: torch.Tensor) -> torch.Tensor:
 
 def absolute(self: torch.Tensor) -> torch.Tensor:
     """|x|"""
-    return self.clone() if self.dtype in (torch.bool, torch.uint8) else _abs(self)
+    return same(self) if self.dtype in (torch.bool, torch.uint8) else _abs(self)
 
 
 def neg(self: torch.Tensor) -> torch.Tensor:
