@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from reference import check
 
-from trireme.kernels import chips, fold, loss, reduce, registry
+from trireme.kernels import chips, fold, loss, reduce, registry, softmax
 
 INTERPRETED = chips.current().interpreted
 HALVES = [torch.bfloat16, torch.float16]
@@ -345,6 +345,21 @@ def test_softmax_of_long_rows_side_by_side(name: str, device: str) -> None:
             check(f"{name} {shape}", function, aten(name), (x, 1), {}, length=16)
 
 
+@pytest.mark.parametrize("name", ["softmax.int", "log_softmax.int"])
+def test_softmax_of_few_long_rows_side_by_side(name: str, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """They are turned first, and the result lies as torch's."""
+    function = registry.OPERATORS[name].function
+    monkeypatch.setattr(softmax, "_few_across", lambda f: f.across)
+    for shape in [(301, 3), (2, 130, 5)] if INTERPRETED else [(301, 3), (2, 130, 5), (70001, 14), (3, 9000, 33)]:
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            x = draw(shape, dtype, device) * 3
+            x[..., 7, 0], x[..., 5, 1] = float("-inf"), float("nan")
+            dim = len(shape) - 2
+            check(f"{name} {shape}", function, aten(name), (x, dim), {}, length=16)
+            check(f"{name} {shape}", function, aten(name), (x.transpose(0, 1), 1 - dim), {}, length=16)
+            assert function(x, dim).stride() == torch.softmax(x, dim).stride()
+
+
 def test_group_norm_of_long_groups(device: str) -> None:
     function = registry.OPERATORS["native_group_norm"].function
     for items, channels, groups in [(2, 6, 2)] if INTERPRETED else [(2, 6, 2), (32, 64, 8)]:
@@ -442,6 +457,7 @@ def test_moves(device: str) -> None:
         x = draw((3, 4, 5), dtype, device)
         for diagonal in (-2, 0, 3):
             check("triu", ops["triu"].function, torch.triu, (x, diagonal), {})
+        check("flip", ops["flip"].function, torch.flip, (x[:, :1], [1]), {})
         for dims in ([0], [-1], [0, 2], [0, 1, 2], []):
             check("flip", ops["flip"].function, torch.flip, (x, dims), {})
         check("flip", ops["flip"].function, torch.flip, (x.transpose(0, 2), [1]), {})
@@ -458,7 +474,10 @@ def test_closeness(device: str) -> None:
     for dtype, equal_nan in itertools.product((torch.float32, torch.float64), (False, True)):
         check("isclose", ops["isclose"].function, torch.isclose, (x.to(dtype), y.to(dtype)), {"equal_nan": equal_nan})
     near = x[:2].double() + 1e-12
-    assert ops["isclose"].function(near, x[:2].double(), 0, 2e-12).all() and not ops["isclose"].function(near, x[:2].double(), 0, 5e-13).any()
+    assert (
+        ops["isclose"].function(near, x[:2].double(), 0, 2e-12).all()
+        and not ops["isclose"].function(near, x[:2].double(), 0, 5e-13).any()
+    )
     assert ops["allclose"].function(x[:1], y[:1]) and not ops["allclose"].function(x, y)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import dataclasses
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -216,3 +215,34 @@ def test_every_kernel_knows_flat_rows(device: str) -> None:
         torch.testing.assert_close(var, x.var(dim, correction=0), rtol=1e-4, atol=1e-5)
         wide = x.double()
         torch.testing.assert_close(registry.OPERATORS["max.dim"].function(wide, dim), tuple(wide.max(dim)))
+
+
+_KINDS = [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool]
+_FOLDED = {
+    "sum.dim_IntList": lambda x: x.double().sum(0).to(x.dtype if x.is_floating_point() else torch.int64),
+    "amax": lambda x: x.amax(0), "argmax": lambda x: x.argmax(0), "prod.dim_int": lambda x: x.prod(0),
+    "any.dim": lambda x: x.any(0), "all.dim": lambda x: x.all(0), "max.dim": lambda x: x.max(0)[0],
+    "min.dim": lambda x: x.min(0)[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", _KINDS, ids=str)
+def test_uneven_rows_side_by_side_read_one_by_one(dtype: torch.dtype, device: str) -> None:
+    """What is read where there is nothing changes no fold, whatever is folded."""
+    x = torch.randint(-3 if dtype.is_signed else 0, 4, (71, 1031), device=device).to(dtype)
+    assert cut((71, 1031), 0, dtype).single
+    for name, expected in _FOLDED.items():
+        if dtype is torch.bool and name == "argmax":
+            continue
+        dims = [0] if name in ("sum.dim_IntList", "amax") else 0
+        for y in (x, x.clamp(max=-1) if dtype.is_signed else x, x.clamp(min=1)):  # nothing, or only what is masked, is 0
+            got = registry.OPERATORS[name].function(y, dims)
+            got = got[0] if isinstance(got, tuple) else got
+            if name == "prod.dim_int" and dtype.is_floating_point:
+                torch.testing.assert_close(got.double(), y.double().prod(0), rtol=1e-2, atol=0)
+            else:
+                assert torch.equal(got, expected(y)), (name, y)
+    for order in (0, 0.5, 1, 2, float("inf"), float("-inf")) if dtype.is_floating_point else ():
+        if order != 0.5 or dtype is not torch.float64:
+            norm = registry.OPERATORS["linalg_vector_norm"].function(x + 5, order, [0])
+            torch.testing.assert_close(norm.double(), torch.linalg.vector_norm(x.double() + 5, order, 0), rtol=1e-2, atol=0)

@@ -22,6 +22,7 @@ class Cut:
     length: int
     itemsize: int  # bytes of an element
     across: bool  # neighbours in memory are elements of different rows
+    beside: int  # rows that then lie side by side
     even: bool  # lines of memory begin at multiples of 16 elements
     anywhere: bool  # rows are contiguous, one after the other, and begin anywhere
     matrix: bool  # rows are the columns of a matrix that lies together
@@ -30,14 +31,14 @@ class Cut:
     def wide(self) -> bool:
         """Whether there are so many short rows side by side that every thread may fold its own: what several warps fold together
         meets in shared memory, all of it in one bank (7 x 300000 of bool took 29 µs on an H200)."""
-        longest = 160 if not self.even else 128 if self.itemsize <= 2 else 80
+        longest = 64 if not self.even else 128 if self.itemsize <= 2 else 80
         many = self.rows >= (60000 if self.length > 32 else 16384 if self.even else 30000)
         return self.across and self.length <= longest and many and not chips.current().interpreted
 
     @functools.cached_property
     def single(self) -> bool:
-        """Whether a thread takes elements one by one, several of each row, so that finding them costs more than folding them."""
-        return self.across and not self.even and not self.wide
+        """Whether a thread takes a few elements of each row, one by one, so that finding them costs more than folding them."""
+        return self.across and not self.even and self.tile[0] == 64
 
     @functools.cached_property
     def narrow(self) -> bool:
@@ -49,7 +50,7 @@ class Cut:
     @functools.cached_property
     def odd(self) -> bool:
         """Whether there are many rows that begin anywhere, and none is very long."""
-        return self.anywhere and 32 < self.length <= 4096 and self.rows >= 2048
+        return self.anywhere and 32 < self.length <= (256 if self.itemsize == 8 else 4096) and self.rows >= 2048
 
     @functools.cached_property
     def shifted(self) -> bool:
@@ -76,9 +77,13 @@ class Cut:
     def unroll(self) -> int:
         """Tiles that a loop asks for before it folds the first, where they do not come through shared memory."""
         if self.wide:
-            return self.shared(8 if self.itemsize == 1 else 16)
+            if self.itemsize == 1:
+                return min(8, next_power(self.length))
+            return self.shared(8 if self._few_warps else 16)
         if self.across:
-            return 1 if self.stages > 1 or self.tile[0] < 16 else 2  # 200 x 20000 float64 took 6.7 µs with one, so 6.1
+            few = self.tile[0] >= 16 and math.prod(self.tile) <= 1024 and self.stages == 1
+            heavy = self.itemsize == 8 and not self.even and self.warps == 4
+            return 2 if few and not heavy else 1  # 107 x 42992 bfloat16 took 4.7 µs with one, so 4.3
         if not self.shifted or self.tile[0] == 1 or (self.itemsize == 2 and self.length <= 4096):
             return 1  # 5865 sums of 2085 bfloat16 took 6.1 µs with two, so 5.0
         return 2
@@ -107,18 +112,19 @@ class Cut:
             # µs on an H200, so 4.8).
             return 32, 64, 1
         n = min(next_power(self.length), size)
+        most = (size // 4 if self.itemsize == 8 else size) // n  # rows: of eight bytes fewer, which fill registers
         if n <= (32 if self.even else 16) and not self.across:
             # So many that starting programs does not take longer than reading: 524288 x 4 took 10.5 µs with 64, so 2.6.
             m = 512 if n <= 4 else 256 if n == 8 or (self.even and n == 16) else 128
             if blocks(self.rows, m) >= 2 * chips.current().multiprocessors:
-                return min(m, size // n), n, 4 if n <= 4 else 8
+                return min(m, most), n, 4 if n <= 4 else 8
         if self.length > size:  # or smaller ones, if these leave less of the last one empty: 5120 are 5 of 1024, 2 of 4096
             # Of eight bytes only as many as leave room for other programs: 5000000 took 16.5 µs, so 13.
             size //= 4 if self.itemsize == 8 else 1
             covered = {n: blocks(self.length, n) * n for n in (size, size // 2, size // 4)}
             n = next(n for n, count in covered.items() if count <= 1.1 * min(covered.values()))
             return 1, n, 8 if n >= 2048 else 4
-        m = 1 if self.shifted else max(1, min(size // n, next_power(self.rows), 64))
+        m = 1 if self.shifted else max(1, min(most, next_power(self.rows), 64))
         return m, n, 8 if m * n >= 4096 else 4
 
     @functools.cached_property
@@ -132,6 +138,8 @@ class Cut:
         if self.shifted and self.rows >= 64:
             # Each warp a row, as much of it at once as it can take: 5865 places of a maximum of 2085 took 24.5 µs on an H200 where
             # several warps met for each, so 10.3.
+            if self.itemsize == 8:
+                return 8, 32, 8
             warps = 4 if self.length <= 4096 else 8
             return warps, _AT_ONCE // self.itemsize, warps
         if self.odd and self.length > 64:
@@ -143,11 +151,22 @@ class Cut:
 
     def _cut_wide(self) -> tuple[int, int, int]:
         if not self.even:  # of single elements fewer for each thread, unless there are so few that starting programs takes longer
-            return WIDE if self.length <= 8 else WIDE // (4 if self.rows < 1 << 17 else 2), 1, 4
+            return WIDE if self.length <= 8 else WIDE // (4 if self.rows < 1 << 17 or self.length > 32 else 2), 1, 4
         if self.length <= 2:
             return 4 * WIDE, 1, 8
+        if self.itemsize == 8:  # 24 x 424432 took 24.9 µs with two for a thread, so 21.4
+            return WIDE // 4, 1, 4
+        if self._few_warps:
+            return WIDE // 2, 1, 2
         # 17 x 646688 floats took 16.1 µs with four for a thread, with two 11.0; but of 25 MB 4.1 and 4.4.
         return WIDE // 2 if self.rows < 1 << 17 or (self.large and self.itemsize >= 4) else WIDE, 1, 4
+
+    @functools.cached_property
+    def _few_warps(self) -> bool:
+        """Whether fewer warps do better with very many rows, as long as a cache nearly holds them: 24 x 424432 floats took 11.6 µs
+        with four, each thread with two rows, so 6.5; but 17 x 646688 10.3 and 15.6."""
+        some = self.large and self.rows * self.length * self.itemsize <= 40 << 20
+        return self.even and some and self.itemsize == 4 and 2 < self.length <= 32
 
     def _cut_across(self, size: int) -> tuple[int, int, int]:
         processors = chips.current().multiprocessors
@@ -163,7 +182,7 @@ class Cut:
             # Of single elements whole warps of neighbours: 413 x 26981 floats took 23.2 µs unshared, so 11.6. But few of them if
             # there are few: 50000 x 100 floats took 10.5 µs so, 6.8 in tiles of 16; of smaller types as many as fill a sector.
             if self.rows >= (1024 if single else 256):
-                return 64, 16, 4
+                return (64, 16, 4) if self.beside >= 64 else (32, 64, 4)  # 128 x 1024 x 33 bfloat16 6.3 and 5.4 µs
             return (16, 128, 4) if single or self.rows <= 16 else (32, 64, 4)
         # Whole sectors, and few numbers for one program to join: 20.0 µs for 8192 x 4096 on an H200, with 64 or 128 20.8 and 24.4.
         m = min(next_power(self.rows), max(32, size // next_power(self.length) if self.length <= 64 else 1))
@@ -176,8 +195,8 @@ class Cut:
             # 1000 x 2048 took 5.2 µs in tiles of 32 by 128, so 3.7; 64 x 50048 6.6, so 4.5.
             many = self.rows >= 1 << 14
             return 16, min(64 if many else 128, next_power(self.length)), 4 if many else 8
-        if self.rows >= 1024:
-            return 64, min(16, next_power(self.length)), 8
+        if self.rows >= 1024:  # 413 x 26981 took 27.4 µs with eight warps, so 24.0; but 64 x 50257 4.6 and 7.7
+            return 64, min(16, next_power(self.length)), 4 if self.length > 128 else 8
         m = min(16, next_power(self.rows))
         return m, max(1, min(1024 // m, next_power(self.length))), 8  # 524288 x 4 took 13.3 µs with four times as many, so 5.5
 
@@ -211,8 +230,9 @@ class Cut:
             return next(parts for parts, time in spent.items() if time <= 1.1 * min(spent.values()))
         if self.across or self.anywhere:
             return most
-        # 100 rows of 50000 floats took 6.0 µs shared, so 4.5.
-        return max(1, min(most, blocks(tiles, 4), most if 4 * tracks <= processors else processors // tracks))
+        # 100 rows of 50000 floats took 6.0 µs shared, so 4.5; smaller tiles of eight bytes leave room for more.
+        few = 4 * tracks <= processors or self.itemsize == 8
+        return max(1, min(most, blocks(tiles, 4), most if few else processors // tracks))
 
     @functools.cached_property
     def part(self) -> int:

@@ -124,9 +124,11 @@ def _extreme(
     for at in tl.range(start, stop, N, num_stages=STAGES, loop_unroll_factor=UNROLL):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column[None, :] < even)
-        at_column = tl.cast(at, tl.int64) * x_step + ahead if SINGLE else (column.to(tl.int64) * x_step)[None, :]
-        value = tl.load(base + at_column, mask=mask, other=0).to(work)
-        value = tl.where(mask, value, tl.full((), last, work))
+        if SINGLE and FLOAT:  # without a multiplication and a choice for each element
+            value = tl.load(base + tl.cast(at, tl.int64) * x_step + ahead, mask=mask, other=last).to(work)
+        else:
+            value = tl.load(base + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0).to(work)
+            value = tl.where(mask, value, tl.full((), last, work))
         better = value < best if LEAST else value > best
         if FLOAT:
             better = better | ((value != value) & (best == best))
@@ -269,7 +271,7 @@ def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: to
     if f.across:
         n = min(n, 8) if m == 64 else n
     elif f.length > 64:  # each warp a row: 4096 x 1024 took 12.6 µs in tiles that hold them whole, so 6.9
-        m, n = (8, 32) if f.rows >= 64 else (1, 512)
+        m, n = (8, 32) if f.rows >= 64 and f.length <= 4096 else (1, 512)
     inner, *walk = f.numbered
     kind = {"LEAST": least, "FLOAT": x.is_floating_point()}
     part = blocks(blocks(f.length, f.cut.shares(m, n)), n) * n

@@ -112,7 +112,8 @@ class Fold:
     def cut(self) -> Cut:
         """How it is cut into tiles on this chip."""
         matrix = self.numbered == (1, 1, 0, self.rows) and self.turned is None
-        return Cut(self.rows, self.length, self.itemsize, self.across, self.even, self.anywhere, matrix)
+        beside = self.inner if self.inner > 1 else self.rows
+        return Cut(self.rows, self.length, self.itemsize, self.across, beside, self.even, self.anywhere, matrix)
 
 
 def fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, turn: bool = False) -> tuple[torch.Tensor, Fold]:

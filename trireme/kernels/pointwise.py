@@ -121,43 +121,48 @@ class Pointwise:
 
     def launch(self, plan: Plan, inputs: list[Any], scalars: list[Any], outs: list[torch.Tensor], compute: torch.dtype) -> None:
         """Runs a plan that is already made."""
-        sizes = [x.element_size() for x in (*inputs, *outs) if isinstance(x, torch.Tensor)]
-        flat = _flattens(plan, len(outs), max(sizes))
+        widths = [x.element_size() for x in outs]
+        flat = _flattens(plan, len(outs), max(widths))
         rank = 0 if plan.dense else _FLAT if flat else len(plan.sizes)
         forms = _forms(inputs, plan, rank)
+        full = [x for x, form in zip(inputs, forms, strict=True) if form in "dt"]  # of others elements come again and again
+        widths += [x.element_size() for x in full or inputs if isinstance(x, torch.Tensor)]
         key = (rank, forms, compute, len(scalars))
         kernel = self.kernels.get(key)
         if kernel is None:
             kernel = self.kernels[key] = self._build(rank, forms, compute)
         if plan.dense or flat:
             even = not flat and all(x.data_ptr() % 16 == 0 for x in (*inputs, *outs) if isinstance(x, torch.Tensor))
-            block, warps = self._cut(plan.count, max(sizes), even)
+            block, warps = self._cut(plan.count, widths, even)
             grid = (blocks(plan.count, block),)
             walk = (*_divisor(plan.sizes[1]), *_uneven(plan, forms)) if flat else ()
             kernel(grid, *inputs, *scalars, *outs, *walk, plan.count, BLOCK=block, TAIL=plan.count % 16 != 0, WIDE=plan.wide,
-                   warps=warps, dependent=grid[0] <= _FEW or block * sum(sizes) >= _MUCH)  # fmt: skip
+                   warps=warps, dependent=grid[0] <= _FEW or block * sum(widths) >= _MUCH)  # fmt: skip
             return
         inner = plan.sizes[-1]
-        rows, columns, warps = _tile(plan, "t" in forms, max(sizes))
+        rows, columns, warps = _tile(plan, "t" in forms, max(widths))
         column_blocks = blocks(inner, columns)
         grid = (column_blocks * blocks(plan.count // inner, rows),)
         walk = (plan.count // inner, column_blocks, *plan.sizes, *plan.strides)
         kernel(grid, *inputs, *scalars, *outs, *walk, ROWS=rows, COLUMNS=columns, WIDE=plan.wide, warps=warps,
                dependent=grid[0] <= _FEW)  # fmt: skip
 
-    def _cut(self, count: int, widest: int, even: bool) -> tuple[int, int]:
-        """Elements and warps of one program, where it counts through elements of so many bytes at most; even: a thread takes 16
-        bytes of them at once."""
-        chip = chips.current()
+    def _cut(self, count: int, widths: Sequence[int], even: bool) -> tuple[int, int]:
+        """Elements and warps of one program, where it counts through elements of so many bytes; even: a thread takes 16 bytes of
+        them at once."""
+        chip, widest = chips.current(), max(widths)
         block = chip.pointwise_block
         if count <= block * chip.multiprocessors // 2:
             block = max(block // 4, 256)
         elif widest == 1 and even and count > _SOON:  # 16 bytes for each thread: starting programs would take longer than reading
             return 2 * block, max(4, block // 256)
-        elif widest == 8:  # two for each thread: 4553 x 127 comparisons of float64 that begin anywhere took 3.4 µs with four, so 2.1
+        elif widest == 8:
             if self.costly and count >= _MANY:
                 return block // 2, 4
-            return block // 4, max(4, block // (256 if count <= _SOON or not even else 512))
+            if sum(widths) <= 16 and count < _MANY and not self.costly:  # four for each thread
+                return block // 2, max(4, block // 256)
+            # Two: 4553 x 127 comparisons of float64 that begin anywhere took 3.4 µs with four, so 2.1.
+            return block // 4, max(4, block // 256)
         elif self.costly and (widest > 2 or count >= _MANY):
             # 32 bytes for each thread: 600000 powers of float32 took 4.3 µs, so 3.4; 2²⁵ of bfloat16 61.6, so 53.9.
             return block // max(1, widest // 2), 4
@@ -214,8 +219,8 @@ def _operand(value: Any, compute: torch.dtype, device: torch.device) -> Any:
 
 
 def _tile(plan: Plan, reads: bool, widest: int) -> tuple[int, int, int]:
-    """Rows, columns and warps of one program: long rows where the last dimension is contiguous for all, a square where layouts cross.
-    `reads`: not only what repeats itself; `widest`: bytes of the largest elements."""
+    """Rows, columns and warps of one program: long rows where the last dimension is contiguous for all, a square where layouts
+    cross. `reads`: not only what repeats itself; `widest`: bytes of the largest elements."""
     chip, inner, warps = chips.current(), plan.sizes[-1], 4
     if plan.crossed:
         # 25.8 against 27.5 µs for adding a turned matrix of 4096 squared (H200), as soon as there are programs enough.
@@ -310,7 +315,8 @@ def generate(rank: int, forms: Sequence[str], scalars: int, outputs: int, comput
     outs = [f"y{i}" for i in range(outputs)]
     tensors = {name: form for name, form in zip(inputs, forms, strict=True) if form != "s"}
     casts = {name: "tl.int1" if condition and name == "x0" else compute for name in inputs}
-    values = ", ".join(f"v_{name}" for name in inputs) + "".join(f", {_number(name, compute) if compute == 'tl.float64' else name}" for name in extra)
+    numbers = [_number(name, compute) if compute == "tl.float64" else name for name in extra]
+    values = ", ".join([*(f"v_{name}" for name in inputs), *numbers])
     body = {0: _dense, _FLAT: _flat}.get(rank, _strided)
     return _HEADER + body(rank, inputs, extra, outs, tensors, casts, values)
 

@@ -73,8 +73,28 @@ def _across(columns, KIND: tl.constexpr):
 
 
 @triton.jit
+def _blank(KIND: tl.constexpr, WORK: tl.constexpr):
+    """What to read where there is nothing, so that it needs no mask once it is `_mapped`; of small integers no type holds that"""
+    if KIND == 1 or KIND == 5:
+        blank = 1
+    elif KIND == 2 and WORK < 3:
+        blank = float("-inf") if WORK < 2 else -(2**63)  # type: ignore[assignment]
+    elif (KIND == 3 and WORK < 3) or KIND == 11:
+        blank = float("inf") if WORK < 2 else 2**63 - 1  # type: ignore[assignment]
+    else:
+        blank = 0
+    return blank
+
+
+@triton.jit
 def _mapped(raw, mask, neutral, order, KIND: tl.constexpr):
     """What is folded: the elements themselves, their magnitudes or powers of these, or whether they are not 0"""
+    return tl.where(mask, _bare(raw, neutral, order, KIND), neutral)
+
+
+@triton.jit
+def _bare(raw, neutral, order, KIND: tl.constexpr):
+    """The same where there is an element"""
     value = raw.to(neutral.dtype) if KIND < 4 or KIND > 6 else (raw != 0).to(neutral.dtype)
     if KIND == 7 or KIND >= 10:
         value = tl.abs(value)
@@ -82,11 +102,7 @@ def _mapped(raw, mask, neutral, order, KIND: tl.constexpr):
         value = value * value
     elif KIND == 9:
         value = tl.where(value == 0, tl.where(order == 0, 1.0, 0.0), tl.exp2(order * tl.log2(tl.abs(value))))
-    if KIND == 0 or KIND == 4 or (KIND >= 6 and KIND <= 8):  # what is masked was read as 0, and folds as such
-        result = value
-    else:
-        result = tl.where(mask, value, neutral)
-    return result
+    return value
 
 
 @triton.jit
@@ -145,7 +161,7 @@ def _fold(
 ):  # fmt: skip
     """out[row] = fold of x[row], SHORT if that fits a tile; of programs that share a row the last joins all parts[split, row], S at
     once. TAIL: beyond `even` elements there are a few, which would turn every access into single elements; SHIFTED: before, too;
-    SINGLE: no more is multiplied for each element"""
+    SINGLE: elements come one by one, and each is worth few instructions"""
     chips.begin(EARLY, OPEN=S == 1)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
@@ -172,9 +188,13 @@ def _fold(
             column = at + tl.arange(0, N)
             # Splits are whole tiles, so the row's own end is the only ragged one, and its divisibility is known.
             mask = (row < rows)[:, None] & (column[None, :] < even)
-            place = base + tl.cast(at, tl.int64) * x_step + ahead if SINGLE else base + (column.to(tl.int64) * x_step)[None, :]
-            raw = tl.load(place, mask=mask, other=0)
-            total = _both(total, _mapped(raw, mask, neutral, order, KIND), KIND)
+            if SINGLE and not ((KIND == 2 or KIND == 3) and WORK == 3):
+                raw = tl.load(base + tl.cast(at, tl.int64) * x_step + ahead, mask=mask, other=_blank(KIND, WORK))
+                value = _bare(raw, neutral, order, KIND)
+            else:
+                raw = tl.load(base + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0)
+                value = _mapped(raw, mask, neutral, order, KIND)
+            total = _both(total, value, KIND)
     result = _across(total, KIND)
     if TAIL and split == tl.num_programs(1) - 1:
         if SHIFTED:

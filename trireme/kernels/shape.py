@@ -112,7 +112,9 @@ def flip(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     """y[…, i, …] = x[…, n − 1 − i, …] along `dims`"""
     if self.is_complex():
         raise Unsupported("complex flips")
-    chosen = normalise(dims, self.dim()) if dims else []
+    chosen = [d for d in normalise(dims, self.dim()) if self.shape[d] > 1] if dims else []
+    if not chosen:
+        return same(self)
     out = empty_like(self)
     if out.numel():
         x, y, body = self, out, same

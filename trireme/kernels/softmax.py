@@ -13,6 +13,7 @@ from trireme.kernels.fold import Fold, aligned, begins, ends, fold
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.scalar import log_of_sum
 from trireme.kernels.streamed import workspace
+from trireme.kernels.unary import same
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # Of long rows that lie beside each other: rows and their elements in one tile, and tiles of one program.
@@ -332,6 +333,8 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
     if f.inner >= 32 and f.length > limit // 32 and not double and _near(f) and _near(g):
         _beside(x, y, f, g, log)
         return y
+    if _few_across(f):
+        return _turned(x, dim, result, log)
     if f.cut.odd and g.cut.odd and f.length <= 128:
         pieces = blocks(f.length, _WIDTH.value)
         _softmax_odd((blocks(f.rows, _ODD),), x, y, f.rows, f.length, f.walk[0], g.walk[0],
@@ -346,6 +349,18 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
     _softmax_long((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1,
                   SHIFTED=m == 1 and _alike(f, g), M=m, N=n, warps=warps)  # fmt: skip
     return y
+
+
+def _few_across(f: Fold) -> bool:
+    """Whether there are so few long rows side by side that most of the chip would wait for them."""
+    return f.across and f.length > 2048 and blocks(f.rows, 32) < chips.current().multiprocessors
+
+
+def _turned(x: torch.Tensor, dim: int, result: torch.dtype, log: bool) -> torch.Tensor:
+    """The same of a copy whose rows are contiguous, so that several programs share each."""
+    rows = x.movedim(dim, -1)
+    done = _apply(same(rows, out=empty(rows.shape, x.dtype, x.device)), -1, result, log)
+    return same(done.movedim(-1, dim), out=empty(x.shape, result, x.device))
 
 
 def _alike(f: Fold, g: Fold) -> bool:
