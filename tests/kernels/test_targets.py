@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from trireme.kernels import launch
+from trireme.kernels import chips, launch
 
 HERE = pathlib.Path(__file__).parent
 # Where a chip is, modules have chosen its ways by the time another's are asked for; there kernels are tested by running them.
@@ -93,3 +93,9 @@ def _nothing() -> None:
 
 def _refuse(*args: Any) -> None:
     raise AssertionError("the raw start was called")
+
+
+def test_only_the_table_of_chips_names_cuda() -> None:
+    folder = pathlib.Path(chips.__file__).parent
+    naming = {file.name for file in folder.glob("*.py") if "cuda" in file.read_text().lower()}
+    assert naming == {"chips.py"}

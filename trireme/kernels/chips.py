@@ -6,6 +6,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,9 +58,21 @@ def begin(EARLY: tl.constexpr, OPEN: tl.constexpr):
     32 rows took 40.3 µs in a row of such, 32.8 without, 33.3 where none comes early; H200). Nor does it shortly before the end: 4
     to 32 rows of 4096 by 4096 took 7.6 to 8.6 µs for 6.7 to 7.5."""
     if EARLY:
-        tl.extra.cuda.gdc_wait()
+        wait()
         if OPEN:
-            tl.extra.cuda.gdc_launch_dependents()
+            let_next()
+
+
+@triton.jit
+def wait():
+    """Waits until the kernel before is done, on a chip on which kernels come early."""
+    tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_next():
+    """Lets the next kernel come from now on, on a chip on which kernels come early."""
+    tl.extra.cuda.gdc_launch_dependents()
 
 
 @functools.cache
@@ -112,6 +125,22 @@ def driver_launch(early: bool) -> int | None:
         return ctypes.cast(library.cuLaunchKernelEx if early else library.cuLaunchKernel, ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
+
+
+def drivable() -> bool:
+    """Whether the driver can be asked to start kernels, and memory is torch's own to give."""
+    return driver_launch(False) is not None and torch.cuda.get_allocator_backend() != "pluggable"
+
+
+def host_functions() -> tuple[int, ...]:
+    """Addresses of what tells the current stream, whether one is recorded, and this thread's context; 0 where there are none."""
+    if current().interpreted:
+        return 0, 0, 0
+    folder = Path(torch.__file__).parent / "lib"
+    stream = ctypes.CDLL(str(folder / "libtorch_cuda.so")).aoti_torch_get_current_cuda_stream
+    library = ctypes.CDLL("libcuda.so.1")
+    functions = (stream, library.cuStreamIsCapturing, library.cuCtxGetCurrent)
+    return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
 
 
 def layout_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:

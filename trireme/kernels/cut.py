@@ -86,7 +86,7 @@ class Cut:
             return 2 if few and not heavy else 1  # 107 x 42992 bfloat16 took 4.7 µs with one, so 4.3
         if not self.shifted or self.tile[0] == 1 or (self.itemsize == 2 and self.length <= 4096):
             return 1  # 5865 sums of 2085 bfloat16 took 6.1 µs with two, so 5.0
-        return 2
+        return 4 if self.itemsize == 8 else 2  # a warp has half a line of eight bytes at once
 
     def shared(self, most: int) -> int:
         """Elements of a row that are asked for together, at most so many, and about as many each time: 18 are two times nine, where

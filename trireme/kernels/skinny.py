@@ -76,13 +76,13 @@ def _one_row(
     also = tl.zeros([OUTPUTS, INNER], tl.float32)
     squares = tl.zeros([INNER], tl.float32)
     if PDL:  # the first weights do not wait for the kernel before, which is still computing x
-        tl.extra.cuda.gdc_launch_dependents()
+        chips.let_next()
     w = tl.load(row, mask=inside & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
     u = w
     if GATED:
         u = tl.load(upper, mask=inside & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
     if PDL:
-        tl.extra.cuda.gdc_wait()
+        chips.wait()
     for start in range(0, K, INNER):
         here = start + k
         if EVEN:

@@ -294,7 +294,7 @@ def tile(f: Fold, limit: int) -> tuple[int, int, int]:
         return 2048 // n if not f.even else 1024 if f.itemsize <= 2 else 512, n, 4
     if not f.across:
         if f.itemsize == 8:  # which fill registers: 5000 rows of 1000 took 41.6 µs with two and four warps, so 24.5
-            return max(1, 512 // n), n, 1 if n == 128 else 4 if n < 1024 else 8
+            return max(1, 512 // n), n, 1 if n == 128 else 4 if n < 1024 else 8 if n < 4096 else 16 if n < 8192 else 32
         if n <= 8 and f.rows < 1 << 18:  # 100000 rows of eight floats took 3.5 µs as below, so 2.9
             return 512 // n, n, 8
         m = 1 if n >= 2048 else max(1, min(2048 // n, next_power(f.rows)))

@@ -93,7 +93,7 @@ def _loaded(file: Path) -> Any:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        module.set_up(chips.current().dispatch_key, *_addresses(), chips.several_devices())
+        module.set_up(chips.current().dispatch_key, *chips.host_functions(), chips.several_devices())
         listeners.append(module.record)
         chips.draw_by(module.draw)
         return module
@@ -101,20 +101,9 @@ def _loaded(file: Path) -> Any:
         return None
 
 
-def _addresses() -> tuple[int, ...]:
-    """Of the functions that tell the current stream, whether one is recorded, and this thread's context; 0 where there are none."""
-    if chips.current().interpreted:
-        return 0, 0, 0
-    folder = Path(torch.__file__).parent / "lib"
-    stream = ctypes.CDLL(str(folder / "libtorch_cuda.so")).aoti_torch_get_current_cuda_stream
-    driver = ctypes.CDLL("libcuda.so.1")
-    functions = (stream, driver.cuStreamIsCapturing, driver.cuCtxGetCurrent)
-    return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
-
-
 def module(wait: float = 0.0) -> Any:
     """The C++ side, or None; the first to ask has it built, and may wait so many seconds for it."""
-    file = _file() if chips.current().interpreted or _drivable() else None
+    file = _file() if chips.current().interpreted or chips.drivable() else None
     if file is None:
         return None
     if not os.path.exists(file):  # which, unlike a Path, only says no where it may not look
@@ -123,11 +112,6 @@ def module(wait: float = 0.0) -> Any:
         while time.monotonic() < end and not (os.path.exists(file) or _ended()):
             time.sleep(0.1)
     return _loaded(file) if os.path.exists(file) else None
-
-
-def _drivable() -> bool:
-    """Whether the driver can be asked to start kernels, and memory is torch's own to give."""
-    return chips.driver_launch(False) is not None and torch.cuda.get_allocator_backend() != "pluggable"
 
 
 def _ended() -> bool:
