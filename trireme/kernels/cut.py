@@ -68,8 +68,8 @@ class Cut:
         for which it is slow (2049 sums of 513 floats took 38 µs on an H200), or other programs fill the time anyway (42912 sums
         side by side of 139 floats 8.2 µs, so 5.7)."""
         fits = 4 * math.prod(self.tile) * self.itemsize <= chips.current().shared_memory
-        most = 2 if self.across and self.length <= 512 else 4
-        filled = self._tracks >= most * chips.current().multiprocessors and self.length <= 16384 and not self.large
+        enough = 2 if self.across and self.length <= 512 else 4
+        filled = self._tracks >= enough * chips.current().multiprocessors and self.length <= 16384 and not self.large
         even = self.even or (self.shifted and self.tile[0] == 1)
         return 3 if even and fits and not (filled or self.wide) else 1
 
@@ -79,7 +79,7 @@ class Cut:
         if self.wide:
             if self.itemsize == 1:
                 return min(8, next_power(self.length))
-            return self.shared(8 if self._few_warps else 16)
+            return self.asked(8 if self._few_warps else 16)
         if self.across:
             few = self.tile[0] >= 16 and math.prod(self.tile) <= 1024 and self.stages == 1
             heavy = self.itemsize == 8 and not self.even and self.warps == 4
@@ -88,7 +88,7 @@ class Cut:
             return 1  # 5865 sums of 2085 bfloat16 took 6.1 µs with two, so 5.0
         return 4 if self.itemsize == 8 else 2  # a warp has half a line of eight bytes at once
 
-    def shared(self, most: int) -> int:
+    def asked(self, most: int) -> int:
         """Elements of a row that are asked for together, at most so many, and about as many each time: 18 are two times nine, where
         of two times sixteen every other thread would ask for nothing (18 x 634019 took 13.1 µs, so 7.3)."""
         return blocks(self.length, blocks(self.length, most))

@@ -244,7 +244,7 @@ def _tile(f: Fold) -> tuple[int, int]:
 def _unroll(f: Fold) -> int:
     """Tiles that a loop asks for at once, fewer than others do: two numbers are kept for each element."""
     if f.cut.wide:
-        return f.cut.shared(8)
+        return f.cut.asked(8)
     return min(f.cut.unroll, 2 if f.itemsize <= 2 else 1) if f.across else f.cut.unroll
 
 

@@ -74,7 +74,7 @@ def _across(columns, KIND: tl.constexpr):
 
 @triton.jit
 def _blank(KIND: tl.constexpr, WORK: tl.constexpr):
-    """What to read where there is nothing, so that it needs no mask once it is `_mapped`; of small integers no type holds that"""
+    """What to read where there is nothing, so that it folds without a mask; small integers have no such extreme"""
     if KIND == 1 or KIND == 5:
         blank = 1
     elif KIND == 2 and WORK < 3:

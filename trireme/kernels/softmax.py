@@ -334,7 +334,8 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
         _beside(x, y, f, g, log)
         return y
     if _few_across(f):
-        return _turned(x, dim, result, log)
+        _turn(x, y, dim, log)
+        return y
     if f.cut.odd and g.cut.odd and f.length <= 128:
         pieces = blocks(f.length, _WIDTH.value)
         _softmax_odd((blocks(f.rows, _ODD),), x, y, f.rows, f.length, f.walk[0], g.walk[0],
@@ -356,11 +357,11 @@ def _few_across(f: Fold) -> bool:
     return f.across and f.length > 2048 and blocks(f.rows, 32) < chips.current().multiprocessors
 
 
-def _turned(x: torch.Tensor, dim: int, result: torch.dtype, log: bool) -> torch.Tensor:
+def _turn(x: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -> None:
     """The same of a copy whose rows are contiguous, so that several programs share each."""
     rows = x.movedim(dim, -1)
-    done = _apply(same(rows, out=empty(rows.shape, x.dtype, x.device)), -1, result, log)
-    return same(done.movedim(-1, dim), out=empty(x.shape, result, x.device))
+    done = _apply(same(rows, out=empty(rows.shape, x.dtype, x.device)), -1, y.dtype, log)
+    same(done.movedim(-1, dim), out=y)
 
 
 def _alike(f: Fold, g: Fold) -> bool:
