@@ -68,10 +68,11 @@ UNEVEN = {  # rows that begin anywhere, few columns, single elements
     "argmax": (torch.zeros(4096, 2085), 1),
     "max.dim": (torch.zeros(100, 70001), 0),
     "softmax.int": (torch.zeros(8, 50257), 1),
-    "log_softmax.int": (torch.zeros(4096, 77), 1),
+    "log_softmax.int": (torch.zeros(2048, 5001, dtype=torch.bfloat16), 1),
     "add.Tensor": (torch.zeros(1000, 33), torch.zeros(1000, 1)),
     "bitwise_not": (torch.zeros(1 << 21, dtype=torch.uint8),),
     "exp": (torch.zeros(1 << 21, dtype=torch.float64),),
+    "cos": (torch.zeros(1 << 21, dtype=torch.float64),),
 }
 STEPS = [[(100, 1)] * 4, [(0, 600), (0, 40)], [(0, 5000)], [(300, 1), (0, 700)], [(4000, 2)]]  # (first new position, new tokens)
 TYPES = {

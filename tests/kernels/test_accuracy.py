@@ -211,6 +211,18 @@ def test_angles_of_all_sizes(name: str, device: str) -> None:
         torch.testing.assert_close(got.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", ["cos", "sin"])
+def test_angles_of_float64(name: str, device: str) -> None:
+    """To a few units in the last place, beside multiples of π/2 too; those beyond 2¹⁹ go another way, with all of their program."""
+    beside = torch.arange(-2000, 2000, dtype=torch.float64) * (math.pi / 2)
+    any_size = torch.randn(2000, dtype=torch.float64) * torch.logspace(-9, 5, 2000, dtype=torch.float64)
+    few = torch.tensor([0.0, -0.0, 1e-300, 524287.9, -524287.9, math.nan], dtype=torch.float64)
+    for x in (beside, beside * 83 + 1e-9, any_size, few, torch.tensor([1e6, 1e22, 1e300, math.inf, 1.0], dtype=torch.float64)):
+        got, exact = registry.OPERATORS[name].function(x.to(device)).cpu(), getattr(torch, name)(x)
+        torch.testing.assert_close(got, exact, rtol=2e-15, atol=0, equal_nan=True)
+        assert bool(((torch.signbit(got) == torch.signbit(exact)) | exact.isnan()).all())
+
+
 def test_where(device: str) -> None:
     function = registry.OPERATORS["where.self"].function
     for dtype in [torch.float32, torch.bfloat16, torch.int64, torch.bool]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 import torch
 
-from trireme.kernels import chips, fold, reduce, registry
+from trireme.kernels import chips, fold, reduce, registry, softmax
 from trireme.kernels.cut import Cut
 
 
@@ -144,6 +145,43 @@ def test_softmax_of_long_rows_that_begin_anywhere(processors: int, monkeypatch: 
         for name, theirs in (("softmax.int", torch.softmax), ("log_softmax.int", torch.log_softmax)):
             mine = registry.OPERATORS[name].function(x, 1).double()
             torch.testing.assert_close(mine, theirs(x.double(), 1), equal_nan=True, **loose)
+
+
+F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+PIECES: list[tuple[int, int, torch.dtype, tuple[int, int, int, bool] | None]] = [
+    (2050, 100, F32, (16, 32, 8, False)),
+    (2050, 301, BF16, (8, 32, 4, False)),
+    (2049, 304, F32, (8, 64, 4, False)),
+    (2049, 450, F64, (1, 128, 4, False)),
+    (2049, 600, F16, (4, 64, 4, False)),
+    (5, 1501, BF16, (1, 512, 4, True)),
+    (5, 1501, F32, (1, 512, 4, False)),
+    (3, 4101, F64, (1, 1024, 16, True)),
+    (3, 12001, F16, (1, 2048, 8, True)),
+    (2, 9600, F32, (1, 1024, 8, False)),
+    (3, 4096, BF16, None),
+    (100, 40, F32, None),
+]
+
+
+@pytest.mark.parametrize("rows, length, dtype, cut", PIECES)
+def test_softmax_of_rows_in_pieces(
+    rows: int, length: int, dtype: torch.dtype, cut: Any, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Rows that would leave much of a tile empty, whichever element of them decides."""
+    small = dataclasses.replace(chips.current(), fold_tile=256)
+    monkeypatch.setattr(chips, "current", lambda: small)
+    found = fold.fold(torch.empty(rows, length, dtype=dtype, device="meta"), 1, True)[1]
+    assert softmax._pieces(found, found, dtype is F64) == cut
+    monkeypatch.setattr(softmax, "_pieces", lambda f, g, double: cut)
+    rows = min(rows, 35) if chips.current().interpreted else rows
+    x = torch.randn(max(rows, 5), length, device=device).to(dtype)
+    x[0, -1], x[1, 0], x[2, :20], x[3], x[4, 2] = 40, 30, -torch.inf, -torch.inf, torch.nan
+    loose = {"rtol": 1e-12, "atol": 1e-14} if dtype is F64 else {"rtol": 1e-5, "atol": 1e-5}
+    loose = {"rtol": 2e-2, "atol": 5e-2} if dtype in (BF16, F16) else loose
+    for mine, theirs in ((softmax.softmax_forward, torch.softmax), (softmax.log_softmax_forward, torch.log_softmax)):
+        for y in (x[-rows:], x[:rows]):
+            torch.testing.assert_close(mine(y, 1).double(), theirs(y.double(), 1), equal_nan=True, **loose)
 
 
 TURNS = [(shape, order) for shape in ((5, 6, 7), (33, 4, 5), (2, 3, 4, 5)) for order in itertools.permutations(range(len(shape)))]

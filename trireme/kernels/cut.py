@@ -12,6 +12,7 @@ from trireme.kernels.launch import blocks, next_power
 
 WIDE = 512  # rows of a tile of very many short ones, four for each thread of four warps
 _AT_ONCE = 512  # bytes that the threads of a warp take at once
+_HELD = 46 << 20  # bytes that the second-level cache of an H200 holds from one call to the next
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,11 @@ class Cut:
     @functools.cached_property
     def large(self) -> bool:
         """Whether there is more than a cache holds, so that more of it must be on its way."""
-        return self.rows * self.length * self.itemsize > 1 << 25
+        return self._bytes > 1 << 25
+
+    @functools.cached_property
+    def _bytes(self) -> int:
+        return self.rows * self.length * self.itemsize
 
     @functools.cached_property
     def stages(self) -> int:
@@ -69,7 +74,8 @@ class Cut:
         side by side of 139 floats 8.2 µs, so 5.7)."""
         fits = 4 * math.prod(self.tile) * self.itemsize <= chips.current().shared_memory
         enough = 2 if self.across and self.length <= 512 else 4
-        filled = self._tracks >= enough * chips.current().multiprocessors and self.length <= 16384 and not self.large
+        much = self._bytes > _HELD if self._strips else self.large
+        filled = self._tracks >= enough * chips.current().multiprocessors and self.length <= 16384 and not much
         even = self.even or (self.shifted and self.tile[0] == 1)
         return 3 if even and fits and not (filled or self.wide) else 1
 
@@ -77,11 +83,14 @@ class Cut:
     def unroll(self) -> int:
         """Tiles that a loop asks for before it folds the first, where they do not come through shared memory."""
         if self.wide:
-            if self.itemsize == 1:
+            if self.itemsize == 1 and (self.even or self.length <= 16):
                 return min(8, next_power(self.length))
-            return self.asked(8 if self._few_warps else 16)
+            return self.asked(8 if self._few_warps else 20 if self.itemsize == 1 else 16)
+        if self._strips:
+            return 1 if self.itemsize == 8 and self.stages == 3 else 2  # 2000 x 32768 bfloat16 took 45.9 µs with one, so 35.6
         if self.across:
-            few = self.tile[0] >= 16 and math.prod(self.tile) <= 1024 and self.stages == 1
+            most = 2048 if self.itemsize == 1 or (not self.even and self.itemsize < 8) else 1024
+            few = self.tile[0] >= 16 and math.prod(self.tile) <= most and self.stages == 1
             heavy = self.itemsize == 8 and not self.even and self.warps == 4
             return 2 if few and not heavy else 1  # 107 x 42992 bfloat16 took 4.7 µs with one, so 4.3
         if not self.shifted or self.tile[0] == 1 or (self.itemsize == 2 and self.length <= 4096):
@@ -151,11 +160,17 @@ class Cut:
 
     def _cut_wide(self) -> tuple[int, int, int]:
         if not self.even:  # of single elements fewer for each thread, unless there are so few that starting programs takes longer
+            if self.itemsize == 1 and self.length > 16:  # 40 x 302780 took 10.3 µs with 128, so 7.3
+                return WIDE // 8, 1, 2
+            if self.length > 32 and self.rows >= 1 << 17 and self.itemsize < 8:  # of floats 14.5, so 12.1
+                return WIDE * 2 // self.itemsize, 1, 4
             return WIDE if self.length <= 8 else WIDE // (4 if self.rows < 1 << 17 or self.length > 32 else 2), 1, 4
         if self.length <= 2:
             return 4 * WIDE, 1, 8
-        if self.itemsize == 8:  # 24 x 424432 took 24.9 µs with two for a thread, so 21.4
-            return WIDE // 4, 1, 4
+        if self.itemsize == 8:
+            # One for each thread: 24 x 424432 took 24.9 µs with two, so 21.4. But two where a cache nearly holds them: 34 x 141888
+            # took 13.4 with one, so 7.3.
+            return WIDE // (2 if self._held and self.rows >= 1 << 17 else 4), 1, 4
         if self._few_warps:
             return WIDE // 2, 1, 2
         # 17 x 646688 floats took 16.1 µs with four for a thread, with two 11.0; but of 25 MB 4.1 and 4.4.
@@ -165,25 +180,36 @@ class Cut:
     def _few_warps(self) -> bool:
         """Whether fewer warps do better with very many rows, as long as a cache nearly holds them: 24 x 424432 floats took 11.6 µs
         with four, each thread with two rows, so 6.5; but 17 x 646688 10.3 and 15.6."""
-        some = self.large and self.rows * self.length * self.itemsize <= 40 << 20
-        return self.even and some and self.itemsize == 4 and 2 < self.length <= 32
+        return self.even and self.large and self._held and self.itemsize == 4 and 2 < self.length <= 32
+
+    @functools.cached_property
+    def _held(self) -> bool:
+        """Whether a cache nearly holds them, even as tiles go through it side by side."""
+        return self._bytes <= 40 << 20
+
+    @functools.cached_property
+    def _strips(self) -> bool:
+        """Whether there are so many rows side by side that a program takes a narrow strip of them; elements of eight bytes only if
+        there is much of them."""
+        many = self.even and self.length > 32 and self.rows >= 1 << 14 and not self.wide
+        return self.across and many and (self.itemsize < 8 or self.large)
 
     def _cut_across(self, size: int) -> tuple[int, int, int]:
         processors = chips.current().multiprocessors
-        many, single = self.rows >= 1 << 14, self.itemsize >= 4
+        many = self.rows >= 1 << 14
+        if self._strips:
+            # 200 x 50000 floats took 9.6 µs as below, so 7.0; 152 x 75584 bytes 9.1 with 64, so 6.5, 400 x 200000 43 and 29.
+            return 128 if self.itemsize == 1 or (self.itemsize == 2 and self.rows >= 1 << 16) else 64, 16, 4
         if self.itemsize == 8:
             return self._cut_across_doubles()
-        if self.even and self.length > 32 and not self.large:
-            if many:  # 200 x 50000 floats took 9.6 µs as below, so 7.5
-                return 64, 16, 4
-            if self.rows >= 64 * processors and self.length <= 512:  # 156 x 13648 halves took 5.3 µs, so 2.6
-                return 32, 32, 4
+        if self.even and 32 < self.length <= 512 and self.rows >= 64 * processors and not self.large:
+            return 32, 32, 4  # 156 x 13648 halves took 5.3 µs, so 2.6
         if not self.even and self.rows > 8 and self.length > (32 if many and self.itemsize > 1 else 64):
             # Of single elements whole warps of neighbours: 413 x 26981 floats took 23.2 µs unshared, so 11.6. But few of them if
-            # there are few: 50000 x 100 floats took 10.5 µs so, 6.8 in tiles of 16; of smaller types as many as fill a sector.
-            if self.rows >= (1024 if single else 256):
+            # there are few: 50000 x 100 floats took 10.5 µs so, 6.7 in tiles of 32 (11754 x 199 in those of 16 10.9, so 4.8).
+            if self.rows >= (1024 if self.itemsize > 1 else 256):  # 4000 x 1000 bfloat16 took 6.1 µs so, in tiles of 32 5.1
                 return (64, 16, 4) if self.beside >= 64 else (32, 64, 4)  # 128 x 1024 x 33 bfloat16 6.3 and 5.4 µs
-            return (16, 128, 4) if single or self.rows <= 16 else (32, 64, 4)
+            return (16, 128, 4) if self.rows <= 16 else (32, 64, 4)
         # Whole sectors, and few numbers for one program to join: 20.0 µs for 8192 x 4096 on an H200, with 64 or 128 20.8 and 24.4.
         m = min(next_power(self.rows), max(32, size // next_power(self.length) if self.length <= 64 else 1))
         n = max(1, min(next_power(self.length), size // m))

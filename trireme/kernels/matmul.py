@@ -212,9 +212,10 @@ _TILES = [
     _config(128, 64, 128, 4, 4),
     _config(64, 128, 128, 4, 4),
     _config(64, 128, 64, 4, 7),
+    _config(64, 64, 128, 4, 5),
 ]
 _LARGE = _TILES[0]
-_SMALLER = [_TILES[14], _TILES[12]]  # those of them that keep up with torch where one round of them fills the chip
+_SMALLER = [_TILES[14], _TILES[16]]  # those of them that keep up with torch where one round of them fills the chip
 # Tiles for shapes of which whole tiles leave processors idle.
 _SPLIT_TILES = [(64, 64, 128, 4, 4), (64, 128, 64, 4, 5), (64, 128, 128, 4, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 4),
                 (128, 256, 64, 8, 3), (64, 256, 64, 4, 4)]  # fmt: skip

@@ -21,11 +21,11 @@ _RELAYED, _TILES = 4096, 4  # elements of a tile, and tiles of one program, of r
 @kernel
 def _layer_norm(
     x, residual, weight, bias, y, means, scales, rows, length, groups, channel, eps,
-    DOUBLE: tl.constexpr, EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+    DOUBLE: tl.constexpr, EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, OPEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y = (x − mean) / √(var + eps) · w + b; element i of row r takes w[(r % groups) · (length // channel) + i // channel],
     which with EACH is w[i]; with a residual, x becomes x + residual, which is stored back into it"""
-    chips.begin(EARLY, OPEN=True)
+    chips.begin(EARLY, OPEN)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)[None, :]
     mask = (row < rows)[:, None] & (column < length)
@@ -164,10 +164,10 @@ def _relayed_norm(
 @kernel
 def _rms_norm(
     x, residual, weight, y, scales, rows, length, x_stride, eps,
-    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, OPEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y = x / √(mean x² + eps) · w; with a residual, x becomes x + residual, which is stored back into it"""
-    chips.begin(EARLY, OPEN=True)
+    chips.begin(EARLY, OPEN)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
@@ -291,7 +291,9 @@ def layer_rows(
             # Four warps a row of 4096 (8192 rows: 35.1 µs, with eight 36.9, H200); shorter ones share a reading of their weights.
             m, warps = 1 if n == 4096 else min(16, max(2, 2048 // n)), 4
         body = (x, residual, weight, bias, y, means, scales, rows)
-        _layer_norm((blocks(rows, m),), *body, *sizes, DOUBLE=x.dtype is torch.float64, EACH=each, M=m, N=n, warps=warps)
+        programs = blocks(rows, m)
+        _layer_norm((programs,), *body, *sizes, DOUBLE=x.dtype is torch.float64, EACH=each, M=m, N=n,
+                    OPEN=chips.crowded(programs, warps), warps=warps)  # fmt: skip
         return y, means, scales
     if chips.current().clusters and residual is None:
         from trireme.kernels import cluster  # only where it can be imported
@@ -371,8 +373,9 @@ def rms_rows(
     if length > n:
         _rms_norm_long((rows,), x, residual, weight, y, scales, rows, length, stride, eps, DOUBLE=double, M=1, N=n, warps=16)
         return y, scales
-    _rms_norm((blocks(rows, m),), x, residual, weight, y, scales, rows, length, stride, eps,
-              DOUBLE=double, M=m, N=n, warps=row_warps(m * n, rows, residual))  # fmt: skip
+    programs, warps = blocks(rows, m), row_warps(m * n, rows, residual)
+    _rms_norm((programs,), x, residual, weight, y, scales, rows, length, stride, eps,
+              DOUBLE=double, M=m, N=n, OPEN=chips.crowded(programs, warps), warps=warps)  # fmt: skip
     return y, scales
 
 

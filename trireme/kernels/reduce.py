@@ -162,7 +162,7 @@ def _fold(
     """out[row] = fold of x[row], SHORT if that fits a tile; of programs that share a row the last joins all parts[split, row], S at
     once. TAIL: beyond `even` elements there are a few, which would turn every access into single elements; SHIFTED: before, too;
     SINGLE: elements come one by one, and each is worth few instructions"""
-    chips.begin(EARLY, OPEN=S == 1)
+    chips.begin(EARLY, OPEN=False)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
     base = begins(row, inner, x_outer, x_inner, FLAT)
@@ -260,7 +260,7 @@ def _row_moments(
     DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """mean = Σ x / n and var = Σ (x − mean)² / max(n − correction, 0) of rows that fit one tile"""
-    chips.begin(EARLY, OPEN=True)
+    chips.begin(EARLY, OPEN=False)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0) * M + tl.arange(0, M)
     column = tl.arange(0, N)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 
 from trireme.kernels import chips, relay
@@ -18,54 +19,69 @@ from trireme.kernels.unary import same
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # Of long rows that lie beside each other: rows and their elements in one tile, and tiles of one program.
 _BESIDE, _RELAYED, _TILES = 64, 64, 8
-_ODD = 16  # short rows of one program, if they begin anywhere
 _PART = 4096  # elements that a program takes at once of a row that several share
 _LOG2E = tl.constexpr(1.4426950408889634)
-_WIDTH = tl.constexpr(32)  # elements of a row that a warp takes at once
+
+
+@triton.jit
+def _share(power, whole):
+    """power / whole; a division of float64 for each element would take as long as its exponential"""
+    return power * (1.0 / whole) if power.dtype == tl.float64 else power / whole
 
 
 @kernel
 def _softmax(
     x, y, rows, inner, length, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
-    LOG: tl.constexpr, DOUBLE: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, OPEN: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """y = exp(x − max) / Σ exp(x − max), or its logarithm; the whole row in one tile"""
-    chips.begin(EARLY, OPEN=True)
+    chips.begin(EARLY, OPEN)
     row = tl.program_id(0) * M + tl.arange(0, M)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
     at = begins(row, inner, x_outer, x_inner, FLAT)[:, None] + (column.to(tl.int64) * x_step)[None, :]
     value = tl.load(x + at, mask=mask, other=float("-inf")).to(tl.float64 if DOUBLE else tl.float32)
     value = value - tl.max(value, 1)[:, None]
-    e = tl.exp(value)
-    total = tl.sum(e, 1)[:, None]
-    # A division of float64 for each element would take as long as its exponential.
-    result = value - log_of_sum(total) if LOG else e * (1.0 / total) if DOUBLE else e / total
+    power = tl.exp(value)
+    total = tl.sum(power, 1)[:, None]
+    result = value - log_of_sum(total) if LOG else _share(power, total)
     to = begins(row, inner, y_outer, y_inner, FLAT)[:, None] + (column.to(tl.int64) * y_step)[None, :]
     tl.store(y + to, result.to(y.dtype.element_ty), mask=mask)
 
 
 @kernel
-def _softmax_odd(
+def _softmax_pieces(
     x, y, rows, length, x_outer, y_outer,
-    LOG: tl.constexpr, DOUBLE: tl.constexpr, M: tl.constexpr, PIECES: tl.constexpr, EARLY: tl.constexpr,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, SHIFTED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr,
+    OPEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """the same for short rows that begin anywhere: cut to a warp's width, since several warps would share a longer piece, and meet
-    in shared memory for each maximum and sum"""
-    chips.begin(EARLY, OPEN=True)
+    """the same for rows that fill much less than a tile of powers of two: in pieces of N elements, each thread with a maximum and a
+    sum of its own until the end. SHIFTED: rows of x and y begin anywhere, but alike, and the ends of each go apart"""
+    chips.begin(EARLY, OPEN)
     row = tl.program_id(0) * M + tl.arange(0, M)
-    column = tl.arange(0, _WIDTH)
-    base = x + (row.to(tl.int64) * x_outer)[:, None]
-    out = y + (row.to(tl.int64) * y_outer)[:, None]
+    inside = (row < rows)[:, None]
+    column = tl.arange(0, N)
+    begin = row.to(tl.int64) * x_outer
+    even = length
+    if SHIFTED:
+        begin, head, even = aligned(begin, length)
+        head, even = head[:, None], even[:, None]
+    base = (x + begin)[:, None]
+    out = (y + (begin if SHIFTED else row.to(tl.int64) * y_outer))[:, None]
     values = ()
-    top = tl.full((M, _WIDTH), float("-inf"), tl.float64 if DOUBLE else tl.float32)
+    top = tl.full((M, N), float("-inf"), tl.float64 if DOUBLE else tl.float32)
     for piece in tl.static_range(PIECES):
-        here = (column + piece * _WIDTH)[None, :]
-        mask = (row < rows)[:, None] & (here < length)
-        value = tl.load(base + here, mask=mask, other=float("-inf")).to(top.dtype)
+        here = (column + piece * N)[None, :]
+        value = tl.load(base + here, mask=inside & (here < even), other=float("-inf")).to(top.dtype)
         values += (value,)  # type: ignore[assignment]
         top = tl.maximum(top, value)
     peak = tl.max(top, 1)[:, None]
+    if SHIFTED:
+        place, beyond = ends(head, even, length)
+        beyond = beyond & inside
+        edge = tl.load(base + place, mask=beyond, other=float("-inf")).to(top.dtype)
+        peak = tl.maximum(peak, tl.max(edge, 1)[:, None])
     total = tl.zeros_like(top)
     powers = ()
     for piece in tl.static_range(PIECES):
@@ -73,12 +89,17 @@ def _softmax_odd(
         powers += (power,)  # type: ignore[assignment]
         total += power
     whole = tl.sum(total, 1)[:, None]
+    if SHIFTED:
+        power = tl.exp(edge - peak)
+        whole += tl.sum(power, 1)[:, None]
     lse = peak + log_of_sum(whole)
     for piece in tl.static_range(PIECES):
-        here = (column + piece * _WIDTH)[None, :]
-        mask = (row < rows)[:, None] & (here < length)
-        result = values[piece] - lse if LOG else powers[piece] * (1.0 / whole) if DOUBLE else powers[piece] / whole
-        tl.store(out + here, result.to(y.dtype.element_ty), mask=mask)
+        here = (column + piece * N)[None, :]
+        result = values[piece] - lse if LOG else _share(powers[piece], whole)
+        tl.store(out + here, result.to(y.dtype.element_ty), mask=inside & (here < even))
+    if SHIFTED:
+        ending = edge - lse if LOG else _share(power, whole)
+        tl.store(out + place, ending.to(y.dtype.element_ty), mask=beyond)
 
 
 @kernel
@@ -117,13 +138,15 @@ def _softmax_long(
     whole = tl.sum(lanes, 1)[:, None] + (peak - peak)
     if SHIFTED:
         whole += tl.sum(tl.exp(edge - peak), 1)[:, None]
-        ending = edge - peak - tl.log(whole) if LOG else tl.exp(edge - peak) / whole
+    lse = log_of_sum(whole)
+    if SHIFTED:
+        ending = edge - peak - lse if LOG else _share(tl.exp(edge - peak), whole)
         tl.store(out + place, ending.to(y.dtype.element_ty), mask=inside)
     for at in range(0, even, N):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < even)[None, :]
         value = tl.load(base + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0.0).to(work) - peak
-        result = value - tl.log(whole) if LOG else tl.exp(value) / whole
+        result = value - lse if LOG else _share(tl.exp(value), whole)
         tl.store(out + (column.to(tl.int64) * y_step)[None, :], result.to(y.dtype.element_ty), mask=mask)
 
 
@@ -182,6 +205,7 @@ def _whole(
     total = tl.load(totals + row * parts + split, mask=split < parts, other=0.0)
     peak = tl.max(top, 0)
     whole = tl.sum(tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak)), 0) + (peak - peak)
+    lse = log_of_sum(whole)
     start = tl.program_id(1) * part
     if SHIFTED:
         origin, head, even = aligned(row * x_outer, length)
@@ -192,12 +216,12 @@ def _whole(
     for at in range(start, tl.minimum(start + part, even), N):
         column = at + tl.arange(0, N)
         value = tl.load(base + column, mask=column < even, other=0.0).to(work) - peak
-        result = value - tl.log(whole) if LOG else tl.exp(value) / whole
+        result = value - lse if LOG else _share(tl.exp(value), whole)
         tl.store(out + column, result.to(y.dtype.element_ty), mask=column < even)
     if SHIFTED and tl.program_id(1) == parts - 1:
         place, inside = ends(head, even, length)
         edge = tl.load(base + place, mask=inside, other=0.0).to(work) - peak
-        ending = edge - tl.log(whole) if LOG else tl.exp(edge) / whole
+        ending = edge - lse if LOG else _share(tl.exp(edge), whole)
         tl.store(out + place, ending.to(y.dtype.element_ty), mask=inside)
 
 
@@ -324,10 +348,10 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
         return y
     y, g = fold(y, dim, True)
     double = result is torch.float64 or x.dtype is torch.float64
-    limit, many = chips.current().row_elements, f.rows >= 2 * chips.current().multiprocessors
-    if limit < f.length <= 2 * limit and many and not f.across and not double:
-        limit *= 2  # 600 rows of 17266 bfloat16 took 37.5 µs read twice, held at once 25.5
-    if f.inner == 1 and f.step == 1 and f.length > limit and not many:
+    limit = chips.current().row_elements
+    if limit < f.length <= 2 * limit and _holds(f) and not double:
+        limit *= 2
+    if f.inner == 1 and f.step == 1 and f.length > limit and f.rows < 2 * chips.current().multiprocessors:
         _split_rows(x, y, f, g, log, double)
         return y
     if f.inner >= 32 and f.length > limit // 32 and not double and _near(f) and _near(g):
@@ -336,20 +360,73 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
     if _few_across(f):
         _turn(x, y, dim, log)
         return y
-    if f.cut.odd and g.cut.odd and f.length <= 128:
-        pieces = blocks(f.length, _WIDTH.value)
-        _softmax_odd((blocks(f.rows, _ODD),), x, y, f.rows, f.length, f.walk[0], g.walk[0],
-                     LOG=log, DOUBLE=double, M=_ODD, PIECES=pieces, warps=4 if pieces == 2 else 8)  # fmt: skip
+    cut = _pieces(f, g, double) if f.length <= (limit // 2 if double else limit) else None
+    if cut is not None:
+        m, n, warps, shifted = cut
+        programs = blocks(f.rows, m)
+        _softmax_pieces((programs,), x, y, f.rows, f.length, f.numbered[1], g.numbered[1],
+                        LOG=log, DOUBLE=double, SHIFTED=shifted, M=m, N=n, PIECES=blocks(f.length, n),
+                        OPEN=chips.crowded(programs, warps), warps=warps)  # fmt: skip
         return y
     m, n, warps = tile(f, limit if f.length <= limit else limit // 2)
     inner, *walks = *f.numbered, *g.numbered[1:]
     walk = (f.rows, inner, f.length, *walks)
     if f.length <= n:
-        _softmax((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1, M=m, N=n, warps=warps)
+        _softmax((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1, M=m, N=n,
+                 OPEN=chips.crowded(blocks(f.rows, m), warps), warps=warps)  # fmt: skip
         return y
     _softmax_long((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1,
                   SHIFTED=m == 1 and _alike(f, g), M=m, N=n, warps=warps)  # fmt: skip
     return y
+
+
+def _holds(f: Fold) -> bool:
+    """Whether there are rows enough for programs that hold twice as much of one as others."""
+    return 2 * f.rows >= chips.current().multiprocessors and not f.across
+
+
+def _pieces(f: Fold, g: Fold, double: bool) -> tuple[int, int, int, bool] | None:
+    """Rows and elements of each in a piece, warps, and whether the ends of rows go apart; None where one tile of powers of two does
+    as well. 2156 rows of 560 bfloat16 took 4.1 µs in tiles, so 2.2; 1500 of 9001 41.8 and 18.0; 2048 of 5120 float64 82 and 54."""
+    alone = all(walk[0] == 1 and walk[3] == 1 for walk in (f.numbered, g.numbered))
+    cut = _doubles(f) if double else _singles(f)
+    if cut is None or not alone:
+        return None
+    m, n, warps = cut
+    nearly = 10 * blocks(f.length, n) * n > 9 * next_power(f.length)  # as much as a tile, which is simpler
+    if (m > 1 and f.rows < 2048) or (nearly and not f.cut.anywhere and not (double and f.length <= 256)):
+        return None
+    apart = f.length > 1024 if f.itemsize <= 2 else double and f.length > 4096
+    return m, n, warps, m == 1 and apart and _alike(f, g)
+
+
+def _singles(f: Fold) -> tuple[int, int, int] | None:
+    """Rows and elements of each in a piece, and warps. Short rows stay with one warp, since several would meet in shared memory for
+    each maximum and sum."""
+    length, odd = f.length, f.cut.anywhere
+    if length <= 384:
+        if length <= 128:
+            return (16, 32, 4 if length <= 64 else 8) if length > 32 else None
+        return 8, 32 if odd else 64, 4
+    if length <= 1024:
+        return None if odd and length > 640 else (4, 64 if length <= 640 else 128, 4)
+    if length <= 11264:
+        return (1, 512, 4) if length <= 4096 else (1, 1024, 8)
+    return (1, 2048, 8) if length <= (20480 if odd and f.itemsize <= 2 else 16384) else (1, 4096, 16)
+
+
+def _doubles(f: Fold) -> tuple[int, int, int] | None:
+    """The same for float64."""
+    length = f.length
+    if length <= 256:
+        if length <= 128:
+            return (16, 32, 4 if length <= 64 else 8) if length > 32 else None
+        return 4, 64 if -length % 64 < 32 else 32, 4
+    if length < 1024:
+        if length <= 384:
+            return (2, 64, 4) if f.cut.anywhere else (1, 128, 2)
+        return (1, 128, 4) if length <= 768 else None
+    return (1, 512, 8) if length <= 2048 else (1, 1024, 16)
 
 
 def _few_across(f: Fold) -> bool:

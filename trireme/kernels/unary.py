@@ -44,6 +44,16 @@ def _half_sin(x):
     return scalar.half_sin(x)
 
 
+@pointwise("float", costly=True)
+def _double_cos(x):
+    return scalar.double_cos(x)
+
+
+@pointwise("float", costly=True)
+def _double_sin(x):
+    return scalar.double_sin(x)
+
+
 @pointwise("float")
 def _exp(x):
     return tl.exp(x)
@@ -164,12 +174,12 @@ def tanh(self: torch.Tensor) -> torch.Tensor:
 
 def cos(self: torch.Tensor) -> torch.Tensor:
     """cos x"""
-    return (_half_cos if self.dtype in _HALVES else _cos)(self)
+    return (_half_cos if self.dtype in _HALVES else _double_cos if self.dtype is torch.float64 else _cos)(self)
 
 
 def sin(self: torch.Tensor) -> torch.Tensor:
     """sin x"""
-    return (_half_sin if self.dtype in _HALVES else _sin)(self)
+    return (_half_sin if self.dtype in _HALVES else _double_sin if self.dtype is torch.float64 else _sin)(self)
 
 
 def absolute(self: torch.Tensor) -> torch.Tensor:
