@@ -152,7 +152,7 @@ PIECES: list[tuple[int, int, torch.dtype, tuple[int, int, int, bool] | None]] = 
     (2050, 100, F32, (16, 32, 8, False)),
     (2050, 301, BF16, (8, 32, 4, False)),
     (2049, 304, F32, (8, 64, 4, False)),
-    (2049, 450, F64, (1, 128, 4, False)),
+    (2049, 700, F64, (1, 128, 4, False)),
     (2049, 600, F16, (4, 64, 4, False)),
     (5, 1501, BF16, (1, 512, 4, True)),
     (5, 1501, F32, (1, 512, 4, False)),

@@ -199,7 +199,7 @@ class Cut:
         many = self.rows >= 1 << 14
         if self._strips:
             # 200 x 50000 floats took 9.6 µs as below, so 7.0; 152 x 75584 bytes 9.1 with 64, so 6.5, 400 x 200000 43 and 29.
-            return 128 if self.itemsize == 1 or (self.itemsize == 2 and self.rows >= 1 << 16) else 64, 16, 4
+            return 128 if self.itemsize <= 2 and self.rows >= 1 << 16 else 64, 16, 4
         if self.itemsize == 8:
             return self._cut_across_doubles()
         if self.even and 32 < self.length <= 512 and self.rows >= 64 * processors and not self.large:

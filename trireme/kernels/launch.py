@@ -4,6 +4,7 @@ starts and allocates can be noted. Knows Triton's launcher, never what a kernel 
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -324,6 +325,12 @@ def kernel_of_any(*counts: str) -> Callable[[Callable[..., None]], Kernel]:
 def next_power(value: int) -> int:
     """The least power of two that is at least `value` (and at least 1)."""
     return 1 << max(value - 1, 0).bit_length()
+
+
+def shared_by(*sizes: int) -> int:
+    """The power of two up to eight that divides all, for `scalar.multiple`; 1 where sixteen does, of which Triton knows."""
+    common = math.gcd(*sizes)
+    return 1 if common % 16 == 0 else common & -common
 
 
 def blocks(count: int, block: int) -> int:

@@ -11,7 +11,8 @@ import torch
 import triton.language as tl
 
 from trireme.kernels import chips, reduce, relay
-from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
+from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, shared_by
+from trireme.kernels.scalar import multiple
 from trireme.kernels.streamed import workspace
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -21,11 +22,13 @@ _RELAYED, _TILES = 4096, 4  # elements of a tile, and tiles of one program, of r
 @kernel
 def _layer_norm(
     x, residual, weight, bias, y, means, scales, rows, length, groups, channel, eps,
-    DOUBLE: tl.constexpr, EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, OPEN: tl.constexpr, EARLY: tl.constexpr,
+    DOUBLE: tl.constexpr, EACH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, OF: tl.constexpr, OPEN: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """y = (x − mean) / √(var + eps) · w + b; element i of row r takes w[(r % groups) · (length // channel) + i // channel],
-    which with EACH is w[i]; with a residual, x becomes x + residual, which is stored back into it"""
+    which with EACH is w[i]; with a residual, x becomes x + residual, which is stored back into it; OF divides the length"""
     chips.begin(EARLY, OPEN)
+    length = multiple(length, OF)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)[None, :]
     mask = (row < rows)[:, None] & (column < length)
@@ -164,10 +167,12 @@ def _relayed_norm(
 @kernel
 def _rms_norm(
     x, residual, weight, y, scales, rows, length, x_stride, eps,
-    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, OPEN: tl.constexpr, EARLY: tl.constexpr,
+    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, OF: tl.constexpr, OPEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """y = x / √(mean x² + eps) · w; with a residual, x becomes x + residual, which is stored back into it"""
+    """y = x / √(mean x² + eps) · w; with a residual, x becomes x + residual, which is stored back into it; OF divides the length
+    and the stride"""
     chips.begin(EARLY, OPEN)
+    length, x_stride = multiple(length, OF), multiple(x_stride, OF)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
@@ -293,7 +298,7 @@ def layer_rows(
         body = (x, residual, weight, bias, y, means, scales, rows)
         programs = blocks(rows, m)
         _layer_norm((programs,), *body, *sizes, DOUBLE=x.dtype is torch.float64, EACH=each, M=m, N=n,
-                    OPEN=chips.crowded(programs, warps), warps=warps)  # fmt: skip
+                    OF=shared_by(length), OPEN=chips.crowded(programs, warps), warps=warps)  # fmt: skip
         return y, means, scales
     if chips.current().clusters and residual is None:
         from trireme.kernels import cluster  # only where it can be imported
@@ -375,7 +380,8 @@ def rms_rows(
         return y, scales
     programs, warps = blocks(rows, m), row_warps(m * n, rows, residual)
     _rms_norm((programs,), x, residual, weight, y, scales, rows, length, stride, eps,
-              DOUBLE=double, M=m, N=n, OPEN=chips.crowded(programs, warps), warps=warps)  # fmt: skip
+              DOUBLE=double, M=m, N=n, OF=shared_by(length, stride), OPEN=chips.crowded(programs, warps),
+              warps=warps)  # fmt: skip
     return y, scales
 
 

@@ -11,8 +11,8 @@ import triton.language as tl
 
 from trireme.kernels import chips, relay
 from trireme.kernels.fold import Fold, aligned, begins, ends, fold
-from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
-from trireme.kernels.scalar import log_of_sum
+from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, shared_by
+from trireme.kernels.scalar import log_of_sum, multiple
 from trireme.kernels.streamed import workspace
 from trireme.kernels.unary import same
 
@@ -32,11 +32,12 @@ def _share(power, whole):
 @kernel
 def _softmax(
     x, y, rows, inner, length, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
-    LOG: tl.constexpr, DOUBLE: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, OPEN: tl.constexpr,
-    EARLY: tl.constexpr,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, OF: tl.constexpr,
+    OPEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """y = exp(x − max) / Σ exp(x − max), or its logarithm; the whole row in one tile"""
+    """y = exp(x − max) / Σ exp(x − max), or its logarithm; the whole row in one tile. OF divides lengths and outer strides"""
     chips.begin(EARLY, OPEN)
+    length, x_outer, y_outer = multiple(length, OF), multiple(x_outer, OF), multiple(y_outer, OF)
     row = tl.program_id(0) * M + tl.arange(0, M)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
@@ -54,11 +55,12 @@ def _softmax(
 def _softmax_pieces(
     x, y, rows, length, x_outer, y_outer,
     LOG: tl.constexpr, DOUBLE: tl.constexpr, SHIFTED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr,
-    OPEN: tl.constexpr, EARLY: tl.constexpr,
+    OF: tl.constexpr, OPEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """the same for rows that fill much less than a tile of powers of two: in pieces of N elements, each thread with a maximum and a
     sum of its own until the end. SHIFTED: rows of x and y begin anywhere, but alike, and the ends of each go apart"""
     chips.begin(EARLY, OPEN)
+    length, x_outer, y_outer = multiple(length, OF), multiple(x_outer, OF), multiple(y_outer, OF)
     row = tl.program_id(0) * M + tl.arange(0, M)
     inside = (row < rows)[:, None]
     column = tl.arange(0, N)
@@ -366,14 +368,14 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
         programs = blocks(f.rows, m)
         _softmax_pieces((programs,), x, y, f.rows, f.length, f.numbered[1], g.numbered[1],
                         LOG=log, DOUBLE=double, SHIFTED=shifted, M=m, N=n, PIECES=blocks(f.length, n),
-                        OPEN=chips.crowded(programs, warps), warps=warps)  # fmt: skip
+                        OF=_known(f, g), OPEN=chips.crowded(programs, warps), warps=warps)  # fmt: skip
         return y
     m, n, warps = tile(f, limit if f.length <= limit else limit // 2)
     inner, *walks = *f.numbered, *g.numbered[1:]
     walk = (f.rows, inner, f.length, *walks)
     if f.length <= n:
         _softmax((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1, M=m, N=n,
-                 OPEN=chips.crowded(blocks(f.rows, m), warps), warps=warps)  # fmt: skip
+                 OF=_known(f, g), OPEN=chips.crowded(blocks(f.rows, m), warps), warps=warps)  # fmt: skip
         return y
     _softmax_long((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1,
                   SHIFTED=m == 1 and _alike(f, g), M=m, N=n, warps=warps)  # fmt: skip
@@ -388,22 +390,22 @@ def _holds(f: Fold) -> bool:
 def _pieces(f: Fold, g: Fold, double: bool) -> tuple[int, int, int, bool] | None:
     """Rows and elements of each in a piece, warps, and whether the ends of rows go apart; None where one tile of powers of two does
     as well. 2156 rows of 560 bfloat16 took 4.1 µs in tiles, so 2.2; 1500 of 9001 41.8 and 18.0; 2048 of 5120 float64 82 and 54."""
-    alone = all(walk[0] == 1 and walk[3] == 1 for walk in (f.numbered, g.numbered))
-    cut = _doubles(f) if double else _singles(f)
-    if cut is None or not alone:
+    odd = f.cut.anywhere and _known(f, g) * f.itemsize < 16
+    cut = _doubles(f.length, odd) if double else _singles(f.length, odd, f.itemsize <= 2)
+    if cut is None or not _alone(f, g):
         return None
     m, n, warps = cut
     nearly = 10 * blocks(f.length, n) * n > 9 * next_power(f.length)  # as much as a tile, which is simpler
-    if (m > 1 and f.rows < 2048) or (nearly and not f.cut.anywhere and not (double and f.length <= 256)):
+    short = f.length <= 256 if double else f.length <= 128 and f.cut.anywhere
+    if (m > 1 and f.rows < 2048) or (nearly and not odd and not short):
         return None
     apart = f.length > 1024 if f.itemsize <= 2 else double and f.length > 4096
-    return m, n, warps, m == 1 and apart and _alike(f, g)
+    return m, n, warps, m == 1 and odd and apart and _alike(f, g)
 
 
-def _singles(f: Fold) -> tuple[int, int, int] | None:
-    """Rows and elements of each in a piece, and warps. Short rows stay with one warp, since several would meet in shared memory for
-    each maximum and sum."""
-    length, odd = f.length, f.cut.anywhere
+def _singles(length: int, odd: bool, half: bool) -> tuple[int, int, int] | None:
+    """Rows and elements of each in a piece, and warps; `odd`: elements come one by one, or a few at once. Short rows stay with one
+    warp, since several would meet in shared memory for each maximum and sum."""
     if length <= 384:
         if length <= 128:
             return (16, 32, 4 if length <= 64 else 8) if length > 32 else None
@@ -412,21 +414,30 @@ def _singles(f: Fold) -> tuple[int, int, int] | None:
         return None if odd and length > 640 else (4, 64 if length <= 640 else 128, 4)
     if length <= 11264:
         return (1, 512, 4) if length <= 4096 else (1, 1024, 8)
-    return (1, 2048, 8) if length <= (20480 if odd and f.itemsize <= 2 else 16384) else (1, 4096, 16)
+    return (1, 2048, 8) if length <= (20480 if odd and half else 16384) else (1, 4096, 16)
 
 
-def _doubles(f: Fold) -> tuple[int, int, int] | None:
+def _doubles(length: int, odd: bool) -> tuple[int, int, int] | None:
     """The same for float64."""
-    length = f.length
     if length <= 256:
         if length <= 128:
             return (16, 32, 4 if length <= 64 else 8) if length > 32 else None
         return 4, 64 if -length % 64 < 32 else 32, 4
     if length < 1024:
         if length <= 384:
-            return (2, 64, 4) if f.cut.anywhere else (1, 128, 2)
+            return (1, 128, 2) if not odd and -length % 128 < 32 else (2, 64, 4)
         return (1, 128, 4) if length <= 768 else None
     return (1, 512, 8) if length <= 2048 else (1, 1024, 16)
+
+
+def _known(f: Fold, g: Fold) -> int:
+    """What divides the length of rows and where they begin, if that is to tell how many elements a thread takes at once."""
+    return shared_by(f.length, f.numbered[1], g.numbered[1]) if _alone(f, g) else 1
+
+
+def _alone(f: Fold, g: Fold) -> bool:
+    """Whether rows are contiguous, and one stride leads from each to the next."""
+    return all(walk[0] == 1 and walk[3] == 1 for walk in (f.numbered, g.numbered))
 
 
 def _few_across(f: Fold) -> bool:
