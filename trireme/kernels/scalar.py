@@ -244,86 +244,63 @@ def _quick_log2(x):
 
 
 @triton.jit
-def half_cos(x):
-    """cos x = (−1)ᵏ sin((k + ½) π − x), accurate enough for a half type; a block with larger numbers takes the exact way"""
-    if tl.max(tl.abs(x)) < _TURNS:
-        shifted = x * 0.31830988618 - 0.5 + 12582912.0
-        whole = shifted - 12582912.0 + 0.5
-        result = _alternating_sin(-_beyond(x, whole), shifted)
+def quick_cos(x):
+    """cos x = (−1)ᵏ sin((k + ½) π − x), of float32 accurate enough for a half type, of float64 to two units in the last place; a
+    block with larger numbers takes the exact way"""
+    if tl.max(tl.abs(x).to(tl.float32)) < _most_turns(x):
+        shifted = x * 0.3183098861837907 - 0.5 + _whole(x)
+        turns = shifted - _whole(x) + 0.5
+        result = _alternating_sin(-_beyond(x, turns), shifted)
     else:
         result = tl.cos(x)
     return result
 
 
 @triton.jit
-def half_sin(x):
-    """sin x = (−1)ᵏ sin(x − k π), accurate enough for a half type; a block with larger numbers takes the exact way"""
-    if tl.max(tl.abs(x)) < _TURNS:
-        shifted = x * 0.31830988618 + 12582912.0
-        result = _alternating_sin(_beyond(x, shifted - 12582912.0), shifted)
+def quick_sin(x):
+    """sin x = (−1)ᵏ sin(x − k π), as accurate; a block with larger numbers takes the exact way"""
+    if tl.max(tl.abs(x).to(tl.float32)) < _most_turns(x):
+        shifted = x * 0.3183098861837907 + _whole(x)
+        result = _alternating_sin(_beyond(x, shifted - _whole(x)), shifted)
     else:
         result = tl.sin(x)
     return result
 
 
-_TURNS = tl.constexpr(65536.0)  # up to here multiples of π have no rounding in the three parts that π is cut into
+@triton.jit
+def _most_turns(x):
+    """Up to here multiples of π have no rounding in the first parts that π is cut into"""
+    return 524288.0 if x.dtype == tl.float64 else 65536.0
+
+
+@triton.jit
+def _whole(x):
+    """A number beside which there are whole ones only: 1.5 · 2⁵² or 1.5 · 2²³"""
+    return 6755399441055744.0 if x.dtype == tl.float64 else 12582912.0
 
 
 @triton.jit
 def _beyond(x, turns):
     """x − turns · π"""
-    return ((x - turns * 3.140625) - turns * 9.67502593994140625e-4) - turns * 1.509957990978376e-7
+    if x.dtype == tl.float64:
+        return ((x - turns * 3.1415926534682512) - turns * 1.2154201012607932e-10) - turns * 4.044532497591901e-21
+    else:
+        return ((x - turns * 3.140625) - turns * 9.67502593994140625e-4) - turns * 1.509957990978376e-7
 
 
 @triton.jit
 def _alternating_sin(x, shifted):
-    """(−1)ᵏ sin x for |x| ≤ π / 2, where k is the whole number that a float beside 1.5 · 2²³ ends in; relative error 1e-6"""
-    s = x * x
-    value = x * (0.999999053 + s * (-0.166655472 + s * (8.31181278e-3 + s * -1.84854406e-4)))
-    return (value.to(tl.int32, bitcast=True) ^ (shifted.to(tl.int32, bitcast=True) << 31)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def double_cos(x):
-    """cos x of float64 as above: the device library's branches let each element wait for the one before"""
-    if tl.max(tl.abs(x).to(tl.float32)) < _DOUBLE_TURNS:
-        shifted = x * 0.3183098861837907 - 0.5 + 6755399441055744.0
-        whole = shifted - 6755399441055744.0 + 0.5
-        result = _alternating_double_sin(-_double_beyond(x, whole), shifted)
-    else:
-        result = tl.cos(x)
-    return result
-
-
-@triton.jit
-def double_sin(x):
-    """sin x of float64"""
-    if tl.max(tl.abs(x).to(tl.float32)) < _DOUBLE_TURNS:
-        shifted = x * 0.3183098861837907 + 6755399441055744.0
-        result = _alternating_double_sin(_double_beyond(x, shifted - 6755399441055744.0), shifted)
-    else:
-        result = tl.sin(x)
-    return result
-
-
-_DOUBLE_TURNS = tl.constexpr(524288.0)
-
-
-@triton.jit
-def _double_beyond(x, turns):
-    """x − turns · π"""
-    return ((x - turns * 3.1415926534682512) - turns * 1.2154201012607932e-10) - turns * 4.044532497591901e-21
-
-
-@triton.jit
-def _alternating_double_sin(x, shifted):
-    """(−1)ᵏ sin x for |x| ≤ π / 2, where k is the whole number that a float64 beside 1.5 · 2⁵² ends in; relative error 4e-17 and
+    """(−1)ᵏ sin x for |x| ≤ π / 2, where k is the whole number that `shifted` ends in; relative error 1e-6, of float64 4e-17 and
     what rounding adds"""
     s = x * x
-    p = -2.505210761669045e-08 + s * (1.6058977292642743e-10 + s * (-7.643969663988074e-13 + s * 2.7314368769379893e-15))
-    p = -0.16666666666666666 + s * (0.008333333333333316 + s * (-0.00019841269841254966 + s * (2.7557319219160833e-06 + s * p)))
-    value = x * (1.0 + s * p)
-    return (value.to(tl.int64, bitcast=True) ^ (shifted.to(tl.int64, bitcast=True) << 63)).to(tl.float64, bitcast=True)
+    if x.dtype == tl.float64:
+        p = -2.505210761669045e-08 + s * (1.6058977292642743e-10 + s * (-7.643969663988074e-13 + s * 2.7314368769379893e-15))
+        p = -0.16666666666666666 + s * (0.008333333333333316 + s * (-0.00019841269841254966 + s * (2.7557319219160833e-06 + s * p)))
+        value = x * (1.0 + s * p)
+        return (value.to(tl.int64, bitcast=True) ^ (shifted.to(tl.int64, bitcast=True) << 63)).to(tl.float64, bitcast=True)
+    else:
+        value = x * (0.999999053 + s * (-0.166655472 + s * (8.31181278e-3 + s * -1.84854406e-4)))
+        return (value.to(tl.int32, bitcast=True) ^ (shifted.to(tl.int32, bitcast=True) << 31)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
