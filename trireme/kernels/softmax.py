@@ -349,19 +349,26 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
     if y.numel() == 0:
         return y
     y, g = fold(y, dim, True)
-    double = result is torch.float64 or x.dtype is torch.float64
+    _run(x, y, f, g, dim, log)
+    return y
+
+
+def _run(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, dim: int, log: bool) -> None:
+    """Rows by how they lie and how long they are: shared by several programs, side by side, turned first, or each with one program,
+    in pieces, in one tile or read twice."""
+    double = torch.float64 in (x.dtype, y.dtype)
     limit = chips.current().row_elements
     if limit < f.length <= 2 * limit and _holds(f) and not double:
         limit *= 2
     if f.inner == 1 and f.step == 1 and f.length > limit and f.rows < 2 * chips.current().multiprocessors:
         _split_rows(x, y, f, g, log, double)
-        return y
+        return
     if f.inner >= 32 and f.length > limit // 32 and not double and _near(f) and _near(g):
         _beside(x, y, f, g, log)
-        return y
+        return
     if _few_across(f):
         _turn(x, y, dim, log)
-        return y
+        return
     cut = _pieces(f, g, double) if f.length <= (limit // 2 if double else limit) else None
     if cut is not None:
         m, n, warps, shifted = cut
@@ -369,17 +376,16 @@ def _apply(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> t
         _softmax_pieces((programs,), x, y, f.rows, f.length, f.numbered[1], g.numbered[1],
                         LOG=log, DOUBLE=double, SHIFTED=shifted, M=m, N=n, PIECES=blocks(f.length, n),
                         OF=_known(f, g), OPEN=chips.crowded(programs, warps), warps=warps)  # fmt: skip
-        return y
+        return
     m, n, warps = tile(f, limit if f.length <= limit else limit // 2)
-    inner, *walks = *f.numbered, *g.numbered[1:]
+    programs, (inner, *walks) = blocks(f.rows, m), (*f.numbered, *g.numbered[1:])
     walk = (f.rows, inner, f.length, *walks)
     if f.length <= n:
-        _softmax((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1, M=m, N=n,
-                 OF=_known(f, g), OPEN=chips.crowded(blocks(f.rows, m), warps), warps=warps)  # fmt: skip
-        return y
-    _softmax_long((blocks(f.rows, m),), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1,
+        _softmax((programs,), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1, M=m, N=n,
+                 OF=_known(f, g), OPEN=chips.crowded(programs, warps), warps=warps)  # fmt: skip
+        return
+    _softmax_long((programs,), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1,
                   SHIFTED=m == 1 and _alike(f, g), M=m, N=n, warps=warps)  # fmt: skip
-    return y
 
 
 def _holds(f: Fold) -> bool:
