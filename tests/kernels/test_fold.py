@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from trireme.kernels import chips, fold, reduce, registry, softmax
+from trireme.kernels import chips, fold, launch, reduce, registry, softmax
 from trireme.kernels.cut import Cut
 
 
@@ -182,6 +183,27 @@ def test_softmax_of_rows_in_pieces(
     for mine, theirs in ((softmax.softmax_forward, torch.softmax), (softmax.log_softmax_forward, torch.log_softmax)):
         for y in (x[-rows:], x[:rows]):
             torch.testing.assert_close(mine(y, 1).double(), theirs(y.double(), 1), equal_nan=True, **loose)
+
+
+@pytest.mark.parametrize("length", [33, 34, 36, 40, 48])
+def test_rows_that_begin_at_multiples(length: int, device: str) -> None:
+    """What the compiler is told of a length holds for it: rows alone, and in a wider matrix whose stride has another divisor."""
+    assert [launch.shared_by(n) for n in (33, 34, 36, 40, 48)] == [1, 2, 4, 8, 1]
+    assert launch.shared_by(40, 50) == 2 and launch.shared_by(48, 64) == 1
+    for wide in (length, length + 2, length + 16):
+        x = torch.randn(70, wide, device=device)[:, :length]
+        weight, bias = torch.randn(2, length, device=device)
+        pairs = [
+            (registry.OPERATORS["rms_norm"].function(x, [length], weight, 1e-5), F.rms_norm(x, [length], weight, 1e-5)),
+            (
+                registry.OPERATORS["native_layer_norm"].function(x, [length], weight, bias, 1e-5)[0],
+                F.layer_norm(x, [length], weight, bias),
+            ),
+            (softmax.softmax_forward(x, 1), x.softmax(1)),
+            (softmax.log_softmax_forward(x, 1), x.log_softmax(1)),
+        ]
+        for mine, theirs in pairs:
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 TURNS = [(shape, order) for shape in ((5, 6, 7), (33, 4, 5), (2, 3, 4, 5)) for order in itertools.permutations(range(len(shape)))]
