@@ -220,6 +220,7 @@ def test_angles_of_float64(name: str, device: str) -> None:
     for x in (beside, beside * 83 + 1e-9, any_size, few, torch.tensor([1e6, 1e22, 1e300, math.inf, 1.0], dtype=torch.float64)):
         got, exact = registry.OPERATORS[name].function(x.to(device)).cpu(), getattr(torch, name)(x)
         torch.testing.assert_close(got, exact, rtol=2e-15, atol=0, equal_nan=True)
+        assert not bool((got.abs() > 1).any())
         assert bool(((torch.signbit(got) == torch.signbit(exact)) | exact.isnan()).all())
 
 

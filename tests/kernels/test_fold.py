@@ -183,6 +183,9 @@ def test_softmax_of_rows_in_pieces(
     for mine, theirs in ((softmax.softmax_forward, torch.softmax), (softmax.log_softmax_forward, torch.log_softmax)):
         for y in (x[-rows:], x[:rows]):
             torch.testing.assert_close(mine(y, 1).double(), theirs(y.double(), 1), equal_nan=True, **loose)
+    # Beside a large maximum the logarithm of a sum must not vanish.
+    far = (torch.randn(min(rows, 9), length, device=device) + 2000).to(dtype)
+    torch.testing.assert_close(softmax.log_softmax_forward(far, 1).double(), far.double().log_softmax(1), **loose)
 
 
 @pytest.mark.parametrize("length", [33, 34, 36, 40, 48])

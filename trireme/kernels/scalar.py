@@ -296,8 +296,10 @@ def _alternating_sin(x, shifted):
     if x.dtype == tl.float64:
         p = -2.505210761669045e-08 + s * (1.6058977292642743e-10 + s * (-7.643969663988074e-13 + s * 2.7314368769379893e-15))
         p = -0.16666666666666666 + s * (0.008333333333333316 + s * (-0.00019841269841254966 + s * (2.7557319219160833e-06 + s * p)))
-        value = x * (1.0 + s * p)
-        return (value.to(tl.int64, bitcast=True) ^ (shifted.to(tl.int64, bitcast=True) << 63)).to(tl.float64, bitcast=True)
+        size = tl.abs(x + (x * s) * p)
+        size = tl.where(size > 1.0, 1.0, size)  # which rounding exceeds at times
+        sign = (x.to(tl.int64, bitcast=True) ^ (shifted.to(tl.int64, bitcast=True) << 63)) & -(2**63)
+        return (size.to(tl.int64, bitcast=True) | sign).to(tl.float64, bitcast=True)
     else:
         value = x * (0.999999053 + s * (-0.166655472 + s * (8.31181278e-3 + s * -1.84854406e-4)))
         return (value.to(tl.int32, bitcast=True) ^ (shifted.to(tl.int32, bitcast=True) << 31)).to(tl.float32, bitcast=True)

@@ -85,22 +85,24 @@ def _softmax_pieces(
         edge = tl.load(base + place, mask=beyond, other=float("-inf")).to(top.dtype)
         peak = tl.maximum(peak, tl.max(edge, 1)[:, None])
     total = tl.zeros_like(top)
-    powers = ()
+    kept = ()
     for piece in tl.static_range(PIECES):
-        power = tl.exp(values[piece] - peak)
-        powers += (power,)  # type: ignore[assignment]
+        value = values[piece] - peak
+        power = tl.exp(value)
+        kept += (value if LOG else power,)  # type: ignore[assignment]
         total += power
     whole = tl.sum(total, 1)[:, None]
     if SHIFTED:
-        power = tl.exp(edge - peak)
+        edge = edge - peak
+        power = tl.exp(edge)
         whole += tl.sum(power, 1)[:, None]
-    lse = peak + log_of_sum(whole)
+    log = log_of_sum(whole)  # apart from the maximum, beside which it might vanish
     for piece in tl.static_range(PIECES):
         here = (column + piece * N)[None, :]
-        result = values[piece] - lse if LOG else _share(powers[piece], whole)
+        result = kept[piece] - log if LOG else _share(kept[piece], whole)
         tl.store(out + here, result.to(y.dtype.element_ty), mask=inside & (here < even))
     if SHIFTED:
-        ending = edge - lse if LOG else _share(power, whole)
+        ending = edge - log if LOG else _share(power, whole)
         tl.store(out + place, ending.to(y.dtype.element_ty), mask=beyond)
 
 
