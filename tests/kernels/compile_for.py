@@ -155,7 +155,7 @@ def stand_in(target: GPUTarget, chip: chips.Chip) -> None:
 def operators(calls: dict[str, tuple[Any, ...]]) -> None:
     for name, arguments in calls.items():
         made = [x("cpu") if callable(x) else x for x in arguments]
-        args = [x.to(HALF) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in made]
+        args = [x.to(HALF) if isinstance(x, torch.Tensor) and x.dtype is torch.float32 else x for x in made]  # float64 as it is
         with contextlib.suppress(launch.Unsupported):  # torch's own then
             registry.OPERATORS[name].function(*args)
 
