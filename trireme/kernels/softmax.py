@@ -142,15 +142,15 @@ def _softmax_long(
     whole = tl.sum(lanes, 1)[:, None] + (peak - peak)
     if SHIFTED:
         whole += tl.sum(tl.exp(edge - peak), 1)[:, None]
-    lse = log_of_sum(whole)
+    log = log_of_sum(whole)
     if SHIFTED:
-        ending = edge - peak - lse if LOG else _share(tl.exp(edge - peak), whole)
+        ending = edge - peak - log if LOG else _share(tl.exp(edge - peak), whole)
         tl.store(out + place, ending.to(y.dtype.element_ty), mask=inside)
     for at in range(0, even, N):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < even)[None, :]
         value = tl.load(base + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0.0).to(work) - peak
-        result = value - lse if LOG else _share(tl.exp(value), whole)
+        result = value - log if LOG else _share(tl.exp(value), whole)
         tl.store(out + (column.to(tl.int64) * y_step)[None, :], result.to(y.dtype.element_ty), mask=mask)
 
 
@@ -209,7 +209,7 @@ def _whole(
     total = tl.load(totals + row * parts + split, mask=split < parts, other=0.0)
     peak = tl.max(top, 0)
     whole = tl.sum(tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak)), 0) + (peak - peak)
-    lse = log_of_sum(whole)
+    log = log_of_sum(whole)
     start = tl.program_id(1) * part
     if SHIFTED:
         origin, head, even = aligned(row * x_outer, length)
@@ -220,12 +220,12 @@ def _whole(
     for at in range(start, tl.minimum(start + part, even), N):
         column = at + tl.arange(0, N)
         value = tl.load(base + column, mask=column < even, other=0.0).to(work) - peak
-        result = value - lse if LOG else _share(tl.exp(value), whole)
+        result = value - log if LOG else _share(tl.exp(value), whole)
         tl.store(out + column, result.to(y.dtype.element_ty), mask=column < even)
     if SHIFTED and tl.program_id(1) == parts - 1:
         place, inside = ends(head, even, length)
         edge = tl.load(base + place, mask=inside, other=0.0).to(work) - peak
-        ending = edge - lse if LOG else _share(tl.exp(edge), whole)
+        ending = edge - log if LOG else _share(tl.exp(edge), whole)
         tl.store(out + place, ending.to(y.dtype.element_ty), mask=inside)
 
 
@@ -399,7 +399,11 @@ def _pieces(f: Fold, g: Fold, double: bool) -> tuple[int, int, int, bool] | None
     """Rows and elements of each in a piece, warps, and whether the ends of rows go apart; None where one tile of powers of two does
     as well. 2156 rows of 560 bfloat16 took 4.1 µs in tiles, so 2.2; 1500 of 9001 41.8 and 18.0; 2048 of 5120 float64 82 and 54."""
     odd = f.cut.anywhere and _known(f, g) * f.itemsize < 16
-    cut = _doubles(f.length, odd) if double else _singles(f.length, odd, f.itemsize <= 2)
+    cut: tuple[int, int, int] | None
+    if f.length <= 128:  # with one warp, since several would meet in shared memory for each maximum and sum
+        cut = (16, 32, 4 if f.length <= 64 else 8) if f.length > 32 else None
+    else:
+        cut = _doubles(f.length, odd) if double else _singles(f.length, odd, f.itemsize <= 2)
     if cut is None or not _alone(f, g):
         return None
     m, n, warps = cut
@@ -412,11 +416,8 @@ def _pieces(f: Fold, g: Fold, double: bool) -> tuple[int, int, int, bool] | None
 
 
 def _singles(length: int, odd: bool, half: bool) -> tuple[int, int, int] | None:
-    """Rows and elements of each in a piece, and warps; `odd`: elements come one by one, or a few at once. Short rows stay with one
-    warp, since several would meet in shared memory for each maximum and sum."""
+    """Rows and elements of each in a piece, and warps, beyond 128 elements; `odd`: they come one by one, or a few at once."""
     if length <= 384:
-        if length <= 128:
-            return (16, 32, 4 if length <= 64 else 8) if length > 32 else None
         return 8, 32 if odd else 64, 4
     if length <= 1024:
         return None if odd and length > 640 else (4, 64 if length <= 640 else 128, 4)
@@ -428,8 +429,6 @@ def _singles(length: int, odd: bool, half: bool) -> tuple[int, int, int] | None:
 def _doubles(length: int, odd: bool) -> tuple[int, int, int] | None:
     """The same for float64."""
     if length <= 256:
-        if length <= 128:
-            return (16, 32, 4 if length <= 64 else 8) if length > 32 else None
         return 4, 64 if -length % 64 < 32 else 32, 4
     if length < 1024:
         if length <= 384:
