@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trireme.kernels import chips, fold, launch, reduce, registry, softmax
+from trireme.kernels import chips, fold, launch, reduce, registry, scan, softmax
 from trireme.kernels.cut import Cut
 
 
@@ -49,11 +49,65 @@ def test_many_short_rows_are_folded_by_one_thread_each(monkeypatch: pytest.Monke
         f = cut(shape, dim)
         assert f.wide and f.splits == 1 and f.tile == (rows, 1), shape
     assert cut((13, 883790), 0).tile == (256, 1) and cut((13, 88379), 0).tile == (128, 1)  # single elements
-    assert [cut((length, 300000), 0).unroll for length in (3, 16, 17, 18, 48)] == [3, 16, 9, 9, 16]
-    assert not cut((128, 300000), 0).wide and cut((128, 300000), 0, torch.bfloat16).wide and not cut((7, 3000), 0).wide
+    assert [cut((length, 300000), 0).unroll for length in (3, 16, 17, 18, 48)] == [3, 16, 9, 9, 8]
+    assert not cut((65, 300000), 0).wide and cut((64, 300000), 0, torch.bfloat16).wide and not cut((7, 3000), 0).wide
+    assert cut((56, 143872), 0, torch.bfloat16).wide and not cut((56, 143871), 0, torch.bfloat16).wide
 
 
-@pytest.mark.parametrize("columns", [2, 3, 5, 12, 15])
+def test_few_warps_meet_for_each_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    for shape, dtype in (((150, 140000), torch.bfloat16), ((150, 140000), torch.uint8), ((77, 20000), torch.float32)):
+        assert cut(shape, 0, dtype).tile == (64, 8) and cut(shape, 0, dtype).warps <= 2, shape
+    assert cut((273, 56, 527), 1, torch.float16).warps == 2 and cut((64, 77, 999), 1, torch.float64).warps == 2
+
+
+def test_what_divides_lines_is_told_where_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    lined_up = seen((40, 302780), 0, torch.bfloat16)
+    assert (lined_up.of, lined_up.even) == (4, True)
+    assert [seen((length, 740), 0).of for length in (300, 12919)] == [4, 4] and not seen((12919, 740), 0).even
+    assert (seen((981, 2728), 0, torch.uint8).of, seen((40, 302781), 0).of, seen((64, 50258), 0, torch.float64).of) == (1, 1, 1)
+    assert seen((6655, 748, 6), 1, torch.float16).of == 2 and seen((4096, 100), 1).of == 1 and seen((64, 4096), 0).of == 1
+
+
+@pytest.mark.parametrize("shape", [(5, 700, 22), (3, 900, 33), (4, 300, 6), (7, 3, 5), (2, 40, 63), (1, 1, 3)], ids=str)
+def test_matrices_of_few_columns_are_read_in_lines(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Those that begin anywhere, with gaps between them or none, turned, shared by programs or not."""
+    assert cut((128, 1024, 33), 1).narrow and not cut((128, 1024, 33), 1, torch.float64).narrow
+    assert not cut((128, 1024, 48), 1).narrow and not cut((128, 1024, 65), 1).narrow and not cut((128, 10, 33), 1).narrow
+    monkeypatch.setattr(Cut, "narrow", property(lambda self: self.matrix))
+    high = (shape[0], shape[1] + 3, shape[2])
+    plain, gaps = torch.randn(shape, device=device), torch.randn(high, device=device)[:, 1 : shape[1] + 1]
+    for x in (plain, gaps, plain.transpose(0, 2).contiguous().transpose(0, 2), gaps.bfloat16()):
+        total = registry.OPERATORS["sum.dim_IntList"].function(x, [1])
+        assert total.is_contiguous() and total.dtype is x.dtype
+        torch.testing.assert_close(total.double(), x.double().sum(1), rtol=1e-2 if x.dtype is torch.bfloat16 else 1e-4, atol=1e-3)
+        assert torch.equal(registry.OPERATORS["all.dim"].function(x > -2.5, 1), (x > -2.5).all(1))
+
+
+def test_results_far_apart_are_put_where_they_belong(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr(reduce, "_MANY", 4)
+    x = torch.randn(30, 3, 8, device=device).transpose(0, 2)
+    assert fold.fold(x, [1], False, turn=True)[1].apart[1] > 1
+    for name, dims, expected in (("sum.dim_IntList", [1], x.sum(1)), ("any.dims", [1], (x > 1).any(1))):
+        got = registry.OPERATORS[name].function(x if expected.dtype is torch.float32 else x > 1, dims)
+        torch.testing.assert_close(got, expected)
+        assert got.is_contiguous()
+    kept = registry.OPERATORS["mean.dim"].function(x, [1], True)
+    torch.testing.assert_close(kept, x.mean(1, keepdim=True))
+
+
+def test_running_sums_have_a_thread_for_each_row_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    for shape, dim, itemsize, expected in (
+        ((64, 77, 1008), 1, 4, (64, 16, 2)), ((16, 300, 2048), 1, 4, (32, 32, 1)), ((8, 151936), 0, 4, (256, 8, 2)),
+        ((5, 400001), 0, 4, (512, 8, 4)), ((8192, 4096), 1, 4, (1, 4096, 4)), ((3776, 4847), 1, 8, (1, 1024, 4)),
+        ((100000, 33), 1, 4, (16, 64, 1)), ((100000, 33), 1, 8, (8, 64, 1)), ((1 << 19, 4), 1, 4, (64, 4, 4)),
+    ):  # fmt: skip
+        assert scan._cut(seen(shape, dim), itemsize) == expected, shape
+
+
+@pytest.mark.parametrize("columns", [2, 3, 5, 12, 15, 33])
 def test_a_matrix_of_few_columns_is_read_in_lines(columns: int, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     assert cut((1 << 21, columns), 0).narrow and not cut((columns, 1 << 21), 1).narrow and not cut((1 << 21, 16), 0).narrow
     monkeypatch.setattr(Cut, "narrow", True)
@@ -265,7 +319,7 @@ def test_gaps_are_not_crossings() -> None:
 
 def test_every_kernel_knows_flat_rows(device: str) -> None:
     """Reductions, extremes, running sums and softmax along the first dimension of matrices of odd sizes, and along a middle one."""
-    for shape, dim in (((5, 37), 0), ((3, 7, 11), 1), ((1, 65), 0), ((40, 3), 0)):
+    for shape, dim in (((5, 37), 0), ((3, 7, 11), 1), ((1, 65), 0), ((40, 3), 0), ((9, 20), 0), ((3, 9, 12), 1), ((4, 5, 8), 1)):
         x = torch.randn(shape, device=device)
         for name, theirs in (
             ("amax", torch.amax),
@@ -313,3 +367,35 @@ def test_uneven_rows_side_by_side_read_one_by_one(dtype: torch.dtype, monkeypatc
         if order != 0.5 or dtype is not torch.float64:
             norm = registry.OPERATORS["linalg_vector_norm"].function(x + 5, order, [0])
             torch.testing.assert_close(norm.double(), torch.linalg.vector_norm(x.double() + 5, order, 0), rtol=1e-2, atol=0)
+
+
+_CLASSES = [  # one for each way to cut rows side by side
+    ((150, 70000), 0), ((77, 20000), 0), ((300, 32768), 0), ((500, 20000), 0), ((28, 33812), 0), ((40, 70001), 0), ((9, 33364), 0),
+    ((64, 77, 996), 1), ((64, 77, 999), 1), ((700, 104, 8), 1), ((600, 90, 20), 1), ((128, 300, 33), 1), ((5000, 740), 0),
+    ((20000, 33), 0), ((2000, 300), 0), ((413, 2981), 0),
+]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", _KINDS, ids=str)
+@pytest.mark.parametrize(("shape", "dim"), _CLASSES, ids=str)
+def test_rows_side_by_side_of_every_cut(shape: tuple[int, ...], dim: int, dtype: torch.dtype, device: str) -> None:
+    x = torch.randint(-3 if dtype.is_signed else 0, 4, shape, device=device).to(dtype)
+    for y in (x, x[..., :-4], x[..., 1:]):
+        along = y.movedim(dim, 0)
+        for name, expected in _FOLDED.items():
+            if name == "prod.dim_int" or (name == "argmax" and dtype is torch.bool):
+                continue
+            got = registry.OPERATORS[name].function(y, [dim] if name in ("sum.dim_IntList", "amax") else dim)
+            got = got[0] if isinstance(got, tuple) else got
+            assert torch.equal(got, expected(along)), name
+        sums = registry.OPERATORS["cumsum"].function(y, dim)
+        assert torch.equal(sums, y.double().cumsum(dim).to(sums.dtype))  # whole numbers, which no type rounds but at the end
+        if dtype.is_floating_point:
+            tight = {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+            var, mean = reduce.var_mean(y, [dim], correction=0)
+            expected_var, expected_mean = torch.var_mean(y.double(), dim, correction=0)
+            torch.testing.assert_close(mean.double(), expected_mean, **tight)
+            torch.testing.assert_close(var.double(), expected_var, **tight)
+            for name, theirs in (("softmax.int", torch.softmax), ("log_softmax.int", torch.log_softmax)):
+                torch.testing.assert_close(registry.OPERATORS[name].function(y, dim).double(), theirs(y.double(), dim), **tight)

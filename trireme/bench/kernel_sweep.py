@@ -126,14 +126,27 @@ def _named(shape: tuple[int, ...], dtype: torch.dtype, more: str = "") -> str:
 
 
 def _shapes(rng: random.Random, count: int) -> list[tuple[int, int]]:
-    """Half of them from the list, half of any size: 2¹⁹ to 2²⁴ elements in rows of any length, every other time even."""
+    """Half of them from the list, half of any size: 2¹⁹ to 2²⁵ elements in rows of any length."""
     shapes: list[tuple[int, int]] = rng.sample(_FLAT, count // 2)
     while len(shapes) < count:
-        size = 2 ** rng.uniform(19, 24)
-        even = rng.choice((1, 16))
-        length = max(even, round(2 ** rng.uniform(1, 20) / even) * even)
+        size, length = 2 ** rng.uniform(19, 25), _length(rng, 20)
         shapes.append((max(1, round(size / length)), length))
     return shapes
+
+
+def _deep_shapes(rng: random.Random, count: int) -> list[tuple[int, int, int]]:
+    """The same of three dimensions."""
+    shapes: list[tuple[int, int, int]] = rng.sample(_DEEP, count // 2)
+    while len(shapes) < count:
+        size, rows, length = 2 ** rng.uniform(19, 25), _length(rng, 12), _length(rng, 14)
+        shapes.append((max(1, round(size / rows / length)), rows, length))
+    return shapes
+
+
+def _length(rng: random.Random, most: int) -> int:
+    """Any up to a power of two; every other time even, and then as often of 2, 4 or 8 as of 16 elements."""
+    even = rng.choice((1, 1, 1, 16, 16, 2, 4, 8))
+    return max(even, round(2 ** rng.uniform(1, most) / even) * even)
 
 
 def _elementwise(rng: random.Random) -> Iterator[Case]:
@@ -175,10 +188,10 @@ def _reductions(rng: random.Random) -> Iterator[Case]:
     for op, call in _ALONG.items():
         usual = torch.bool if op in _TRUTHS else _HALF
         flat = [(shape, rng.choice((usual, _SINGLE, *_types(op))), dim) for shape in _shapes(rng, 8) for dim in (0, 1)]
-        deep = [(shape, usual, dim) for shape in _DEEP for dim in (0, 1, 2)]
+        deep = [(shape, rng.choice((usual, usual, *_types(op))), dim) for shape in _deep_shapes(rng, 6) for dim in (0, 1, 2)]
         for shape, dtype, dim in [*flat, *deep]:
             yield _case(op, _named(shape, dtype, f"along {dim}"), lambda x, call=call, dim=dim: call(x, dim), (shape, dtype))
-        for shape in _DEEP:
+        for shape in _deep_shapes(rng, 4):
             label = _named(shape, usual, "turned, along 1")
             yield _case(op, label, lambda x, call=call: call(x, 1), (shape, usual), view=lambda x: x.transpose(0, 2))
     for op, call in _WHOLE.items():

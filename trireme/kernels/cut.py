@@ -12,7 +12,6 @@ from trireme.kernels.launch import blocks, next_power
 
 WIDE = 512  # rows of a tile of very many short ones, four for each thread of four warps
 _AT_ONCE = 512  # bytes that the threads of a warp take at once
-_HELD = 46 << 20  # bytes that the second-level cache of an H200 holds from one call to the next
 
 
 @dataclass(frozen=True)
@@ -24,16 +23,16 @@ class Cut:
     itemsize: int  # bytes of an element
     across: bool  # neighbours in memory are elements of different rows
     beside: int  # rows that then lie side by side
-    even: bool  # lines of memory begin at multiples of 16 elements
+    even: bool  # lines of memory begin where a thread may take several elements at once
     anywhere: bool  # rows are contiguous, one after the other, and begin anywhere
-    matrix: bool  # rows are the columns of a matrix that lies together
+    matrix: bool  # those side by side are the columns of a matrix that lies together
 
     @functools.cached_property
     def wide(self) -> bool:
         """Whether there are so many short rows side by side that every thread may fold its own: what several warps fold together
         meets in shared memory, all of it in one bank (7 x 300000 of bool took 29 µs on an H200)."""
-        longest = 64 if not self.even else 128 if self.itemsize <= 2 else 80
         many = self.rows >= (60000 if self.length > 32 else 16384 if self.even else 30000)
+        longest = 64 if self.even or self.itemsize in (1, 8) else 32  # 273 x 56 x 527 halves took 9.0 µs, in tiles 4.4
         return self.across and self.length <= longest and many and not chips.current().interpreted
 
     @functools.cached_property
@@ -46,7 +45,18 @@ class Cut:
         """Whether these are a few long columns of a matrix that lie together, which leave a tile of theirs partly empty."""
         # Joining costs more the more columns: 12 MB took 8.5 µs for twelve, their own tiles 6.4; but 60 MB 21.4 and 33.6.
         enough = 1 << (17 if self.rows <= 3 else 22)
-        return self.matrix and 1 < self.rows < 16 and self.length * self.rows >= enough
+        few = self.matrix and 1 < self.beside < 64 and self.beside % 16 != 0
+        if self.rows > self.beside:  # 1789 x 972 x 13 bfloat16 took 24.2 µs in tiles, so 10
+            return few and self.length * self.beside >= 8192 and self.itemsize < 8
+        return few and self.length * self.rows >= enough
+
+    @functools.cached_property
+    def line(self) -> tuple[int, int]:
+        """Of `narrow` ones: elements that a program takes at once, and its warps."""
+        size = self.length * self.beside
+        if size < 1 << 14 and math.lcm(self.beside, 16) <= 512:
+            return 512, 2
+        return (1024 if size < 1 << 17 or self.itemsize == 8 else 2048), 8
 
     @functools.cached_property
     def odd(self) -> bool:
@@ -72,9 +82,11 @@ class Cut:
         """Tiles that a loop has on their way: three through shared memory, unless that is too small, or elements come one by one,
         for which it is slow (2049 sums of 513 floats took 38 µs on an H200), or other programs fill the time anyway (42912 sums
         side by side of 139 floats 8.2 µs, so 5.7)."""
+        if self._strips and self.itemsize < 8:
+            return 3 if self.tile == (64, 16) else 1
         fits = 4 * math.prod(self.tile) * self.itemsize <= chips.current().shared_memory
         enough = 2 if self.across and self.length <= 512 else 4
-        much = self._bytes > _HELD if self._strips else self.large
+        much = self.large and self.length > (128 if self._strips else 0)
         filled = self._tracks >= enough * chips.current().multiprocessors and self.length <= 16384 and not much
         even = self.even or (self.shifted and self.tile[0] == 1)
         return 3 if even and fits and not (filled or self.wide) else 1
@@ -84,10 +96,15 @@ class Cut:
         """Tiles that a loop asks for before it folds the first, where they do not come through shared memory."""
         if self.wide:
             if self.itemsize == 1 and (self.even or self.length <= 16):
-                return min(8, next_power(self.length))
-            return self.asked(8 if self._few_warps else 20 if self.itemsize == 1 else 16)
+                return self.asked(9)
+            # 40 x 421320 floats took 20.6 µs with 14 at once, so 17.6; 696 x 16 x 464 of int64 9.6 with 16, so 6.7.
+            eight = self.itemsize == 8 and self.tile[0] == WIDE // 2
+            few = self._few_warps or (self.even and (eight or (self.itemsize == 4 and self.large and self.length > 32)))
+            return self.asked(8 if few else 20 if self.itemsize == 1 else 16)
         if self._strips:
-            return 1 if self.itemsize == 8 and self.stages == 3 else 2  # 2000 x 32768 bfloat16 took 45.9 µs with one, so 35.6
+            if self.stages == 3 or self.itemsize == 8:
+                return 1
+            return 4 if self.itemsize <= 2 else 2 if self.length > 400 else 1
         if self.across:
             most = 2048 if self.itemsize == 1 or (not self.even and self.itemsize < 8) else 1024
             few = self.tile[0] >= 16 and math.prod(self.tile) <= most and self.stages == 1
@@ -147,12 +164,13 @@ class Cut:
         if self.shifted and self.rows >= 64:
             # Each warp a row, as much of it at once as it can take: 5865 places of a maximum of 2085 took 24.5 µs on an H200 where
             # several warps met for each, so 10.3.
-            if self.itemsize == 8:
-                return 8, 32, 8
+            if self.itemsize == 8:  # of long ones a program a row: 356 sums of 21310 took 19.6 µs, so 16.3
+                return (8, 32, 8) if self.length <= 4096 else (1, 1024, 4)
             warps = 4 if self.length <= 4096 else 8
             return warps, _AT_ONCE // self.itemsize, warps
-        if self.odd and self.length > 64:
-            # Each warp its own rows, a line at a time: 27185 sums of 139 floats took 10.1 µs in tiles that hold them whole, so 4.
+        if self.odd and self.length > 48:
+            # Each warp its own rows, a line at a time: 27185 sums of 139 floats took 10.1 µs in tiles that hold them whole, so 4;
+            # whether any of 19039 x 52 is true 7.5 and 2.0.
             return 16 if self.length <= 128 else 8, 32, 4
         if size < self.length <= 4 * size and self.rows >= 4 * chips.current().multiprocessors:
             return 1, size // 4, 4  # 2048 sums of 5120 bfloat16 took 4.3 µs, in tiles of four rows 5.9
@@ -164,7 +182,8 @@ class Cut:
                 return WIDE // 8, 1, 2
             if self.length > 32 and self.rows >= 1 << 17 and self.itemsize < 8:  # of floats 14.5, so 12.1
                 return WIDE * 2 // self.itemsize, 1, 4
-            return WIDE if self.length <= 8 else WIDE // (4 if self.rows < 1 << 17 or self.length > 32 else 2), 1, 4
+            few = self.rows < 1 << 17 or self.length > 32 or self.itemsize == 8  # 20 x 463023 of int64 25.9 and 20.0
+            return WIDE if self.length <= 8 else WIDE // (4 if few else 2), 1, 4
         if self.length <= 2:
             return 4 * WIDE, 1, 8
         if self.itemsize == 8:
@@ -198,8 +217,7 @@ class Cut:
         processors = chips.current().multiprocessors
         many = self.rows >= 1 << 14
         if self._strips:
-            # 200 x 50000 floats took 9.6 µs as below, so 7.0; 152 x 75584 bytes 9.1 with 64, so 6.5, 400 x 200000 43 and 29.
-            return 128 if self.itemsize <= 2 and self.rows >= 1 << 16 else 64, 16, 4
+            return self._cut_strips()
         if self.itemsize == 8:
             return self._cut_across_doubles()
         if self.even and 32 < self.length <= 512 and self.rows >= 64 * processors and not self.large:
@@ -208,12 +226,26 @@ class Cut:
             # Of single elements whole warps of neighbours: 413 x 26981 floats took 23.2 µs unshared, so 11.6. But few of them if
             # there are few: 50000 x 100 floats took 10.5 µs so, 6.7 in tiles of 32 (11754 x 199 in those of 16 10.9, so 4.8).
             if self.rows >= (1024 if self.itemsize > 1 else 256):  # 4000 x 1000 bfloat16 took 6.1 µs so, in tiles of 32 5.1
-                return (64, 16, 4) if self.beside >= 64 else (32, 64, 4)  # 128 x 1024 x 33 bfloat16 6.3 and 5.4 µs
+                if self.beside < 64:  # 14359 x 90 x 20 of bool took 19.7 µs in tiles of 32, so 7.6
+                    return (64, 8, 2) if self.length <= 256 else (32, 64, 4)
+                return 64, 16, 2 if self.length <= 256 else 4
             return (16, 128, 4) if self.rows <= 16 else (32, 64, 4)
         # Whole sectors, and few numbers for one program to join: 20.0 µs for 8192 x 4096 on an H200, with 64 or 128 20.8 and 24.4.
         m = min(next_power(self.rows), max(32, size // next_power(self.length) if self.length <= 64 else 1))
         n = max(1, min(next_power(self.length), size // m))
         return m, n, 8 if m * n >= 4096 and (not self.even or blocks(self.rows, m) < 4 * processors) else 4
+
+    def _cut_strips(self) -> tuple[int, int, int]:
+        """One warp or two, so that few meet for each row: 150 x 140000 bfloat16 took 11.3 µs with four, so 7.8 (torch 8.0)."""
+        if self.itemsize == 8:
+            return 32, 16, 2
+        if self.length > 400:
+            return 32, 32, 4
+        if self.rows >= 3 << 16 and self.itemsize == 2:
+            return 128, 8, 2  # 66 x 300000 took 10.6 µs with 64, so 8.6
+        if self.rows >= 1 << 16 or self.length <= 128:
+            return 64, 8, 1 if self.itemsize == 1 else 2
+        return 64, 16, 2
 
     def _cut_across_doubles(self) -> tuple[int, int, int]:
         """Smaller tiles for elements of eight bytes, of which fewer fit into registers and on their way."""
@@ -221,8 +253,11 @@ class Cut:
             # 1000 x 2048 took 5.2 µs in tiles of 32 by 128, so 3.7; 64 x 50048 6.6, so 4.5.
             many = self.rows >= 1 << 14
             return 16, min(64 if many else 128, next_power(self.length)), 4 if many else 8
-        if self.rows >= 1024:  # 413 x 26981 took 27.4 µs with eight warps, so 24.0; but 64 x 50257 4.6 and 7.7
-            return 64, min(16, next_power(self.length)), 4 if self.length > 128 else 8
+        if self.rows >= 1024 and self.beside >= 64:
+            # 10 x 1600 x 981 took 58 µs with four warps, so 34; 64 x 77 x 999 with eight 8.3, so 5.9.
+            return 64, min(16, next_power(self.length)), 2
+        if self.rows >= 1024:
+            return 32, min(64, next_power(self.length)), 4
         m = min(16, next_power(self.rows))
         return m, max(1, min(1024 // m, next_power(self.length))), 8  # 524288 x 4 took 13.3 µs with four times as many, so 5.5
 

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 
 from trireme.kernels import chips, relay
-from trireme.kernels.fold import Fold, aligned, begins, ends, fold, placed
+from trireme.kernels.fold import Fold, aligned, begins, ends, fold, lined_up, placed
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.reduce import require_elements
-from trireme.kernels.scalar import larger, smaller
+from trireme.kernels.scalar import larger, singly, smaller
 from trireme.kernels.streamed import meeting
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool)
@@ -68,10 +68,11 @@ def _last(FLOAT: tl.constexpr, LEAST: tl.constexpr):
 def _row_extreme(
     x, values, indices, rows, inner, length, x_outer, x_inner, x_step, out_outer, out_inner,
     FLOAT: tl.constexpr, LEAST: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    EVEN: tl.constexpr, EARLY: tl.constexpr,
+    EVEN: tl.constexpr, OF: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Rows that fit one tile: the extreme, NaN before all, then the first column that has it; EVEN: nothing is masked"""
     chips.begin(EARLY, OPEN=False)
+    rows, inner, x_outer, x_step = lined_up(rows, inner, x_outer, x_step, OF, FLAT)
     row = tl.program_id(0) * M + tl.arange(0, M)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
@@ -98,10 +99,12 @@ def _row_extreme(
 def _extreme(
     x, keys, counters, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step, out_outer, out_inner,
     FLOAT: tl.constexpr, LEAST: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    S: tl.constexpr, SHIFTED: tl.constexpr, SINGLE: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
+    S: tl.constexpr, SHIFTED: tl.constexpr, SINGLE: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr, OF: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The greatest key (rank, complement of place) of each row; of programs that share one the last joins their keys, S at once"""
     chips.begin(EARLY, OPEN=False)
+    rows, inner, x_outer, x_step = lined_up(rows, inner, x_outer, x_step, OF, FLAT)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
     start = split * split_length
@@ -164,11 +167,14 @@ def _extreme(
 @kernel
 def _wide_extreme(
     x, given, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step,
-    LEAST: tl.constexpr, FLOAT: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+    LEAST: tl.constexpr, FLOAT: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SINGLY: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """64-bit types: the first greatest (or least) element and its place; NaN outranks all; rows that fit a tile may be
     extremes found before, of `given` places"""
     chips.begin(EARLY, OPEN=False)
+    if SINGLY:
+        x = singly(x)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
     at_row = begins(row, inner, x_outer, x_inner, FLAT)
@@ -256,20 +262,21 @@ def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.T
     sizes = (f.rows, inner, f.length)
     if f.cut.splits == 1 and f.length <= n:
         _row_extreme((blocks(f.rows, m),), x, values, indices, *sizes, *walk, *f.apart,
-                     **kind, EVEN=f.length == n and f.rows % m == 0, warps=f.cut.warps)  # fmt: skip
+                     **kind, EVEN=f.length == n and f.rows % m == 0, OF=f.of, warps=f.cut.warps)  # fmt: skip
         return
     programs, splits = blocks(f.rows, m), blocks(f.length, f.cut.part)
     keys, counters = meeting(x.device, programs, splits, f.rows, torch.int64)
     _extreme((programs, splits), x, keys, counters, values, indices, *sizes, f.cut.part, *walk, *f.apart,
              **kind, S=max(1, min(next_power(splits), _JOINED // m)), SHIFTED=f.cut.shifted, SINGLE=f.cut.single,
-             STAGES=f.cut.stages, UNROLL=_unroll(f), warps=f.cut.warps)  # fmt: skip
+             STAGES=f.cut.stages, UNROLL=_unroll(f), OF=f.of, warps=f.cut.warps)  # fmt: skip
 
 
 def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:
     m, n = f.cut.tile
     n = max(1, min(n, 2048 // m))
     if f.across:
-        n = min(n, 8) if m == 64 else n
+        if f.rows >= 1024 and f.length <= 1024 and not f.cut.wide:  # each thread its own: 64 x 50256 took 10.3 µs, so 4.9
+            m, n = 64, min(n, 8)
     elif f.length > 64:  # each warp a row: 4096 x 1024 took 12.6 µs in tiles that hold them whole, so 6.9
         m, n = (8, 32) if f.rows >= 64 and f.length <= 4096 else (1, 512)
     inner, *walk = f.numbered
@@ -278,15 +285,18 @@ def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: to
     splits = blocks(f.length, part)
     sizes, warps = (f.rows, inner, f.length, part, *walk), 4 if f.across else 8
     if splits == 1:
-        _wide_extreme((blocks(f.rows, m), 1), x, None, values, indices, *sizes, **kind, FLAT=inner == 1, M=m, N=n, warps=warps)
+        _wide_extreme((blocks(f.rows, m), 1), x, None, values, indices, *sizes, **kind, FLAT=inner == 1, M=m, N=n,
+                      SINGLY=m == 64, warps=warps)  # fmt: skip
         return
     some = empty((splits, f.rows), x.dtype, x.device)
     places = empty((splits, f.rows), torch.int64, x.device)
-    _wide_extreme((blocks(f.rows, m), splits), x, None, some, places, *sizes, **kind, FLAT=inner == 1, M=m, N=n, warps=warps)
+    _wide_extreme((blocks(f.rows, m), splits), x, None, some, places, *sizes, **kind, FLAT=inner == 1, M=m, N=n,
+                  SINGLY=m == 64, warps=warps)  # fmt: skip
     columns = next_power(splits)
     height = max(1, min(64, 1024 // columns))
     joined = (f.rows, 1, splits, splits, 1, 0, f.rows)
-    _wide_extreme((blocks(f.rows, height), 1), some, places, values, indices, *joined, **kind, FLAT=True, M=height, N=columns)
+    _wide_extreme((blocks(f.rows, height), 1), some, places, values, indices, *joined, **kind, FLAT=True, M=height, N=columns,
+                  SINGLY=False)  # fmt: skip
 
 
 def argmax(self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:

@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 
 from trireme.kernels.cut import Cut
-from trireme.kernels.launch import Unsupported
+from trireme.kernels.launch import Unsupported, shared_by
+from trireme.kernels.scalar import multiple
 
 _folds: dict[tuple[object, ...], Fold] = {}
 _MOST_FOLDS = 4096
+_LONG = 4096  # elements of a row beside others from which on it is cut differently
 _MOST_COUNTED = (
     2**31 - 2**23
 )  # of rows, and of elements of a row: kernels count them in 32 bits, and up to a tile too far in each part
@@ -28,6 +30,15 @@ def begins(row, inner, outer_stride, inner_stride, FLAT: tl.constexpr):
     else:  # rows are counted in 32 bits: a division of 64 is a hundred instructions
         at = (row // inner).to(tl.int64) * outer_stride + (row % inner).to(tl.int64) * inner_stride
     return at
+
+
+@triton.jit
+def lined_up(rows, inner, outer_stride, step, OF: tl.constexpr, FLAT: tl.constexpr):
+    """Sizes of rows side by side, of which the compiler now knows that OF divides where their lines begin and end"""
+    rows, step = multiple(rows, OF), multiple(step, OF)
+    if not FLAT:
+        inner, outer_stride = multiple(inner, OF), multiple(outer_stride, OF)
+    return rows, inner, outer_stride, step
 
 
 @triton.jit
@@ -97,10 +108,33 @@ class Fold:
         return self.step != 1 and self.rows > 1 and beside
 
     @functools.cached_property
+    def of(self) -> int:
+        """What the compiler is to know of where lines of rows side by side begin and end (`lined_up`). Where threads take single
+        elements of few lines, all the same to them: 981 sums of 2728 bytes took 7.1 µs with that knowledge, so 3.9; but 740 of
+        12919 floats 8.2 and 11.2."""
+        return self._common if self.even or self.length >= _LONG or self.columns < 64 else 1
+
+    @functools.cached_property
+    def _common(self) -> int:
+        """The power of two up to eight that divides where lines of rows side by side begin and end; 1 where sixteen does."""
+        if not self.across:
+            return 1
+        inner, outer, _, step = self.numbered
+        return shared_by(self.rows, step) if inner == 1 else shared_by(inner, outer, step)
+
+    @functools.cached_property
+    def columns(self) -> int:
+        """Rows that lie side by side, where they do."""
+        return self.inner if self.inner > 1 else self.rows
+
+    @functools.cached_property
     def even(self) -> bool:
-        """Whether all lines of memory begin at multiples of 16 elements; of others a thread takes single elements."""
+        """Whether lines of memory begin at multiples of 16 elements, or, those of rows side by side that are not too long, of as
+        many bytes or fewer; of others a thread takes single elements."""
         if self.across:
-            return self.step % 16 == 0
+            enough = 16 if self.length > 256 else 4 if self.itemsize == 1 and self.length <= 64 else 8
+            lined_up = self._common * self.itemsize >= enough and self.itemsize < 8 and self.length < _LONG
+            return self.step % 16 == 0 or lined_up
         return self.rows == 1 or all(stride % 16 == 0 for stride in self.numbered[1:3])
 
     @functools.cached_property
@@ -108,12 +142,15 @@ class Fold:
         """Whether rows are contiguous, one after the other, and begin anywhere."""
         return self.step == 1 and self.numbered[0] == 1 and not self.across and not self.even
 
+    def lying(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` as outer rows, elements of a row, and inner rows."""
+        return x.as_strided((self.rows // self.inner, self.length, self.inner), (self.walk[0], self.step, self.walk[1]))
+
     @functools.cached_property
     def cut(self) -> Cut:
         """How it is cut into tiles on this chip."""
-        matrix = self.numbered == (1, 1, 0, self.rows) and self.turned is None
-        beside = self.inner if self.inner > 1 else self.rows
-        return Cut(self.rows, self.length, self.itemsize, self.across, beside, self.even, self.anywhere, matrix)
+        matrix = self.across and self.step == self.columns and self.walk[1 if self.inner > 1 else 0] == 1
+        return Cut(self.rows, self.length, self.itemsize, self.across, self.columns, self.even, self.anywhere, matrix)
 
 
 def fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, turn: bool = False) -> tuple[torch.Tensor, Fold]:

@@ -157,8 +157,8 @@ class Pointwise:
         elif widest == 1 and even and count > _SOON:  # 16 bytes for each thread: starting programs would take longer than reading
             return 2 * block, max(4, block // 256)
         elif widest == 8:
-            if self.costly:  # 12192752 cosines of float64 took 50.5 µs with eight warps, so 47.7
-                return block // (2 if count >= _MANY else 4), 4
+            if self.costly:  # 12192752 cosines of float64 took 50.5 µs with eight warps, so 47.7; 500000 powers 7.2 with four
+                return (block // (2 if count >= _MANY else 4), 4) if count > 1 << 19 else (block // 8, 8)
             if sum(widths) <= 16 and count < _MANY:  # four for each thread
                 return block // 2, max(4, block // 256)
             # Two: 4553 x 127 comparisons of float64 that begin anywhere took 3.4 µs with four, so 2.1.
@@ -262,8 +262,9 @@ def _flattens(plan: Plan, outputs: int, widest: int) -> bool:
     inner = plan.sizes[1]
     if any(stride != (inner, 1)[i % 2] for i, stride in enumerate(plan.strides[-2 * outputs :])):
         return False
-    columns = _tile(plan, True, widest)[1]
-    return inner % 16 != 0 or blocks(inner, columns) * columns > 1.1 * inner
+    rows, columns, _ = _tile(plan, True, widest)
+    back = any(stride < 0 for stride in plan.strides[1::2])  # in several rows at once, for which lanes would run down the rows
+    return inner % 16 != 0 or blocks(inner, columns) * columns > 1.1 * inner or (back and rows > 1)
 
 
 def _divisor(length: int) -> tuple[int, int, int]:

@@ -12,11 +12,12 @@ import triton
 import triton.language as tl
 
 from trireme.kernels import chips, relay
-from trireme.kernels.fold import Fold, aligned, begins, ends, fold, normalise, placed
+from trireme.kernels.fold import Fold, aligned, begins, ends, fold, lined_up, normalise, placed
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.pointwise import Number
 from trireme.kernels.scalar import larger, smaller
 from trireme.kernels.streamed import meeting
+from trireme.kernels.unary import same
 
 SUM, PROD, MAX, MIN, ANY, ALL, NORM0, NORM1, NORM2, NORM_P, LARGEST, SMALLEST = range(12)
 _SUPPORTED = {torch.float32, torch.float16, torch.bfloat16, torch.float64} | {
@@ -27,7 +28,7 @@ _SUPPORTED = {torch.float32, torch.float16, torch.bfloat16, torch.float64} | {
     torch.int64,
     torch.bool,
 }
-_NARROW = 2048  # elements that a program of `_fold_narrow` takes at once
+_MANY = 1 << 18  # rows whose results are worth a second kernel that puts them where they belong
 _JOINED = 1 << 14  # bytes of parts that one program joins at once: with more, registers for it leave room for fewer programs
 
 
@@ -157,12 +158,13 @@ def _fold(
     x, parts, counters, out, rows, inner, length, even, split_length, x_outer, x_inner, x_step, out_outer, out_inner, divisor,
     order, KIND: tl.constexpr, WORK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, SHORT: tl.constexpr,
     TAIL: tl.constexpr, SHIFTED: tl.constexpr, SINGLE: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr,
-    STAGES: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
+    STAGES: tl.constexpr, UNROLL: tl.constexpr, OF: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """out[row] = fold of x[row], SHORT if that fits a tile; of programs that share a row the last joins all parts[split, row], S at
     once. TAIL: beyond `even` elements there are a few, which would turn every access into single elements; SHIFTED: before, too;
     SINGLE: elements come one by one, and each is worth few instructions"""
     chips.begin(EARLY, OPEN=False)
+    rows, inner, x_outer, x_step = lined_up(rows, inner, x_outer, x_step, OF, FLAT)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
     base = begins(row, inner, x_outer, x_inner, FLAT)
@@ -221,46 +223,63 @@ def _fold(
 
 @kernel
 def _fold_narrow(
-    x, parts, counters, out, count, lines, share, width, divisor, order,
-    KIND: tl.constexpr, WORK: tl.constexpr, ROWS: tl.constexpr, P: tl.constexpr, M: tl.constexpr, S: tl.constexpr,
-    EARLY: tl.constexpr,
+    x, parts, counters, out, rows, columns, count, share, width, stride, out_outer, out_inner, divisor, order,
+    KIND: tl.constexpr, WORK: tl.constexpr, P: tl.constexpr, K: tl.constexpr, M: tl.constexpr, S: tl.constexpr,
+    TURNED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """out[row] = fold of x[:, row] of a matrix of ROWS columns, read in lines of `width` elements: whole rows of the matrix, and a
-    multiple of 16, so that a thread takes 16 bytes at once and meets the same columns in each"""
+    """out[matrix, column] = fold of x[matrix, :, column], where a matrix has few columns: its `count` elements are read in lines of
+    `width`, whole rows of the matrix and a multiple of 16, so that a thread takes 16 bytes at once and meets one column in all"""
     chips.begin(EARLY, OPEN=False)
-    split = tl.program_id(0)
+    matrix, split = tl.program_id(0), tl.program_id(1)
+    begin = matrix.to(tl.int64) * stride
+    base = x + begin // 16 * 16
+    shift = (begin % 16).to(tl.int32)  # elements of its first line that lie before the matrix
+    stop = shift + count
+    lines = tl.cdiv(stop, width)
     neutral = _neutral(KIND, WORK)
-    place = tl.arange(0, M)
+    lane = tl.arange(0, M)
     total = tl.broadcast_to(neutral, (M,))
-    for line in tl.range(split * share, tl.minimum(split * share + share, lines), loop_unroll_factor=4):
-        mask = place < width
-        raw = tl.load(x + tl.cast(line, tl.int64) * width + place, mask=mask, other=0)
-        total = _both(total, _mapped(raw, mask, neutral, order, KIND), KIND)
-    if split == tl.num_programs(0) - 1:
-        begin = tl.cast(lines, tl.int64) * width
-        mask = place < count - begin
-        raw = tl.load(x + begin + place, mask=mask, other=0)
-        total = _both(total, _mapped(raw, mask, neutral, order, KIND), KIND)
-    row = tl.arange(0, P)
-    result = tl.broadcast_to(neutral, (P,))
-    for column in tl.static_range(ROWS):
-        one = _across(tl.where(place % ROWS == column, total, neutral)[None, :], KIND)
-        result = tl.where(row == column, one, result)
-    tl.store(parts + split * ROWS + row, result, mask=row < ROWS)
-    if relay.arrive(counters) == tl.num_programs(0) - 1:
-        result = _join(parts, ROWS, row, tl.num_programs(0), KIND, WORK, P, S)
-        tl.store(counters, 0)
+    start = 1 + split * share
+    for line in tl.range(start, tl.minimum(start + share, lines - 1), loop_unroll_factor=4):
+        raw = tl.load(base + tl.cast(line, tl.int64) * width + lane, mask=lane < width, other=0)
+        total = _both(total, _mapped(raw, lane < width, neutral, order, KIND), KIND)
+    if split == 0:  # the first line and the last have ends, for which each element would ask
+        mask = (lane < width) & (lane >= shift) & (lane < stop)
+        total = _both(total, _mapped(tl.load(base + lane, mask=mask, other=0), mask, neutral, order, KIND), KIND)
+        at = tl.cast(lines - 1, tl.int64) * width + lane
+        mask = (lane < width) & (at < stop) & (lines > 1)
+        total = _both(total, _mapped(tl.load(base + at, mask=mask, other=0), mask, neutral, order, KIND), KIND)
+    # Lanes that met the same column come together.
+    column, line = tl.arange(0, P * K) // K, tl.arange(0, P * K) % K
+    place = line * columns + column + shift
+    there = (column < columns) & (line < width // columns)
+    place = tl.where(there, tl.where(place < width, place, place - width), 0)
+    met = tl.where(there, tl.gather(total, place, 0), neutral)
+    result = _across(tl.reshape(met, (P, K)), KIND)
+    row = matrix * columns + tl.arange(0, P)
+    inside = tl.arange(0, P) < columns
+    last = True
+    if counters is not None:
+        tl.store(parts + split.to(tl.int64) * rows + row, result, mask=inside)
+        last = relay.arrive(counters + matrix) == tl.num_programs(1) - 1
+    if last:
+        if counters is not None:
+            result = _join(parts, rows, row, tl.num_programs(1), KIND, WORK, P, S)
+            tl.store(counters + matrix, 0)
         result = _finish(result, divisor, order, KIND, WORK)
-        tl.store(out + row, result.to(out.dtype.element_ty), mask=row < ROWS)
+        to = placed(row, columns, out_outer, out_inner, TURNED)
+        tl.store(out + to, result.to(out.dtype.element_ty), mask=inside)
 
 
 @kernel
 def _row_moments(
     x, var_out, mean_out, rows, inner, length, x_outer, x_inner, x_step, out_outer, out_inner, correction,
-    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr, EARLY: tl.constexpr,
+    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr, OF: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """mean = Σ x / n and var = Σ (x − mean)² / max(n − correction, 0) of rows that fit one tile"""
     chips.begin(EARLY, OPEN=False)
+    rows, inner, x_outer, x_step = lined_up(rows, inner, x_outer, x_step, OF, FLAT)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0) * M + tl.arange(0, M)
     column = tl.arange(0, N)
@@ -287,10 +306,11 @@ def _across_moments(count, mean, square, total):
 def _moments(
     x, parts, counters, var_out, mean_out, rows, inner, length, split_length, x_outer, x_inner, x_step, out_outer, out_inner,
     correction, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, SINGLE: tl.constexpr, FLAT: tl.constexpr,
-    TURNED: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    TURNED: tl.constexpr, STAGES: tl.constexpr, OF: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """`_row_moments` of long rows, each lane by Welford's update; parts[split] has the rows' means, then their Σ (x − mean)²"""
     chips.begin(EARLY, OPEN=False)
+    rows, inner, x_outer, x_step = lined_up(rows, inner, x_outer, x_step, OF, FLAT)
     row = tl.program_id(0) * M + tl.arange(0, M)
     split = tl.program_id(1)
     base = x + begins(row, inner, x_outer, x_inner, FLAT)
@@ -361,6 +381,11 @@ def _run(
         raise Unsupported(f"no reduction of {x.dtype} to {dtype}")
     x, f = fold(x, dims, keepdim, turn=True)
     out = empty(f.shape, dtype, x.device)
+    if f.rows >= _MANY and f.apart[1] > 1:
+        # Results that lie far apart, one by one: 2344891 of a byte took 44.6 µs.
+        lying = out.as_strided((f.rows // f.inner, f.inner), f.apart)
+        same(_run(kind, f.lying(x), [1], False, dtype, divisor, order), out=lying)
+        return out
     if f.rows == 0:
         return out
     if f.length == 0:
@@ -382,22 +407,24 @@ def _run(
     _fold((programs, splits), x, parts, counters, out, f.rows, inner, f.length, f.length - tail, cut.part, *walk, *f.apart, divisor,
           order, KIND=kind, WORK=work, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (m * kept.itemsize))), SHORT=short,
           TAIL=tail > 0 or shifted, SHIFTED=shifted, SINGLE=cut.single, FLAT=inner == 1, TURNED=f.turned is not None,
-          STAGES=cut.stages, UNROLL=cut.unroll,
+          STAGES=cut.stages, UNROLL=cut.unroll, OF=f.of,
           warps=8 if m * n >= 4096 and kept.itemsize == 8 else cut.warps)  # fmt: skip
     return out
 
 
 def _run_narrow(kind: int, work: int, x: torch.Tensor, f: Fold, out: torch.Tensor, divisor: int, order: float) -> None:
-    """A matrix of a few columns, folded down."""
-    tile = _NARROW if _WORK_TYPE[work].itemsize == 4 else _NARROW // 2
-    width = tile // f.rows // 16 * 16 * f.rows
-    lines = f.rows * f.length // width
-    share = blocks(lines, min(blocks(lines, 4), 2 * chips.current().multiprocessors))
+    """Matrices of a few columns, folded down."""
+    columns, count = f.columns, f.columns * f.length
+    tile, warps = f.cut.line
+    width = tile // math.lcm(columns, 16) * math.lcm(columns, 16)
+    matrices, lines = f.rows // columns, max(1, blocks(count + 15, width) - 2)
+    share = blocks(lines, max(1, min(blocks(lines, 4), 2 * chips.current().multiprocessors // matrices)))
     splits = blocks(lines, share)
-    parts, counters = meeting(x.device, 1, splits, f.rows, _WORK_TYPE[work])
-    columns = next_power(f.rows)
-    _fold_narrow((splits,), x, parts, counters, out, f.rows * f.length, lines, share, width, divisor, order, KIND=kind, WORK=work,
-                 ROWS=f.rows, P=columns, M=tile, S=min(next_power(splits), 1024 // columns), warps=8)  # fmt: skip
+    parts, counters = meeting(x.device, matrices, splits, f.rows, _WORK_TYPE[work])
+    p = next_power(columns)
+    _fold_narrow((matrices, splits), x, parts, counters, out, f.rows, columns, count, share, width, f.walk[0], *f.apart, divisor,
+                 order, KIND=kind, WORK=work, P=p, K=next_power(width // columns), M=tile, S=min(next_power(splits), 1024 // p),
+                 TURNED=f.turned is not None, warps=warps)  # fmt: skip
 
 
 def _sum_type(x: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
@@ -533,10 +560,12 @@ def var_mean(
     correction = float(1 if correction is None else correction)
     m, n, warps = f.cut.whole if f.anywhere else (*f.cut.tile, f.cut.warps)
     splits = f.cut.shares(m, n, each=4)  # which take longer to compute
+    if f.anywhere and f.length > 1 << 14 and f.rows >= chips.current().multiprocessors:
+        n, splits = 1024, 4  # single elements, of which more must be on their way: 279 x 76860 floats took 106 µs, so 34
     if f.length <= n and splits == 1:
         inner, *walk = f.numbered
         _row_moments((blocks(f.rows, m),), x, var, mean, f.rows, inner, f.length, *walk, *f.apart, correction, DOUBLE=double,
-                     M=m, N=n, FLAT=inner == 1, TURNED=f.turned is not None, warps=warps)  # fmt: skip
+                     M=m, N=n, FLAT=inner == 1, TURNED=f.turned is not None, OF=f.of, warps=warps)  # fmt: skip
     else:
         _split_moments(x, f, var, mean, correction, m, n, splits)
     return var, mean
@@ -554,4 +583,4 @@ def _split_moments(
     _moments((programs, splits), x, parts, counters, var, mean, f.rows, inner, f.length, part, *walk, *f.apart, correction,
              DOUBLE=kept is torch.float64, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (2 * m * kept.itemsize))),
              SINGLE=f.cut.single, FLAT=inner == 1, TURNED=f.turned is not None, STAGES=1 if f.anywhere else f.cut.stages,
-             warps=8 if m * n >= 2048 else 4)  # fmt: skip
+             OF=f.of, warps=8 if m * n >= 2048 else min(4, f.cut.warps))  # fmt: skip

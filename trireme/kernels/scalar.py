@@ -14,6 +14,13 @@ QUICK_LOG2 = tl.constexpr(chips.current().quick_log2)
 
 
 @triton.jit
+def singly(pointers):
+    """The same pointers, of which the compiler no longer knows whether a thread may take several elements at once. It lets threads
+    have neighbours of different rows if it may, which then meet others for each row; where each should have its own, that costs"""
+    return pointers + tl.program_id(2)  # which is 0, as no grid of ours has a third dimension
+
+
+@triton.jit
 def multiple(x, OF: tl.constexpr):
     """x, of which the compiler now knows that OF divides it; by itself it asks of 16 only"""
     return x // OF * OF if OF > 1 else x

@@ -8,23 +8,28 @@ import torch
 import triton.language as tl
 
 from trireme.kernels import chips
-from trireme.kernels.fold import Fold, begins, fold, normalise
+from trireme.kernels.fold import Fold, begins, fold, lined_up, normalise
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
+from trireme.kernels.scalar import singly
 
 
 @kernel
 def _scan(
     x, y, totals, rows, inner, length, chunk, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
     WORK: tl.constexpr, TOTALS: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, P: tl.constexpr,
-    EARLY: tl.constexpr,
+    OF: tl.constexpr, SINGLY: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y[row, i] = Σ_{j ≤ i} x[row, j] in a chunk, after the totals of those before it; with TOTALS only totals[chunk, row] = Σ x"""
     chips.begin(EARLY, OPEN=False)
+    rows, inner, x_outer, x_step = lined_up(rows, inner, x_outer, x_step, OF, FLAT)
+    rows, inner, y_outer, y_step = lined_up(rows, inner, y_outer, y_step, OF, FLAT)
     row = tl.program_id(0) * M + tl.arange(0, M)
     part = tl.program_id(1)
     work = tl.float64 if WORK == 1 else tl.int64 if WORK == 2 else tl.float32
     base = x + begins(row, inner, x_outer, x_inner, FLAT)
     out = y + begins(row, inner, y_outer, y_inner, FLAT)
+    if SINGLY:
+        base, out = singly(base), singly(out)
     start = part * chunk
     stop = tl.minimum(start + chunk, length)
     carry = tl.zeros((M,), work)
@@ -70,7 +75,7 @@ def cumsum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) ->
 
 def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
     (x, f), (y, g) = fold(x, dim, True), fold(y, dim, True)
-    m, n = _cut(f)
+    m, n, warps = _cut(f, max(x.element_size(), y.element_size()))
     chip = chips.current()
     programs = blocks(f.rows, m)
     parts = 1
@@ -81,6 +86,7 @@ def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
     inner, *walks = *f.numbered, *g.numbered[1:]
     walk = (f.rows, inner, f.length, chunk, *walks)
     cut: dict[str, Any] = {"FLAT": inner == 1, "M": m, "N": n, "P": max(1, min(next_power(parts), 2048 // m))}
+    cut |= {"OF": min(f.of, g.of), "SINGLY": f.across and not _together(f), "warps": warps}
     totals = None
     if parts > 1:
         kind = {0: torch.float32, 1: torch.float64, 2: torch.int64}[work]
@@ -89,15 +95,29 @@ def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
     _scan((programs, parts), x, y, totals, *walk, WORK=work, TOTALS=False, **cut)
 
 
-def _cut(f: Fold) -> tuple[int, int]:
-    """Rows and elements of each in one tile."""
-    processors = chips.current().multiprocessors
-    # Of many rows each in one piece if it fits: 35 against 38 µs for 8192 x 4096 on an H200.
-    longest = 4096 if f.rows >= 4 * processors else 1024
-    wide = f.cut.wide and f.length <= 64
-    n = min(next_power(f.length), 8 if wide else 64 if f.across else longest)
-    if f.across and not f.even and f.rows >= 256 * processors:
-        # A thread for each row, where with 64 two warps would share them; several of very short ones.
-        return 512 if f.length <= 8 else 128, min(n, 16)
-    # 8 x 151936 of int64 took 8.3 µs with as many as of smaller types, so 3.5.
-    return min(1024, 2048 // f.itemsize) if wide else max(1, min(2048 // n if n > 64 else 64, next_power(f.rows))), n
+def _cut(f: Fold, itemsize: int) -> tuple[int, int, int]:
+    """Rows and elements of each in one tile, and its warps; `itemsize`: bytes of a sum."""
+    n, many = next_power(f.length), f.rows >= 4 * chips.current().multiprocessors
+    if _together(f):  # 16 bytes for each thread: 33 x 177744 bytes took 53.3 µs with four times as many of eight bytes, so 25.3
+        return 1024 // f.itemsize, min(n, 4 if f.itemsize == 1 else 8), 2
+    if f.across:
+        # A thread for each row, several of very short ones: 16 x 300 x 2048 bfloat16 took 22.4 µs where two warps shared them, so
+        # 15.9.
+        if f.length <= 128:
+            return (512, n, 4) if n <= 8 and f.rows >= 1 << 15 else (64, min(n, 16), 2)
+        return 32, 32, 1
+    # Of many rows each in one piece if it fits: 35 against 38 µs for 8192 x 4096 on an H200. But 3776 sums of int64 over 4847 took
+    # 281 µs in pieces of 4096, so 119.
+    if n > (4096 if many and itemsize < 8 else 1024):
+        return 1, 1024, 4 if many else 8
+    if n <= 256 and (n > 32 or itemsize == 8):
+        # Few warps meet for each: 100000 sums over 33 floats took 25.7 µs as below, so 10.4; over int32, whose sums fill twice as
+        # many registers, 122 and 22.
+        size, warps = (512, 1 if n <= 64 else 2) if itemsize == 8 else (1024, 1)
+        return min(size // n, 64, next_power(f.rows)), n, warps
+    return max(1, min(2048 // n if n > 64 else 64, next_power(f.rows))), n, 4
+
+
+def _together(f: Fold) -> bool:
+    """Whether there are so many short rows side by side that a thread takes elements of several at once."""
+    return f.cut.wide and f.even

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 
 from trireme.kernels import chips, relay
-from trireme.kernels.fold import Fold, aligned, begins, ends, fold
+from trireme.kernels.fold import Fold, aligned, begins, ends, fold, lined_up
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, shared_by
-from trireme.kernels.scalar import log_of_sum, multiple
+from trireme.kernels.scalar import log_of_sum, multiple, singly
 from trireme.kernels.streamed import workspace
 from trireme.kernels.unary import same
 
@@ -32,12 +32,19 @@ def _share(power, whole):
 @kernel
 def _softmax(
     x, y, rows, inner, length, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
-    LOG: tl.constexpr, DOUBLE: tl.constexpr, FLAT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, OF: tl.constexpr,
-    OPEN: tl.constexpr, EARLY: tl.constexpr,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, FLAT: tl.constexpr, BESIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    OF: tl.constexpr, SINGLY: tl.constexpr, OPEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """y = exp(x − max) / Σ exp(x − max), or its logarithm; the whole row in one tile. OF divides lengths and outer strides"""
+    """y = exp(x − max) / Σ exp(x − max), or its logarithm; the whole row in one tile. OF divides where rows begin and end, or the
+    lines of rows BESIDE each other"""
     chips.begin(EARLY, OPEN)
-    length, x_outer, y_outer = multiple(length, OF), multiple(x_outer, OF), multiple(y_outer, OF)
+    if SINGLY:
+        x, y = singly(x), singly(y)
+    if BESIDE:
+        rows, inner, x_outer, x_step = lined_up(rows, inner, x_outer, x_step, OF, FLAT)
+        rows, inner, y_outer, y_step = lined_up(rows, inner, y_outer, y_step, OF, FLAT)
+    else:
+        length, x_outer, y_outer = multiple(length, OF), multiple(x_outer, OF), multiple(y_outer, OF)
     row = tl.program_id(0) * M + tl.arange(0, M)
     column = tl.arange(0, N)
     mask = (row < rows)[:, None] & (column < length)[None, :]
@@ -110,10 +117,12 @@ def _softmax_pieces(
 def _softmax_long(
     x, y, rows, inner, length, x_outer, x_inner, x_step, y_outer, y_inner, y_step,
     LOG: tl.constexpr, DOUBLE: tl.constexpr, FLAT: tl.constexpr, SHIFTED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    EARLY: tl.constexpr,
+    OF: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """the same for rows longer than a tile: each lane keeps a running maximum and sum. SHIFTED: rows of x and y begin anywhere"""
     chips.begin(EARLY, OPEN=False)
+    rows, inner, x_outer, x_step = lined_up(rows, inner, x_outer, x_step, OF, FLAT)
+    rows, inner, y_outer, y_step = lined_up(rows, inner, y_outer, y_step, OF, FLAT)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0) * M + tl.arange(0, M)
     if SHIFTED:
@@ -319,6 +328,8 @@ def tile(f: Fold, limit: int) -> tuple[int, int, int]:
     """Rows, columns and warps of one program for rows of this length."""
     n = min(next_power(f.length), limit)
     if f.cut.wide and n <= 16:  # 10 x 321247 floats took 15.7 µs with 1024, so 6.7
+        if f.itemsize == 8:  # 12 x 500000 took 40.2 µs with four times as many, so 27.0
+            return (32, n, 2) if n == 16 else (1024 // n, n, 4)
         return 2048 // n if not f.even else 1024 if f.itemsize <= 2 else 512, n, 4
     if not f.across:
         if f.itemsize == 8:  # which fill registers: 5000 rows of 1000 took 41.6 µs with two and four warps, so 24.5
@@ -383,11 +394,12 @@ def _run(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, dim: int, log: bool
     programs, (inner, *walks) = blocks(f.rows, m), (*f.numbered, *g.numbered[1:])
     walk = (f.rows, inner, f.length, *walks)
     if f.length <= n:
-        _softmax((programs,), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1, M=m, N=n,
-                 OF=_known(f, g), OPEN=chips.crowded(programs, warps), warps=warps)  # fmt: skip
+        _softmax((programs,), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1, BESIDE=f.across, M=m, N=n,
+                 OF=_known(f, g), SINGLY=f.across and n > 16 and f.itemsize < 8, OPEN=chips.crowded(programs, warps),
+                 warps=warps)  # fmt: skip
         return
     _softmax_long((programs,), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1,
-                  SHIFTED=m == 1 and _alike(f, g), M=m, N=n, warps=warps)  # fmt: skip
+                  SHIFTED=m == 1 and _alike(f, g), M=m, N=n, OF=min(f.of, g.of), warps=warps)  # fmt: skip
 
 
 def _holds(f: Fold) -> bool:
@@ -401,7 +413,7 @@ def _pieces(f: Fold, g: Fold, double: bool) -> tuple[int, int, int, bool] | None
     odd = f.cut.anywhere and _known(f, g) * f.itemsize < 16
     cut: tuple[int, int, int] | None
     if f.length <= 128:  # with one warp, since several would meet in shared memory for each maximum and sum
-        cut = (16, 32, 4 if f.length <= 64 else 8) if f.length > 32 else None
+        cut = (4, 32, 4) if double and f.length > 64 else (16, 32, 4 if f.length <= 64 else 8) if f.length > 32 else None
     else:
         cut = _doubles(f.length, odd) if double else _singles(f.length, odd, f.itemsize <= 2)
     if cut is None or not _alone(f, g):
@@ -429,7 +441,7 @@ def _singles(length: int, odd: bool, half: bool) -> tuple[int, int, int] | None:
 def _doubles(length: int, odd: bool) -> tuple[int, int, int] | None:
     """The same for float64."""
     if length <= 256:
-        return 4, 64 if -length % 64 < 32 else 32, 4
+        return 4, 64 if length > 160 or -length % 64 < 32 else 32, 4  # 50646 rows of 196 took 49.0 µs with 32, so 39.5
     if length < 1024:
         if length <= 384:
             return (1, 128, 2) if not odd and -length % 128 < 32 else (2, 64, 4)
@@ -438,8 +450,8 @@ def _doubles(length: int, odd: bool) -> tuple[int, int, int] | None:
 
 
 def _known(f: Fold, g: Fold) -> int:
-    """What divides the length of rows and where they begin, if that is to tell how many elements a thread takes at once."""
-    return shared_by(f.length, f.numbered[1], g.numbered[1]) if _alone(f, g) else 1
+    """What divides where rows or their lines begin and end, if that is to tell how many elements a thread takes at once."""
+    return shared_by(f.length, f.numbered[1], g.numbered[1]) if _alone(f, g) else min(f.of, g.of)
 
 
 def _alone(f: Fold, g: Fold) -> bool:
@@ -488,7 +500,8 @@ def _beside(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool) -> No
 def partial_sums(x: torch.Tensor, rows: int, length: int, stride: int, double: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Maxima and Σ exp(x − maximum) of parts of a few long rows, and the elements of a part: every row is shared by several
     programs."""
-    parts = max(2, min(32, 4 * chips.current().multiprocessors // rows, blocks(length, _PART)))
+    each = 4 if x.element_size() <= 2 else 12  # programs of a processor: 100 rows of 50257 floats took 18.9 µs with four, so 14.2
+    parts = max(2, min(32, each * chips.current().multiprocessors // rows, blocks(length, _PART)))
     part = blocks(blocks(length, parts), _PART) * _PART
     parts = blocks(length, part)
     tops, totals = empty((2, rows, parts), torch.float64 if double else torch.float32, x.device)
