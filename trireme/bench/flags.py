@@ -37,7 +37,7 @@ def kernels_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tune", type=float, default=0.0, help="first tune matrix products for so many seconds; writes tuned.json")
     parser.add_argument("--budget", type=float, default=170.0, help="stop starting new cases after this many seconds")
     parser.add_argument(
-        "--sweep", type=int, metavar="SEED", help="instead of the table, some 1200 odd shapes and views drawn from a seed"
+        "--sweep", type=int, metavar="SEED", help="instead of the table, some 1500 odd shapes and views drawn from a seed"
     )
 
 

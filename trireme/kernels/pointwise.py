@@ -41,6 +41,7 @@ _FEW, _MUCH = 1024, 6144  # programs; bytes that one moves
 # bytes of the smallest, so that neighbours read 64 bytes apart (2²⁰ comparisons of misaligned floats 5.5 µs, with four 2.3).
 _SOON = 3 << 19
 _MANY = 1 << 24
+_LITTLE = 1 << 19
 _FLAT = -1  # in the place of a rank: a dense result is counted through
 _DIVISOR = ("length", "factor", "shift")
 _KINDS = ("same", "float", "bool", "condition")
@@ -140,7 +141,7 @@ class Pointwise:
                    warps=warps, dependent=grid[0] <= _FEW or block * sum(widths) >= _MUCH)  # fmt: skip
             return
         inner = plan.sizes[-1]
-        rows, columns, warps = _tile(plan, "t" in forms, max(widths))
+        rows, columns, warps = _tile(plan, "t" in forms, max(widths), self.costly)
         column_blocks = blocks(inner, columns)
         grid = (column_blocks * blocks(plan.count // inner, rows),)
         walk = (plan.count // inner, column_blocks, *plan.sizes, *plan.strides)
@@ -158,7 +159,7 @@ class Pointwise:
             return 2 * block, max(4, block // 256)
         elif widest == 8:
             if self.costly:  # 12192752 cosines of float64 took 50.5 µs with eight warps, so 47.7; 500000 powers 7.2 with four
-                return (block // (2 if count >= _MANY else 4), 4) if count > 1 << 19 else (block // 8, 8)
+                return (block // (2 if count >= _MANY else 4), 4) if count > _LITTLE else (block // 8, 8)
             if sum(widths) <= 16 and count < _MANY:  # four for each thread
                 return block // 2, max(4, block // 256)
             # Two: 4553 x 127 comparisons of float64 that begin anywhere took 3.4 µs with four, so 2.1.
@@ -218,7 +219,7 @@ def _operand(value: Any, compute: torch.dtype, device: torch.device) -> Any:
     return float(value) if compute in _FLOATS else int(value)
 
 
-def _tile(plan: Plan, reads: bool, widest: int) -> tuple[int, int, int]:
+def _tile(plan: Plan, reads: bool, widest: int, costly: bool = False) -> tuple[int, int, int]:
     """Rows, columns and warps of one program: long rows where the last dimension is contiguous for all, a square where layouts
     cross. `reads`: not only what repeats itself; `widest`: bytes of the largest elements."""
     chip, inner, warps = chips.current(), plan.sizes[-1], 4
@@ -229,9 +230,11 @@ def _tile(plan: Plan, reads: bool, widest: int) -> tuple[int, int, int]:
     elif len(plan.sizes) == 1:
         # Neighbours that lie apart, or backwards, do not come together: 14.8 µs for 3000003 halves with as many for each thread, so
         # 6.2; and of eight bytes, stored one by one, best one for each (9.8 µs for 1658718 with four, so 7.1).
-        single = widest == 8 and inner % 16 != 0
+        # If each takes long, then four for each, unless there are few (1357489 cosines 8.0 µs, so 6.1; 500000 powers 7.7 and 5.9).
+        few = costly and plan.count <= _LITTLE
+        single = widest == 8 and (inner % 16 != 0 or few)
         columns = elements = chip.pointwise_block // (8 if single else 4)
-        warps = 8 if single else 4
+        warps = 4 if not single else 2 if costly and not few else 8
     elif widest == 8 and reads:
         # Two for each thread: 2²⁰ sums of int64 in halves of rows of 64 took 5.4 µs with eight, so 3.6; and fewer warps where rows
         # are read backwards (a matrix of 32768 x 64 turned so took 12.1 µs, so 6.8).

@@ -86,7 +86,7 @@ def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
     inner, *walks = *f.numbered, *g.numbered[1:]
     walk = (f.rows, inner, f.length, chunk, *walks)
     cut: dict[str, Any] = {"FLAT": inner == 1, "M": m, "N": n, "P": max(1, min(next_power(parts), 2048 // m))}
-    cut |= {"OF": min(f.of, g.of), "SINGLY": f.across and not _together(f), "warps": warps}
+    cut |= {"OF": min(f.of, g.of), "SINGLY": _singly(f), "warps": warps}
     totals = None
     if parts > 1:
         kind = {0: torch.float32, 1: torch.float64, 2: torch.int64}[work]
@@ -97,7 +97,8 @@ def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
 
 def _cut(f: Fold, itemsize: int) -> tuple[int, int, int]:
     """Rows and elements of each in one tile, and its warps; `itemsize`: bytes of a sum."""
-    n, many = next_power(f.length), f.rows >= 4 * chips.current().multiprocessors
+    n, processors = next_power(f.length), chips.current().multiprocessors
+    many = f.rows >= 4 * processors
     if _together(f):  # 16 bytes for each thread: 33 x 177744 bytes took 53.3 µs with four times as many of eight bytes, so 25.3
         return 1024 // f.itemsize, min(n, 4 if f.itemsize == 1 else 8), 2
     if f.across:
@@ -105,11 +106,12 @@ def _cut(f: Fold, itemsize: int) -> tuple[int, int, int]:
         # 15.9.
         if f.length <= 128:
             return (512, n, 4) if n <= 8 and f.rows >= 1 << 15 else (64, min(n, 16), 2)
-        return 32, 32, 1
+        # Programs of one warp are too few for very long ones: 8192 x 4096 took 168 µs so, with four warps for each tile 87.
+        return (32, 32, 1) if _singly(f) else (min(64, next_power(f.rows)), 64, 4)
     # Of many rows each in one piece if it fits: 35 against 38 µs for 8192 x 4096 on an H200. But 3776 sums of int64 over 4847 took
     # 281 µs in pieces of 4096, so 119.
     if n > (4096 if many and itemsize < 8 else 1024):
-        return 1, 1024, 4 if many else 8
+        return 1, 1024, 8 if processors <= f.rows and not many else 4
     if n <= 256 and (n > 32 or itemsize == 8):
         # Few warps meet for each: 100000 sums over 33 floats took 25.7 µs as below, so 10.4; over int32, whose sums fill twice as
         # many registers, 122 and 22.
@@ -121,3 +123,8 @@ def _cut(f: Fold, itemsize: int) -> tuple[int, int, int]:
 def _together(f: Fold) -> bool:
     """Whether there are so many short rows side by side that a thread takes elements of several at once."""
     return f.cut.wide and f.even
+
+
+def _singly(f: Fold) -> bool:
+    """Whether a thread has one row side by side with others, or several, but takes their elements one by one."""
+    return f.across and f.length <= 1024 and not _together(f)
