@@ -160,7 +160,7 @@ def operators(calls: dict[str, tuple[Any, ...]]) -> None:
             registry.OPERATORS[name].function(*args)
 
 
-def engine(model: str, counts: tuple[int, ...]) -> None:
+def engine(model: str, counts: tuple[int, ...], steps: list[Any]) -> None:
     from trireme.backends.cuda.ops import CudaOps
 
     ops, (hidden, inner, heads, kv_heads, dim, vocab) = CudaOps(), MODELS[model]
@@ -176,7 +176,7 @@ def engine(model: str, counts: tuple[int, ...]) -> None:
         ops.linear(wide, weights[2])
         ops.logits(x, weights[3])
         ops.add_rms_norm(x, blank(count, hidden), blank(hidden), 1e-5)
-    for step in STEPS:
+    for step in steps:
         draw = Draw(1, HALF)
         layout, total = draw.layout(step, 16), sum(count for _, count in step)
         slots = draw.num_slots(layout)
@@ -197,7 +197,7 @@ def main() -> None:
         operators(calls)
     registry.OPERATORS["pow.Tensor_Tensor"].function(torch.ones(4096), torch.ones(4096))
     for model in MODELS if everything else ("Llama-8B",):
-        engine(model, (1, 2, 8, 16, 24, 32, 48, 64) if everything else (1, 8, 64))
+        engine(model, *(((1, 2, 8, 16, 24, 32, 48, 64), STEPS) if everything else ((8,), STEPS[:2])))
     print(f"{name}: {len(forms)} forms of {len(set(forms.values()))} kernels")
 
 

@@ -62,11 +62,12 @@ def _layer_norm(
 @kernel
 def _layer_norm_long(
     x, residual, weight, bias, y, means, scales, length, groups, channel, eps,
-    DOUBLE: tl.constexpr, N: tl.constexpr, WITHIN: tl.constexpr, EARLY: tl.constexpr,
+    DOUBLE: tl.constexpr, N: tl.constexpr, WITHIN: tl.constexpr, OF: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """the same for rows longer than a tile, in two passes: each lane updates its own moments as Welford does; WITHIN: all
     elements of a tile take the same weight"""
     chips.begin(EARLY, OPEN=False)
+    length = multiple(length, OF)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     count = tl.zeros((N,), work)
@@ -197,10 +198,11 @@ def _rms_norm(
 @kernel
 def _rms_norm_long(
     x, residual, weight, y, scales, rows, length, x_stride, eps,
-    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+    DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, OF: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """the same for rows longer than a tile"""
     chips.begin(EARLY, OPEN=False)
+    length, x_stride = multiple(length, OF), multiple(x_stride, OF)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     square = tl.zeros((N,), work)
@@ -310,7 +312,7 @@ def layer_rows(
         _relay_rows(x, weight, bias, y, means, scales, groups, channel, eps)
         return y, means, scales
     _layer_norm_long((rows,), x, residual, weight, bias, y, means, scales, *sizes,
-                     DOUBLE=x.dtype is torch.float64, N=n, WITHIN=channel % n == 0, warps=16)  # fmt: skip
+                     DOUBLE=x.dtype is torch.float64, N=n, WITHIN=channel % n == 0, OF=shared_by(length), warps=16)  # fmt: skip
     return y, means, scales
 
 
@@ -376,7 +378,8 @@ def rms_rows(
     m = max(1, min(2048 // n, next_power(rows), 16)) if rows >= 1024 or chips.current().interpreted else 1
     stride = x.stride(0) if rows > 1 else length
     if length > n:
-        _rms_norm_long((rows,), x, residual, weight, y, scales, rows, length, stride, eps, DOUBLE=double, M=1, N=n, warps=16)
+        _rms_norm_long((rows,), x, residual, weight, y, scales, rows, length, stride, eps,
+                       DOUBLE=double, M=1, N=n, OF=shared_by(length, stride), warps=16)  # fmt: skip
         return y, scales
     programs, warps = blocks(rows, m), row_warps(m * n, rows, residual)
     _rms_norm((programs,), x, residual, weight, y, scales, rows, length, stride, eps,

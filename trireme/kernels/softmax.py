@@ -460,8 +460,10 @@ def _alone(f: Fold, g: Fold) -> bool:
 
 
 def _few_across(f: Fold) -> bool:
-    """Whether there are so few long rows side by side that most of the chip would wait for them."""
-    return f.across and f.length > 2048 and blocks(f.rows, 32) < chips.current().multiprocessors
+    """Whether there are so few long rows side by side that most of the chip would wait for them, or so few in each place that a
+    warp would read from many."""
+    apart = f.length > 1024 and f.columns <= 4
+    return f.across and (apart or (f.length > 2048 and blocks(f.rows, 32) < chips.current().multiprocessors))
 
 
 def _turn(x: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -> None:
