@@ -108,7 +108,7 @@ def test_running_sums_have_a_thread_for_each_row_side_by_side(monkeypatch: pytes
         assert scan._cut(seen(shape, dim), itemsize) == expected, shape
 
 
-@pytest.mark.parametrize("columns", [2, 3, 5, 12, 15, 33])
+@pytest.mark.parametrize("columns", [2, 3, 5, 15, 33])
 def test_a_matrix_of_few_columns_is_read_in_lines(columns: int, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     assert cut((1 << 21, columns), 0).narrow and not cut((columns, 1 << 21), 1).narrow and not cut((1 << 21, 16), 0).narrow
     monkeypatch.setattr(Cut, "narrow", True)
@@ -170,8 +170,8 @@ def test_rows_that_begin_anywhere_are_read_from_their_first_even_place(monkeypat
     """The extreme among the elements before that, within, and after; rows alone and shared by several programs."""
     small = dataclasses.replace(chips.current(), fold_tile=256, multiprocessors=2)
     monkeypatch.setattr(chips, "current", lambda: small)
-    shapes = [(3, 517, 1), (9, 301, 1), (64, 301, 4)]
-    more = [] if small.interpreted else [(3, 1003, 1), (9, 517, 1), (40, 300, 1), (66, 517, 4), (64, 4099, 8)]
+    shapes = [(3, 517, 1), (64, 301, 4)]
+    more = [] if small.interpreted else [(9, 301, 1), (3, 1003, 1), (9, 517, 1), (40, 300, 1), (66, 517, 4), (64, 4099, 8)]
     for rows, length, together in [*shapes, *more]:
         x = torch.rand(rows, length, device=device)
         assert (found := fold.fold(x, 1, False)[1].cut).shifted and found.tile[0] == together
@@ -230,7 +230,7 @@ def test_softmax_of_rows_in_pieces(
     found = fold.fold(torch.empty(rows, length, dtype=dtype, device="meta"), 1, True)[1]
     assert softmax._pieces(found, found, dtype is F64) == cut
     monkeypatch.setattr(softmax, "_pieces", lambda f, g, double: cut)
-    rows = min(rows, 35) if chips.current().interpreted else rows
+    rows = min(rows, 9) if chips.current().interpreted else rows
     x = torch.randn(max(rows, 5), length, device=device).to(dtype)
     x[0, -1], x[1, 0], x[2, :20], x[3], x[4, 2] = 40, 30, -torch.inf, -torch.inf, torch.nan
     loose = {"rtol": 1e-12, "atol": 1e-14} if dtype is F64 else {"rtol": 1e-5, "atol": 1e-5}
@@ -265,6 +265,8 @@ def test_rows_that_begin_at_multiples(length: int, device: str) -> None:
 
 
 TURNS = [(shape, order) for shape in ((5, 6, 7), (33, 4, 5), (2, 3, 4, 5)) for order in itertools.permutations(range(len(shape)))]
+if chips.current().interpreted:  # for which all of four dimensions take long
+    TURNS = TURNS[:12] + TURNS[12::4]
 
 
 @pytest.mark.parametrize("shape, order", TURNS)
