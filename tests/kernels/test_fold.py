@@ -170,8 +170,8 @@ def test_rows_that_begin_anywhere_are_read_from_their_first_even_place(monkeypat
     """The extreme among the elements before that, within, and after; rows alone and shared by several programs."""
     small = dataclasses.replace(chips.current(), fold_tile=256, multiprocessors=2)
     monkeypatch.setattr(chips, "current", lambda: small)
-    shapes = [(3, 517, 1), (64, 301, 4)]
-    more = [] if small.interpreted else [(9, 301, 1), (3, 1003, 1), (9, 517, 1), (40, 300, 1), (66, 517, 4), (64, 4099, 8)]
+    shapes = [(3, 517, 1), (9, 301, 1), (64, 301, 4), (64, 4099, 8)]
+    more = [] if small.interpreted else [(3, 1003, 1), (9, 517, 1), (40, 300, 1), (66, 517, 4)]
     for rows, length, together in [*shapes, *more]:
         x = torch.rand(rows, length, device=device)
         assert (found := fold.fold(x, 1, False)[1].cut).shifted and found.tile[0] == together

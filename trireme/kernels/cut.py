@@ -180,9 +180,7 @@ class Cut:
         if not self.even:  # of single elements fewer for each thread, unless there are so few that starting programs takes longer
             if self.itemsize == 1 and self.length > 16:  # 40 x 302780 took 10.3 µs with 128, so 7.3
                 return WIDE // 8, 1, 2
-            if self.length > 32 and self.rows >= 1 << 17 and self.itemsize < 8:  # of floats 14.5, so 12.1
-                return WIDE * 2 // self.itemsize, 1, 4
-            few = self.rows < 1 << 17 or self.length > 32 or self.itemsize == 8  # 20 x 463023 of int64 25.9 and 20.0
+            few = self.rows < 1 << 17 or self.itemsize == 8  # 20 x 463023 of int64 25.9 and 20.0
             return WIDE if self.length <= 8 else WIDE // (4 if few else 2), 1, 4
         if self.length <= 2:
             return 4 * WIDE, 1, 8

@@ -133,8 +133,8 @@ class Fold:
         many bytes or fewer; of others a thread takes single elements."""
         if self.across:
             enough = 16 if self.length > 256 else 4 if self.itemsize == 1 and self.length <= 64 else 8
-            lined_up = self._common * self.itemsize >= enough and self.itemsize < 8 and self.length < _LONG
-            return self.step % 16 == 0 or lined_up
+            several = self._common * self.itemsize >= enough and self.itemsize < 8 and self.length < _LONG
+            return self.step % 16 == 0 or several
         return self.rows == 1 or all(stride % 16 == 0 for stride in self.numbered[1:3])
 
     @functools.cached_property
