@@ -45,7 +45,7 @@ def test_rows_of_one_block_need_no_division(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_many_short_rows_are_folded_by_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
-    for shape, dim, rows in (((7, 300000), 0, 512), ((16, 16, 16384), 1, 512), ((1, 1 << 20), 0, 2048), ((1 << 20, 1), 1, 2048)):
+    for shape, dim, rows in (((7, 300000), 0, 256), ((16, 16, 16384), 1, 256), ((1, 1 << 20), 0, 2048), ((1 << 20, 1), 1, 2048)):
         f = cut(shape, dim)
         assert f.wide and f.splits == 1 and f.tile == (rows, 1), shape
     assert cut((13, 883790), 0).tile == (256, 1) and cut((13, 88379), 0).tile == (128, 1)  # single elements
@@ -74,6 +74,7 @@ def test_what_divides_lines_is_told_where_it_helps(monkeypatch: pytest.MonkeyPat
 def test_matrices_of_few_columns_are_read_in_lines(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """Those that begin anywhere, with gaps between them or none, turned, shared by programs or not."""
     assert cut((128, 1024, 33), 1).narrow and not cut((128, 1024, 33), 1, torch.float64).narrow
+    assert cut((2000, 3000, 5), 1, torch.float64).narrow
     assert not cut((128, 1024, 48), 1).narrow and not cut((128, 1024, 65), 1).narrow and not cut((128, 10, 33), 1).narrow
     monkeypatch.setattr(Cut, "narrow", property(lambda self: self.matrix))
     high = (shape[0], shape[1] + 3, shape[2])
@@ -86,15 +87,21 @@ def test_matrices_of_few_columns_are_read_in_lines(shape: tuple[int, ...], monke
 
 
 def test_results_far_apart_are_put_where_they_belong(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    monkeypatch.setattr(reduce, "_MANY", 4)
+    monkeypatch.setattr(fold, "_SCATTERED", 4)
     x = torch.randn(30, 3, 8, device=device).transpose(0, 2)
-    assert fold.fold(x, [1], False, turn=True)[1].apart[1] > 1
+    assert fold.fold(x, [1], False, turn=True)[1].scattered
     for name, dims, expected in (("sum.dim_IntList", [1], x.sum(1)), ("any.dims", [1], (x > 1).any(1))):
         got = registry.OPERATORS[name].function(x if expected.dtype is torch.float32 else x > 1, dims)
         torch.testing.assert_close(got, expected)
         assert got.is_contiguous()
     kept = registry.OPERATORS["mean.dim"].function(x, [1], True)
     torch.testing.assert_close(kept, x.mean(1, keepdim=True))
+    for name, keep in itertools.product(("max.dim", "min.dim"), (False, True)):
+        found, expected = registry.OPERATORS[name].function(x, 1, keep), getattr(x, name[:3])(1, keep)
+        assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1]), (name, keep)
+    assert torch.equal(registry.OPERATORS["argmax"].function(x, 1), x.argmax(1))
+    for found, expected in zip(reduce.var_mean(x, [1], keepdim=True), torch.var_mean(x, 1, keepdim=True), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_running_sums_have_a_thread_for_each_row_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +110,7 @@ def test_running_sums_have_a_thread_for_each_row_side_by_side(monkeypatch: pytes
         ((64, 77, 1008), 1, 4, (64, 16, 2)), ((16, 300, 2048), 1, 4, (32, 32, 1)), ((8, 151936), 0, 4, (256, 8, 2)),
         ((5, 400001), 0, 4, (512, 8, 4)), ((8192, 4096), 1, 4, (1, 4096, 4)), ((3776, 4847), 1, 8, (1, 1024, 4)),
         ((100000, 33), 1, 4, (16, 64, 1)), ((100000, 33), 1, 8, (8, 64, 1)), ((1 << 19, 4), 1, 4, (64, 4, 4)),
-        ((8192, 4096), 0, 4, (64, 64, 4)),
+        ((8192, 4096), 0, 4, (64, 64, 4)), ((9, 380251), 0, 4, (128, 4, 2)),
     ):  # fmt: skip
         assert scan._cut(seen(shape, dim), itemsize) == expected, shape
 
@@ -218,6 +225,37 @@ PIECES: list[tuple[int, int, torch.dtype, tuple[int, int, int, bool] | None]] = 
     (3, 4096, BF16, None),
     (100, 40, F32, None),
 ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_softmax_down_narrow_matrices(dtype: torch.dtype, device: str) -> None:
+    """Lines hold whole rows of a matrix; the first and the last have ends, and a matrix may begin within one."""
+    exact = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float64: 1e-12}[dtype]
+    for shape in ((3, 300, 5), (2, 257, 3), (700, 2), (2, 270, 31), (2, 264, 16)):
+        x = torch.randn(shape, device=device).to(dtype) * 3
+        x.view(-1)[7], x.view(-1)[-1] = float("-inf"), 60.0
+        dim = x.dim() - 2
+        found = fold.fold(x, dim, True)[1]
+        assert softmax._narrow(found, found)
+        for mine, theirs in ((softmax.softmax_forward, torch.softmax), (softmax.log_softmax_forward, torch.log_softmax)):
+            torch.testing.assert_close(mine(x, dim).double(), theirs(x.double(), dim), rtol=exact, atol=exact)
+    x = torch.randn(3, 300, 5, device=device).to(dtype)
+    x[0, 3, 2], x[1, :, 4], x[2, 5, 0] = float("nan"), float("-inf"), float("inf")
+    loose = {"rtol": exact, "atol": exact, "equal_nan": True}
+    torch.testing.assert_close(softmax.softmax_forward(x, 1).double(), x.double().softmax(1), **loose)
+    torch.testing.assert_close(softmax.log_softmax_forward(x, 1).double(), x.double().log_softmax(1), **loose)
+
+
+def test_which_matrices_are_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+
+    def narrow(*shape: int) -> bool:
+        found = seen(shape, 1)
+        return softmax._narrow(found, found)
+
+    assert narrow(2555, 1458, 5) and narrow(70, 2000, 13) and narrow(200, 6000, 5)
+    assert not narrow(100, 6000, 5)  # too few long ones: turned
+    assert not narrow(2555, 256, 5) and not narrow(2555, 1458, 32) and not narrow(2555, 1458, 1)
 
 
 @pytest.mark.parametrize("rows, length, dtype, cut", PIECES)
@@ -348,13 +386,26 @@ _FOLDED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int32, torch.uint8], ids=str)
+def test_lines_that_begin_at_pairs(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Of many long rows a thread takes two at once, or four, where no more begin together."""
+    monkeypatch.setattr(fold, "_MANY", 64)
+    columns = 66 if dtype.itemsize > 1 else 68
+    x = torch.randint(0, 4, (259, columns), device=device).to(dtype)
+    found = seen(tuple(x.shape), 0, dtype)
+    assert found.paired and found.of == columns % 64 and found.cut.tile == (64, 32) and found.cut.bare
+    for name in ("sum.dim_IntList", "amax", "max.dim", "min.dim"):
+        got = registry.OPERATORS[name].function(x, [0] if name in ("sum.dim_IntList", "amax") else 0)
+        assert torch.equal(got[0] if isinstance(got, tuple) else got, _FOLDED[name](x)), name
+
+
 @pytest.mark.parametrize("dtype", _KINDS, ids=str)
 def test_uneven_rows_side_by_side_read_one_by_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """What is read where there is nothing changes no fold, whatever is folded."""
-    assert cut((71, 1031), 0, dtype).single
+    assert cut((71, 1031), 0, dtype).bare
     monkeypatch.setattr(Cut, "_cut", (64, 16, 4))  # for fewer, too
     x = torch.randint(-3 if dtype.is_signed else 0, 4, (23, 67), device=device).to(dtype)
-    assert cut((23, 67), 0, dtype).single
+    assert cut((23, 67), 0, dtype).bare
     for name, expected in _FOLDED.items():
         if dtype is torch.bool and name == "argmax":
             continue

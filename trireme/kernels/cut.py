@@ -24,6 +24,7 @@ class Cut:
     across: bool  # neighbours in memory are elements of different rows
     beside: int  # rows that then lie side by side
     even: bool  # lines of memory begin where a thread may take several elements at once
+    paired: bool  # if not, then where it may take two or a few, of many long rows side by side
     anywhere: bool  # rows are contiguous, one after the other, and begin anywhere
     matrix: bool  # those side by side are the columns of a matrix that lies together
 
@@ -36,9 +37,12 @@ class Cut:
         return self.across and self.length <= longest and many and not chips.current().interpreted
 
     @functools.cached_property
-    def single(self) -> bool:
-        """Whether a thread takes a few elements of each row, one by one, so that finding them costs more than folding them."""
-        return self.across and not self.even and self.tile[0] == 64
+    def bare(self) -> bool:
+        """Whether finding elements, and asking which there are, costs more than folding them: 489 maxima side by side of 33980
+        floats took 34 µs, so 21; whether any of 1000 x 20000 are true 11.0 and 6.3. But 1000 x 20000 sums of bfloat16 7.7 and
+        10.2."""
+        several = self.tile[1] > 1 or self.tile[0] == 64
+        return self.across and several and (not self.even or self.itemsize in (1, 4))
 
     @functools.cached_property
     def narrow(self) -> bool:
@@ -46,8 +50,9 @@ class Cut:
         # Joining costs more the more columns: 12 MB took 8.5 µs for twelve, their own tiles 6.4; but 60 MB 21.4 and 33.6.
         enough = 1 << (17 if self.rows <= 3 else 22)
         few = self.matrix and 1 < self.beside < 64 and self.beside % 16 != 0
-        if self.rows > self.beside:  # 1789 x 972 x 13 bfloat16 took 24.2 µs in tiles, so 10
-            return few and self.length * self.beside >= 8192 and self.itemsize < 8
+        if self.rows > self.beside:  # 1789 x 972 x 13 bfloat16 took 24.2 µs in tiles, so 10; 2000 x 3000 x 5 float64 151 and 58
+            size = self.length * self.beside
+            return few and (size >= 8192 if self.itemsize < 8 else size >= 1536 and self.beside <= 16)
         return few and self.length * self.rows >= enough
 
     @functools.cached_property
@@ -61,12 +66,16 @@ class Cut:
     @functools.cached_property
     def odd(self) -> bool:
         """Whether there are many rows that begin anywhere, and none is very long."""
-        return self.anywhere and 32 < self.length <= (256 if self.itemsize == 8 else 4096) and self.rows >= 2048
+        longest = 256 if self.itemsize == 8 else 400 if self.itemsize == 1 else 4096
+        return self.anywhere and 32 < self.length <= longest and self.rows >= 2048
 
     @functools.cached_property
     def shifted(self) -> bool:
         """Whether rows begin anywhere and are so long that a program does well to start where it can take much at once."""
-        return self.anywhere and self.length > (1024 if self.rows >= 2048 else chips.current().fold_tile)
+        if self.rows < 2048:
+            return self.anywhere and self.length > chips.current().fold_tile
+        # 2696 x 806 bytes took 4.5 µs in lines, so 2.2; as many bfloat16 2.7 and 2.2.
+        return self.anywhere and self.length > {1: 400, 2: 768}.get(self.itemsize, 1024)
 
     @functools.cached_property
     def large(self) -> bool:
@@ -82,12 +91,11 @@ class Cut:
         """Tiles that a loop has on their way: three through shared memory, unless that is too small, or elements come one by one,
         for which it is slow (2049 sums of 513 floats took 38 µs on an H200), or other programs fill the time anyway (42912 sums
         side by side of 139 floats 8.2 µs, so 5.7)."""
-        if self._strips and self.itemsize < 8:
-            return 3 if self.tile == (64, 16) else 1
+        if self.strips:  # 2955 x 100 x 16 maxima of float64 took 9.7 µs with one, so 6.8
+            return 3 if self.tile == (64, 16) or self.itemsize == 8 else 1
         fits = 4 * math.prod(self.tile) * self.itemsize <= chips.current().shared_memory
         enough = 2 if self.across and self.length <= 512 else 4
-        much = self.large and self.length > (128 if self._strips else 0)
-        filled = self._tracks >= enough * chips.current().multiprocessors and self.length <= 16384 and not much
+        filled = self._tracks >= enough * chips.current().multiprocessors and self.length <= 16384 and not self.large
         even = self.even or (self.shifted and self.tile[0] == 1)
         return 3 if even and fits and not (filled or self.wide) else 1
 
@@ -101,10 +109,12 @@ class Cut:
             eight = self.itemsize == 8 and self.tile[0] == WIDE // 2
             few = self._few_warps or (self.even and (eight or (self.itemsize == 4 and self.large and self.length > 32)))
             return self.asked(8 if few else 20 if self.itemsize == 1 else 16)
-        if self._strips:
+        if self.strips:
             if self.stages == 3 or self.itemsize == 8:
                 return 1
             return 4 if self.itemsize <= 2 else 2 if self.length > 400 else 1
+        if self.paired:
+            return 2
         if self.across:
             most = 2048 if self.itemsize == 1 or (not self.even and self.itemsize < 8) else 1024
             few = self.tile[0] >= 16 and math.prod(self.tile) <= most and self.stages == 1
@@ -167,7 +177,7 @@ class Cut:
             if self.itemsize == 8:  # of long ones a program a row: 356 sums of 21310 took 19.6 µs, so 16.3
                 return (8, 32, 8) if self.length <= 4096 else (1, 1024, 4)
             warps = 4 if self.length <= 4096 else 8
-            return warps, _AT_ONCE // self.itemsize, warps
+            return warps, 256 if self.length <= 1024 else _AT_ONCE // self.itemsize, warps
         if self.odd and self.length > 48:
             # Each warp its own rows, a line at a time: 27185 sums of 139 floats took 10.1 µs in tiles that hold them whole, so 4;
             # whether any of 19039 x 52 is true 7.5 and 2.0.
@@ -190,8 +200,9 @@ class Cut:
             return WIDE // (2 if self._held and self.rows >= 1 << 17 else 4), 1, 4
         if self._few_warps:
             return WIDE // 2, 1, 2
-        # 17 x 646688 floats took 16.1 µs with four for a thread, with two 11.0; but of 25 MB 4.1 and 4.4.
-        return WIDE // 2 if self.rows < 1 << 17 or (self.large and self.itemsize >= 4) else WIDE, 1, 4
+        # 17 x 646688 floats took 16.1 µs with four for a thread, with two 11.0; 25 x 171122, of which it takes two at once, 5.7 and
+        # 3.7.
+        return WIDE // 2 if self.rows < 1 << 17 or self.itemsize >= 4 else WIDE, 1, 4
 
     @functools.cached_property
     def _few_warps(self) -> bool:
@@ -205,7 +216,7 @@ class Cut:
         return self._bytes <= 40 << 20
 
     @functools.cached_property
-    def _strips(self) -> bool:
+    def strips(self) -> bool:
         """Whether there are so many rows side by side that a program takes a narrow strip of them; elements of eight bytes only if
         there is much of them."""
         many = self.even and self.length > 32 and self.rows >= 1 << 14 and not self.wide
@@ -214,8 +225,10 @@ class Cut:
     def _cut_across(self, size: int) -> tuple[int, int, int]:
         processors = chips.current().multiprocessors
         many = self.rows >= 1 << 14
-        if self._strips:
+        if self.strips:
             return self._cut_strips()
+        if self.paired:
+            return 64, 32, 4  # 548 x 31222 bfloat16 took 9.9 µs one by one, so 6.8
         if self.itemsize == 8:
             return self._cut_across_doubles()
         if self.even and 32 < self.length <= 512 and self.rows >= 64 * processors and not self.large:
@@ -236,7 +249,7 @@ class Cut:
     def _cut_strips(self) -> tuple[int, int, int]:
         """One warp or two, so that few meet for each row: 150 x 140000 bfloat16 took 11.3 µs with four, so 7.8 (torch 8.0)."""
         if self.itemsize == 8:
-            return 32, 16, 2
+            return 32, 8 if self.length <= 128 else 16, 2
         if self.length > 400:
             return 32, 32, 4
         if self.rows >= 3 << 16 and self.itemsize == 2:
@@ -279,7 +292,8 @@ class Cut:
         if self.across and not self.even and m == 64:
             # As many as fit, but none for little: 579 x 15477 floats took 11.7 µs unshared, by four 8.1; 200 x 25000 bfloat16 3.9
             # and by two 4.8.
-            return max(1, min(8 * processors // tracks, tiles // (8 if tracks >= 2 * processors else 4), 1024))
+            least = 32 if self.paired else 8 if tracks >= 2 * processors else 4
+            return max(1, min(8 * processors // tracks, tiles // least, 1024))
         if most < 2:
             return 1
         if self.across and self.even:

@@ -13,8 +13,9 @@ from trireme.kernels import chips, relay
 from trireme.kernels.fold import Fold, aligned, begins, ends, fold, lined_up, placed
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.reduce import require_elements
-from trireme.kernels.scalar import larger, singly, smaller
+from trireme.kernels.scalar import highest, larger, lowest, singly, smaller
 from trireme.kernels.streamed import meeting
+from trireme.kernels.unary import same
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool)
 _WIDE = (torch.float64, torch.int64)
@@ -99,7 +100,7 @@ def _row_extreme(
 def _extreme(
     x, keys, counters, values, indices, rows, inner, length, split_length, x_outer, x_inner, x_step, out_outer, out_inner,
     FLOAT: tl.constexpr, LEAST: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    S: tl.constexpr, SHIFTED: tl.constexpr, SINGLE: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr, OF: tl.constexpr,
+    S: tl.constexpr, SHIFTED: tl.constexpr, BARE: tl.constexpr, STAGES: tl.constexpr, UNROLL: tl.constexpr, OF: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """The greatest key (rank, complement of place) of each row; of programs that share one the last joins their keys, S at once"""
@@ -127,8 +128,9 @@ def _extreme(
     for at in tl.range(start, stop, N, num_stages=STAGES, loop_unroll_factor=UNROLL):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column[None, :] < even)
-        if SINGLE and FLOAT:  # without a multiplication and a choice for each element
-            value = tl.load(base + tl.cast(at, tl.int64) * x_step + ahead, mask=mask, other=last).to(work)
+        if BARE:  # without a multiplication and a choice for each element
+            other = highest(x.dtype.element_ty) if LEAST else lowest(x.dtype.element_ty)
+            value = tl.load(base + tl.cast(at, tl.int64) * x_step + ahead, mask=mask, other=other).to(work)
         else:
             value = tl.load(base + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0).to(work)
             value = tl.where(mask, value, tl.full((), last, work))
@@ -233,7 +235,12 @@ def _find(
         raise Unsupported(f"no extreme of {x.dtype}")
     indices = empty(f.shape, torch.int64, x.device)
     values = empty(f.shape, x.dtype, x.device) if want_values else None
-    if f.rows:
+    if f.scattered:
+        found, at = _find(f.lying(x), 1, False, least, want_values)
+        same(at, out=f.places(indices))
+        if values is not None:
+            same(found, out=f.places(values))
+    elif f.rows:
         (_run if x.dtype in _NARROW else _run_wide)(x, f, values, indices, least)
     return values, indices
 
@@ -267,7 +274,7 @@ def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.T
     programs, splits = blocks(f.rows, m), blocks(f.length, f.cut.part)
     keys, counters = meeting(x.device, programs, splits, f.rows, torch.int64)
     _extreme((programs, splits), x, keys, counters, values, indices, *sizes, f.cut.part, *walk, *f.apart,
-             **kind, S=max(1, min(next_power(splits), _JOINED // m)), SHIFTED=f.cut.shifted, SINGLE=f.cut.single,
+             **kind, S=max(1, min(next_power(splits), _JOINED // m)), SHIFTED=f.cut.shifted, BARE=f.cut.bare,
              STAGES=f.cut.stages, UNROLL=_unroll(f), OF=f.of, warps=f.cut.warps)  # fmt: skip
 
 

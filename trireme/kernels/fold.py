@@ -16,6 +16,8 @@ from trireme.kernels.scalar import multiple
 
 _folds: dict[tuple[object, ...], Fold] = {}
 _MOST_FOLDS = 4096
+_MANY = 1 << 14  # rows beside each other of which a program takes a narrow strip
+_SCATTERED = 1 << 18
 _LONG = 4096  # elements of a row beside others from which on it is cut differently
 _MOST_COUNTED = (
     2**31 - 2**23
@@ -112,7 +114,7 @@ class Fold:
         """What the compiler is to know of where lines of rows side by side begin and end (`lined_up`). Where threads take single
         elements of few lines, all the same to them: 981 sums of 2728 bytes took 7.1 µs with that knowledge, so 3.9; but 740 of
         12919 floats 8.2 and 11.2."""
-        return self._common if self.even or self.length >= _LONG or self.columns < 64 else 1
+        return self._common if self.even or self.paired or self.length >= _LONG or self.columns < 64 else 1
 
     @functools.cached_property
     def _common(self) -> int:
@@ -132,10 +134,18 @@ class Fold:
         """Whether lines of memory begin at multiples of 16 elements, or, those of rows side by side that are not too long, of as
         many bytes or fewer; of others a thread takes single elements."""
         if self.across:
-            enough = 16 if self.length > 256 else 4 if self.itemsize == 1 and self.length <= 64 else 8
+            bytes_of_many = self.itemsize == 1 and (self.length <= 64 or self.rows >= _MANY)
+            enough = 16 if self.length > 256 else 4 if bytes_of_many else 8
             several = self._common * self.itemsize >= enough and self.itemsize < 8 and self.length < _LONG
             return self.step % 16 == 0 or several
         return self.rows == 1 or all(stride % 16 == 0 for stride in self.numbered[1:3])
+
+    @functools.cached_property
+    def paired(self) -> bool:
+        """Whether many long rows lie side by side, and their lines begin at multiples of 4 bytes at least, but of fewer than
+        `even` ones."""
+        many = self.across and not self.even and self.rows >= _MANY and 256 < self.length < _LONG
+        return many and self.itemsize < 8 and self._common * self.itemsize >= 4 and self._common > 1
 
     @functools.cached_property
     def anywhere(self) -> bool:
@@ -147,10 +157,21 @@ class Fold:
         return x.as_strided((self.rows // self.inner, self.length, self.inner), (self.walk[0], self.step, self.walk[1]))
 
     @functools.cached_property
+    def scattered(self) -> bool:
+        """Whether so many results lie far apart that a second kernel is to put them there: 2344891 of a byte took 44.6 µs, one by
+        one."""
+        return self.rows >= _SCATTERED and self.apart[1] > 1
+
+    def places(self, out: torch.Tensor) -> torch.Tensor:
+        """Results by outer and inner rows, where they lie `apart`."""
+        return out.as_strided((self.rows // self.inner, self.inner), self.apart)
+
+    @functools.cached_property
     def cut(self) -> Cut:
         """How it is cut into tiles on this chip."""
         matrix = self.across and self.step == self.columns and self.walk[1 if self.inner > 1 else 0] == 1
-        return Cut(self.rows, self.length, self.itemsize, self.across, self.columns, self.even, self.anywhere, matrix)
+        lines = (self.across, self.columns, self.even, self.paired, self.anywhere, matrix)
+        return Cut(self.rows, self.length, self.itemsize, *lines)
 
 
 def fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, turn: bool = False) -> tuple[torch.Tensor, Fold]:

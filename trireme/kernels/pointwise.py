@@ -155,13 +155,18 @@ class Pointwise:
         block = chip.pointwise_block
         if count <= block * chip.multiprocessors // 2:
             block = max(block // 4, 256)
-        elif widest == 1 and even and count > _SOON:  # 16 bytes for each thread: starting programs would take longer than reading
-            return 2 * block, max(4, block // 256)
+        elif widest == 1 and even and count > _SOON:  # fewer programs, since starting them would take longer than reading
+            return 2 * block, max(4, block // 128)  # eight bytes: 2²¹ products took 2.4 µs with sixteen, so 1.7
         elif widest == 8:
             if self.costly:  # 12192752 cosines of float64 took 50.5 µs with eight warps, so 47.7; 500000 powers 7.2 with four
                 return (block // (2 if count >= _MANY else 4), 4) if count > _LITTLE else (block // 8, 8)
-            if sum(widths) <= 16 and count < _MANY:  # four for each thread
+            size = sum(widths)
+            if size == 16 and count <= _LITTLE:  # one: 300000 gelu of float64 took 2.7 µs with four, so 2.4
+                return block // 4, max(4, block // 128)
+            if size < 16 or (size == 16 and count < _MANY):  # four for each thread
                 return block // 2, max(4, block // 256)
+            if size < 24 and even:  # comparisons: 2²¹ took 5.5 µs with half as many, so 4.9
+                return block // 2, max(4, block // 128)
             # Two: 4553 x 127 comparisons of float64 that begin anywhere took 3.4 µs with four, so 2.1.
             return block // 4, max(4, block // 256)
         elif self.costly and (widest > 2 or count >= _MANY):
@@ -170,7 +175,8 @@ class Pointwise:
         elif widest == 4 and count >= _MANY:
             # Four for each thread: 2²⁵ inverse roots of float32 took 66.3 µs with eight, so 64.4.
             return block // 2, max(4, block // 256)
-        soon = _SOON * (2 if widest == 4 else 1)  # 1700000 sums of float32 took 3.9 µs with eight for each thread, so 3.1
+        # 1700000 sums of float32 took 3.9 µs with eight for each thread, so 3.1; but 3037536 gelu of float32 4.7 and 5.3.
+        soon = _SOON * (2 if widest == 4 and sum(widths) > 8 else 1)
         return block, max(4, block // (128 if count <= soon else 256))
 
     def _build(self, rank: int, forms: tuple[str, ...], compute: torch.dtype) -> Kernel:

@@ -15,7 +15,7 @@ from trireme.kernels import chips, relay
 from trireme.kernels.fold import Fold, aligned, begins, ends, fold, lined_up, normalise, placed
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.pointwise import Number
-from trireme.kernels.scalar import larger, smaller
+from trireme.kernels.scalar import highest, larger, lowest, smaller
 from trireme.kernels.streamed import meeting
 from trireme.kernels.unary import same
 
@@ -28,7 +28,6 @@ _SUPPORTED = {torch.float32, torch.float16, torch.bfloat16, torch.float64} | {
     torch.int64,
     torch.bool,
 }
-_MANY = 1 << 18  # rows whose results are worth a second kernel that puts them where they belong
 _JOINED = 1 << 14  # bytes of parts that one program joins at once: with more, registers for it leave room for fewer programs
 
 
@@ -74,14 +73,14 @@ def _across(columns, KIND: tl.constexpr):
 
 
 @triton.jit
-def _blank(KIND: tl.constexpr, WORK: tl.constexpr):
-    """What to read where there is nothing, so that it folds without a mask; small integers have no such extreme"""
-    if KIND == 1 or KIND == 5:
+def _blank(x, KIND: tl.constexpr):
+    """What to read where there is nothing, so that it folds without a mask"""
+    if KIND == 2:
+        blank = lowest(x.dtype.element_ty)
+    elif KIND == 3 or KIND == 11:
+        blank = highest(x.dtype.element_ty)
+    elif KIND == 1 or KIND == 5:
         blank = 1
-    elif KIND == 2 and WORK < 3:
-        blank = float("-inf") if WORK < 2 else -(2**63)  # type: ignore[assignment]
-    elif (KIND == 3 and WORK < 3) or KIND == 11:
-        blank = float("inf") if WORK < 2 else 2**63 - 1  # type: ignore[assignment]
     else:
         blank = 0
     return blank
@@ -157,12 +156,12 @@ def _finish(result, divisor, order, KIND: tl.constexpr, WORK: tl.constexpr):
 def _fold(
     x, parts, counters, out, rows, inner, length, even, split_length, x_outer, x_inner, x_step, out_outer, out_inner, divisor,
     order, KIND: tl.constexpr, WORK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, SHORT: tl.constexpr,
-    TAIL: tl.constexpr, SHIFTED: tl.constexpr, SINGLE: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr,
+    TAIL: tl.constexpr, SHIFTED: tl.constexpr, BARE: tl.constexpr, FLAT: tl.constexpr, TURNED: tl.constexpr,
     STAGES: tl.constexpr, UNROLL: tl.constexpr, OF: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """out[row] = fold of x[row], SHORT if that fits a tile; of programs that share a row the last joins all parts[split, row], S at
     once. TAIL: beyond `even` elements there are a few, which would turn every access into single elements; SHIFTED: before, too;
-    SINGLE: elements come one by one, and each is worth few instructions"""
+    BARE: elements are found and folded in as few instructions as possible"""
     chips.begin(EARLY, OPEN=False)
     rows, inner, x_outer, x_step = lined_up(rows, inner, x_outer, x_step, OF, FLAT)
     row = tl.program_id(0) * M + tl.arange(0, M)
@@ -190,8 +189,8 @@ def _fold(
             column = at + tl.arange(0, N)
             # Splits are whole tiles, so the row's own end is the only ragged one, and its divisibility is known.
             mask = (row < rows)[:, None] & (column[None, :] < even)
-            if SINGLE and not ((KIND == 2 or KIND == 3) and WORK == 3):
-                raw = tl.load(base + tl.cast(at, tl.int64) * x_step + ahead, mask=mask, other=_blank(KIND, WORK))
+            if BARE:
+                raw = tl.load(base + tl.cast(at, tl.int64) * x_step + ahead, mask=mask, other=_blank(x, KIND))
                 value = _bare(raw, neutral, order, KIND)
             else:
                 raw = tl.load(base + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0)
@@ -305,7 +304,7 @@ def _across_moments(count, mean, square, total):
 @kernel
 def _moments(
     x, parts, counters, var_out, mean_out, rows, inner, length, split_length, x_outer, x_inner, x_step, out_outer, out_inner,
-    correction, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, SINGLE: tl.constexpr, FLAT: tl.constexpr,
+    correction, DOUBLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, S: tl.constexpr, BARE: tl.constexpr, FLAT: tl.constexpr,
     TURNED: tl.constexpr, STAGES: tl.constexpr, OF: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """`_row_moments` of long rows, each lane by Welford's update; parts[split] has the rows' means, then their Σ (x − mean)²"""
@@ -323,7 +322,7 @@ def _moments(
     for at in tl.range(start, stop, N, num_stages=STAGES, loop_unroll_factor=4 if N == 1 else 1):
         column = at + tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < length)[None, :]
-        offset = tl.cast(at, tl.int64) * x_step + ahead if SINGLE else (column.to(tl.int64) * x_step)[None, :]
+        offset = tl.cast(at, tl.int64) * x_step + ahead if BARE else (column.to(tl.int64) * x_step)[None, :]
         value = tl.load(base[:, None] + offset, mask=mask, other=0).to(work)
         # Every lane that counts has seen the same number of elements, so one division serves all.
         share = 1.0 / ((at - start) // N + 1).to(work)
@@ -381,10 +380,8 @@ def _run(
         raise Unsupported(f"no reduction of {x.dtype} to {dtype}")
     x, f = fold(x, dims, keepdim, turn=True)
     out = empty(f.shape, dtype, x.device)
-    if f.rows >= _MANY and f.apart[1] > 1:
-        # Results that lie far apart, one by one: 2344891 of a byte took 44.6 µs.
-        lying = out.as_strided((f.rows // f.inner, f.inner), f.apart)
-        same(_run(kind, f.lying(x), [1], False, dtype, divisor, order), out=lying)
+    if f.scattered:
+        same(_run(kind, f.lying(x), [1], False, dtype, divisor, order), out=f.places(out))
         return out
     if f.rows == 0:
         return out
@@ -406,7 +403,7 @@ def _run(
     tail = f.length % 16 if not short and f.step == 1 and f.walk[0] % 16 == 0 else 0
     _fold((programs, splits), x, parts, counters, out, f.rows, inner, f.length, f.length - tail, cut.part, *walk, *f.apart, divisor,
           order, KIND=kind, WORK=work, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (m * kept.itemsize))), SHORT=short,
-          TAIL=tail > 0 or shifted, SHIFTED=shifted, SINGLE=cut.single, FLAT=inner == 1, TURNED=f.turned is not None,
+          TAIL=tail > 0 or shifted, SHIFTED=shifted, BARE=cut.bare, FLAT=inner == 1, TURNED=f.turned is not None,
           STAGES=cut.stages, UNROLL=cut.unroll, OF=f.of,
           warps=8 if m * n >= 4096 and kept.itemsize == 8 else cut.warps)  # fmt: skip
     return out
@@ -556,6 +553,10 @@ def var_mean(
     var, mean = (empty(f.shape, x.dtype, x.device) for _ in range(2))
     if f.rows == 0 or f.length == 0:
         return var.fill_(float("nan")), mean.fill_(float("nan"))
+    if f.scattered:
+        for found, out in zip(var_mean(f.lying(x), [1], correction=correction), (var, mean), strict=True):
+            same(found, out=f.places(out))
+        return var, mean
     double = x.dtype is torch.float64
     correction = float(1 if correction is None else correction)
     m, n, warps = f.cut.whole if f.anywhere else (*f.cut.tile, f.cut.warps)
@@ -580,7 +581,9 @@ def _split_moments(
     kept = torch.float64 if x.dtype is torch.float64 else torch.float32
     parts, counters = meeting(x.device, programs, splits, 2 * f.rows, kept)
     inner, *walk = f.numbered
+    # In strips, too: what comes takes longer to compute (240 x 79760 floats 35.1 µs with one, so 20.4).
+    stages = 1 if f.anywhere else 3 if f.cut.strips else f.cut.stages
     _moments((programs, splits), x, parts, counters, var, mean, f.rows, inner, f.length, part, *walk, *f.apart, correction,
              DOUBLE=kept is torch.float64, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (2 * m * kept.itemsize))),
-             SINGLE=f.cut.single, FLAT=inner == 1, TURNED=f.turned is not None, STAGES=1 if f.anywhere else f.cut.stages,
-             OF=f.of, warps=8 if m * n >= 2048 else min(4, f.cut.warps))  # fmt: skip
+             BARE=f.cut.bare, FLAT=inner == 1, TURNED=f.turned is not None, STAGES=stages, OF=f.of,
+             warps=8 if m * n >= 2048 else min(4, f.cut.warps))  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
@@ -11,6 +13,22 @@ from trireme.kernels import chips
 # The interpreter has no device library, so there powers go through double precision.
 INTERPRETED = tl.constexpr(chips.current().interpreted)
 QUICK_LOG2 = tl.constexpr(chips.current().quick_log2)
+
+
+@triton.constexpr_function
+def lowest(dtype: Any) -> Any:
+    """The number of a type that no other is below."""
+    if dtype.is_floating():
+        return float("-inf")
+    return -(2 ** (dtype.primitive_bitwidth - 1)) if dtype.is_int_signed() else 0
+
+
+@triton.constexpr_function
+def highest(dtype: Any) -> Any:
+    """The number of a type that no other is above."""
+    if dtype.is_floating():
+        return float("inf")
+    return 2 ** (dtype.primitive_bitwidth - dtype.is_int_signed()) - 1
 
 
 @triton.jit
