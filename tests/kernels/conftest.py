@@ -11,6 +11,9 @@ import torch
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
+    import swift
+
+    swift.install()
 os.environ.setdefault("TRIREME_CACHE", tempfile.mkdtemp(prefix="trireme-test-"))
 
 
