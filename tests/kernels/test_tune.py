@@ -6,8 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from trireme.kernels import tune
+from trireme.kernels import chips, fold, reduce, registry, repeat, tune
+from trireme.kernels.cut import Cut
 
 DEFAULT, QUICK, BROKEN = {"N": 1}, {"N": 2}, {"N": 3}
 
@@ -98,3 +100,42 @@ def test_the_shipped_table_is_whole() -> None:
         for config in shapes.values():
             choice = set(config) in ({"torch"}, {"streamed"}) and "mm" in name
             assert choice or set(config) - {"splits", "copied"} == (tile if "mm" in name else stream - {"splits"}), (name, config)
+
+
+@pytest.mark.parametrize("shape, dim", [((70, 36), 0), ((70, 35), 0), ((9, 200), 0), ((40, 131), 1), ((3, 0), 1)], ids=str)
+def test_every_cut_that_is_tried_folds_alike(shape: tuple[int, int], dim: int, device: str) -> None:
+    """Whatever a measurement puts in the place of the rules, the sum is the sum."""
+    long = chips.current().fold_tile + 5  # rows that begin anywhere
+    x = torch.randint(0, 9, (shape[0], shape[1] or long), device=device).float()
+    kinds = {"sum.dim_IntList": lambda: x.double().sum(dim), "argmax": lambda: x.argmax(dim)}
+    f = fold.fold(x, [dim], False, turn=True)[1]
+    choices = list(f.cut.choices())
+    assert len(choices) >= 6 and f.cut.shifted == (x.shape[1] == long)
+    for choice in choices:
+        tune._known.clear()
+        repeat.forget()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tune, "choose", lambda name, shape, default, candidates, run, choice=choice: choice)
+            for name, expected in kinds.items():
+                got = registry.OPERATORS[name].function(x, [dim] if name.startswith("sum") else dim)
+                assert torch.equal(got.double(), expected().double()), (name, choice)
+
+
+def test_a_fold_is_cut_as_was_measured(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Once, by the fastest of its cuts, and the same afterwards where tuning is off; others go on by the rules."""
+    x = torch.randn(9, 70, device=device)
+    f = fold.fold(x, [0], False, turn=True)[1]
+    wanted = list(f.cut.choices())[1]
+    starts: list[Cut] = []
+    start = reduce._start
+    monkeypatch.setattr(reduce, "_start", lambda *args: starts.append(args[-1]) or start(*args))
+    seconds = lambda call: call() or (1.0 if starts[-1] == f.cut.by(wanted) else 9.0)  # noqa: E731
+    monkeypatch.setattr(tune, "_microseconds", seconds)
+    tune.enable()
+    torch.testing.assert_close(registry.OPERATORS["sum.dim_IntList"].function(x, [0]), x.sum(0))
+    assert starts[0] == f.cut and starts[-1] == f.cut.by(wanted) and len(starts) == len(list(f.cut.choices())) + 2
+    tune.enable(False)
+    starts.clear()
+    torch.testing.assert_close(registry.OPERATORS["sum.dim_IntList"].function(x, [0]), x.sum(0))
+    torch.testing.assert_close(registry.OPERATORS["amax"].function(x, [0]), x.amax(0))
+    assert starts == [f.cut.by(wanted), f.cut]

@@ -4,14 +4,21 @@ Knows how many rows there are, how long they are and how they lie; which kernel 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks, next_power
 
 WIDE = 512  # rows of a tile of very many short ones, four for each thread of four warps
 _AT_ONCE = 512  # bytes that the threads of a warp take at once
+_CHOICE = ("M", "N", "warps", "splits", "unroll", "stages")
+# Tiles and warps that are worth trying for rows side by side, many and short or not, and for rows that lie one after the other.
+_SHORT = [(256, 1, 4), (128, 1, 4), (512, 1, 4), (256, 1, 2)]
+_ACROSS = [(64, 16, 2), (64, 32, 4), (32, 32, 4), (64, 8, 2), (64, 16, 4), (32, 64, 4), (128, 16, 4), (128, 8, 2)]
+_ALONG = [(4, 256, 4), (1, 1024, 4), (8, 128, 8), (8, 32, 4), (1, 2048, 8), (16, 64, 4), (64, 16, 4), (1, 4096, 8)]
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,27 @@ class Cut:
     paired: bool  # if not, then where it may take two or a few, of many long rows side by side
     anywhere: bool  # rows are contiguous, one after the other, and begin anywhere
     matrix: bool  # those side by side are the columns of a matrix that lies together
+    measured: tuple[int, ...] = ()  # rows, columns, warps, splits, unroll and stages that were measured to do best; else rules tell
+
+    def by(self, choice: Mapping[str, int]) -> Cut:
+        """The same, cut as was measured; without a choice as the rules say."""
+        return replace(self, measured=tuple(choice[name] for name in _CHOICE)) if choice else self
+
+    def choices(self) -> Iterator[dict[str, int]]:
+        """What a measurement may put in the place of the rules, the likeliest first."""
+        processors, longest = chips.current().multiprocessors, next_power(self.length)
+        for m, n, warps in (*(_SHORT if self.length <= 64 else ()), *_ACROSS) if self.across else _ALONG:
+            if n > longest or m > next_power(self.rows) or (self.shifted and n >= self.length):
+                continue
+            if n == 1:  # each thread its own row, and all of it
+                unrolls, parts, most = (1, self.asked(16)), {1}, 1
+            else:
+                shared = max(1, min(4 * processors // blocks(self.rows, m), blocks(self.length, n)))
+                unrolls, parts, most = (1, 2), {1, shared}, 3 if self.even else 1
+            for splits, unroll in itertools.product(sorted(parts), unrolls):
+                yield dict(zip(_CHOICE, (m, n, warps, splits, unroll, 1), strict=True))
+                if most > 1 and unroll == 1:
+                    yield dict(zip(_CHOICE, (m, n, warps, splits, unroll, most), strict=True))
 
     @functools.cached_property
     def wide(self) -> bool:
@@ -91,6 +119,8 @@ class Cut:
         """Tiles that a loop has on their way: three through shared memory, unless that is too small, or elements come one by one,
         for which it is slow (2049 sums of 513 floats took 38 µs on an H200), or other programs fill the time anyway (42912 sums
         side by side of 139 floats 8.2 µs, so 5.7)."""
+        if self.measured:
+            return self.measured[5]
         if self.strips:  # 2955 x 100 x 16 maxima of float64 took 9.7 µs with one, so 6.8
             return 3 if self.tile == (64, 16) or self.itemsize == 8 else 1
         fits = 4 * math.prod(self.tile) * self.itemsize <= chips.current().shared_memory
@@ -102,6 +132,8 @@ class Cut:
     @functools.cached_property
     def unroll(self) -> int:
         """Tiles that a loop asks for before it folds the first, where they do not come through shared memory."""
+        if self.measured:
+            return self.measured[4]
         if self.wide:
             if self.itemsize == 1 and (self.even or self.length <= 16):
                 return self.asked(9)
@@ -167,6 +199,8 @@ class Cut:
     def _cut(self) -> tuple[int, int, int]:
         """Rows, columns and warps of one tile."""
         size = chips.current().fold_tile
+        if self.measured:
+            return self.measured[0], self.measured[1], self.measured[2]
         if self.wide:
             return self._cut_wide()
         if self.across:
@@ -280,7 +314,7 @@ class Cut:
     @functools.cached_property
     def splits(self) -> int:
         """How many programs share a row, so that the whole chip works on a few long ones."""
-        return self.shares(*self.tile)
+        return self.measured[3] if self.measured else self.shares(*self.tile)
 
     def shares(self, m: int, n: int, each: int = 2) -> int:
         """The same for tiles of another size, of which a processor has at least so many if there is much to read."""

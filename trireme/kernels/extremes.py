@@ -3,6 +3,7 @@ registers; of long ones a value and its place make one sortable 64-bit key, for 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ import triton
 import triton.language as tl
 
 from trireme.kernels import chips, relay
+from trireme.kernels.cut import Cut
 from trireme.kernels.fold import Fold, aligned, begins, ends, fold, lined_up, placed
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
-from trireme.kernels.reduce import require_elements
+from trireme.kernels.reduce import best_cut, require_elements
 from trireme.kernels.scalar import highest, larger, lowest, singly, smaller
 from trireme.kernels.streamed import meeting
 from trireme.kernels.unary import same
@@ -249,37 +251,42 @@ def _find(
     return values, indices
 
 
-def _tile(f: Fold) -> tuple[int, int]:
+def _tile(f: Fold, cut: Cut) -> tuple[int, int]:
     """Rows and columns of a tile: fewer columns where many programs keep two numbers for each (42912 extremes of 139 took 17.2 µs
     with 128 of them, so 7.8)."""
-    m, n = f.cut.tile
-    if f.across and f.length > 64:
+    m, n = cut.tile
+    if f.across and f.length > 64 and not cut.measured:
         n = min(n, 256 if m <= 16 else 32 if blocks(f.rows, m) >= 4 * chips.current().multiprocessors else n)
     return m, n
 
 
-def _unroll(f: Fold) -> int:
+def _unroll(f: Fold, cut: Cut) -> int:
     """Tiles that a loop asks for at once, fewer than others do: two numbers are kept for each element."""
-    if f.cut.wide:
-        return f.cut.asked(8)
-    return min(f.cut.unroll, 2 if f.itemsize <= 2 else 1) if f.across else f.cut.unroll
+    if cut.measured or not f.across:
+        return cut.unroll
+    return cut.asked(8) if cut.wide else min(cut.unroll, 2 if f.itemsize <= 2 else 1)
 
 
 def _run(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:
-    m, n = _tile(f)
+    start = functools.partial(_start, x, f, values, indices, least)
+    start(best_cut("extreme", f, start))
+
+
+def _start(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool, cut: Cut) -> None:
+    m, n = _tile(f, cut)
     inner, *walk = f.numbered
     kind: dict[str, Any] = {"FLOAT": x.is_floating_point(), "LEAST": least, "FLAT": inner == 1, "TURNED": f.turned is not None}
     kind |= {"M": m, "N": n}
     sizes = (f.rows, inner, f.length)
-    if f.cut.splits == 1 and f.length <= n:
+    if cut.splits == 1 and f.length <= n:
         _row_extreme((blocks(f.rows, m),), x, values, indices, *sizes, *walk, *f.apart,
-                     **kind, EVEN=f.length == n and f.rows % m == 0, OF=f.of, warps=f.cut.warps)  # fmt: skip
+                     **kind, EVEN=f.length == n and f.rows % m == 0, OF=f.of, warps=cut.warps)  # fmt: skip
         return
-    programs, splits = blocks(f.rows, m), blocks(f.length, f.cut.part)
+    programs, splits = blocks(f.rows, m), blocks(f.length, cut.part)
     keys, counters = meeting(x.device, programs, splits, f.rows, torch.int64)
-    _extreme((programs, splits), x, keys, counters, values, indices, *sizes, f.cut.part, *walk, *f.apart,
-             **kind, S=max(1, min(next_power(splits), _JOINED // m)), SHIFTED=f.cut.shifted, BARE=f.cut.bare,
-             STAGES=f.cut.stages, UNROLL=_unroll(f), OF=f.of, warps=f.cut.warps)  # fmt: skip
+    _extreme((programs, splits), x, keys, counters, values, indices, *sizes, cut.part, *walk, *f.apart,
+             **kind, S=max(1, min(next_power(splits), _JOINED // m)), SHIFTED=cut.shifted, BARE=cut.bare,
+             STAGES=cut.stages, UNROLL=_unroll(f, cut), OF=f.of, warps=cut.warps)  # fmt: skip
 
 
 def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch.Tensor, least: bool) -> None:

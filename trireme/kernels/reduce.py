@@ -3,15 +3,17 @@ Knows rows; a few long ones are split over programs, of which the last to arrive
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from trireme.kernels import chips, relay
+from trireme.kernels import chips, relay, tune
+from trireme.kernels.cut import Cut
 from trireme.kernels.fold import Fold, aligned, begins, ends, fold, lined_up, normalise, placed
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.pointwise import Number
@@ -394,7 +396,20 @@ def _run(
     if f.cut.narrow:
         _run_narrow(kind, work, x, f, out, divisor, order)
         return out
-    cut, (m, n) = f.cut, f.cut.tile
+    start = functools.partial(_start, kind, work, x, f, out, divisor, order)
+    start(best_cut(f"fold{kind}", f, start))
+    return out
+
+
+def best_cut(name: str, f: Fold, start: Callable[[Cut], None]) -> Cut:
+    """How a fold is cut that `start` folds: as was measured for its class, if it was, or as the rules say."""
+    lines = f"across{f.of}" if f.across else "anywhere" if f.anywhere else "along"
+    kind, shape = f"{name}.{lines}.{int(f.even)}.{f.itemsize}", tune.shape_class(f.rows, f.length)
+    return f.cut.by(tune.choose(kind, shape, {}, f.cut.choices(), lambda choice: start(f.cut.by(choice))))
+
+
+def _start(kind: int, work: int, x: torch.Tensor, f: Fold, out: torch.Tensor, divisor: int, order: float, cut: Cut) -> None:
+    m, n = cut.tile
     programs, splits = blocks(f.rows, m), blocks(f.length, cut.part)
     kept = _WORK_TYPE[work]
     parts, counters = meeting(x.device, programs, splits, f.rows, kept)
@@ -406,7 +421,6 @@ def _run(
           TAIL=tail > 0 or shifted, SHIFTED=shifted, BARE=cut.bare, FLAT=inner == 1, TURNED=f.turned is not None,
           STAGES=cut.stages, UNROLL=cut.unroll, OF=f.of,
           warps=8 if m * n >= 4096 and kept.itemsize == 8 else cut.warps)  # fmt: skip
-    return out
 
 
 def _run_narrow(kind: int, work: int, x: torch.Tensor, f: Fold, out: torch.Tensor, divisor: int, order: float) -> None:

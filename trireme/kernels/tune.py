@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import sqlite3
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def remembered(operator: str, shape: str) -> Config | None:
     return _known.get((operator, shape))
 
 
-def choose(operator: str, shape: str, default: Config, candidates: Sequence[Config], run: Callable[[Config], None]) -> Config:
+def choose(operator: str, shape: str, default: Config, candidates: Iterable[Config], run: Callable[[Config], None]) -> Config:
     """The configuration for this class: remembered, from the user's database, shipped, measured now if enabled, or `default`."""
     key = (operator, shape)
     if key not in _known:
@@ -76,15 +77,21 @@ def choose(operator: str, shape: str, default: Config, candidates: Sequence[Conf
 
 
 def _lookup(key: tuple[str, str]) -> Config | None:
-    with contextlib.suppress(sqlite3.Error, OSError), _database() as database:
-        row = database.execute(
-            "SELECT config FROM tuned WHERE chip = ? AND operator = ? AND shape = ?", (chips.current().name, *key)
-        ).fetchone()
-        if row is not None:
-            return json.loads(row[0])
+    found = _stored(cache_folder(), chips.current().name).get(key)
+    if found is not None:
+        return json.loads(found)
     if _enabled:
         return None  # who turns tuning on wants this machine's own answer
     return _shipped().get(chips.current().name, {}).get(key[0], {}).get(key[1])
+
+
+@functools.cache
+def _stored(folder: Path, chip: str) -> dict[tuple[str, str], str]:
+    """What the user's database has for a chip, read once: there are many classes to ask for."""
+    with contextlib.suppress(sqlite3.Error, OSError), _database() as database:
+        rows = database.execute("SELECT operator, shape, config FROM tuned WHERE chip = ?", (chip,)).fetchall()
+        return {(operator, shape): config for operator, shape, config in rows}
+    return {}
 
 
 @functools.cache
@@ -108,16 +115,16 @@ def _database() -> Any:
         database.close()
 
 
-def _measure(key: tuple[str, str], default: Config, candidates: Sequence[Config], run: Callable[[Config], None]) -> Config:
+def _measure(key: tuple[str, str], default: Config, candidates: Iterable[Config], run: Callable[[Config], None]) -> Config:
     """The fastest of the candidates that run at all; stops at the time budget and remembers the winner on disk."""
     if _rehearsing is not None:
-        for config in candidates[_rehearsing[0] :: _rehearsing[1]]:
+        for config in itertools.islice(candidates, _rehearsing[0], None, _rehearsing[1]):
             with contextlib.suppress(Exception):
                 run(config)
         return default
     deadline = time.monotonic() + BUDGET_SECONDS
     best, best_time = default, float("inf")
-    for config in [default, *[c for c in candidates if c != default]]:
+    for config in itertools.chain([default], (c for c in candidates if c != default)):
         if time.monotonic() > deadline:
             break
         # A configuration may need more shared memory or registers than the chip has; that only rules it out.
@@ -128,6 +135,7 @@ def _measure(key: tuple[str, str], default: Config, candidates: Sequence[Config]
     with contextlib.suppress(sqlite3.Error, OSError), _database() as database:
         row = (chips.current().name, *key, json.dumps(best, sort_keys=True), best_time)
         database.execute("INSERT OR REPLACE INTO tuned VALUES (?, ?, ?, ?, ?)", row)
+        _stored.cache_clear()
     return dict(best)  # no longer the default, even where that is what won
 
 
@@ -172,4 +180,5 @@ def load(path: Path) -> int:
 
 def _forget() -> None:
     _known.clear()
+    _stored.cache_clear()
     repeat.forget()
