@@ -34,7 +34,13 @@ def kernels_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--only", default="", help="comma-separated operators; default all")
     parser.add_argument("--all", action="store_true", help="print every row, not only products, fused steps and losses")
-    parser.add_argument("--tune", type=float, default=0.0, help="first tune matrix products for so many seconds; writes tuned.json")
+    parser.add_argument(
+        "--tune",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="first tune matrix products (with --sweep: whatever the draw has) for about so long; writes tuned.json",
+    )
     parser.add_argument("--budget", type=float, default=170.0, help="stop starting new cases after this many seconds")
     parser.add_argument(
         "--sweep", type=int, metavar="SEED", help="instead of the table, some 1500 odd shapes and views drawn from a seed"

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from trireme import kernels
 from trireme.bench.kernel_cases import Case
 from trireme.bench.kernel_clock import TURNS, Clock, compile_ahead, picked, rehearse
-from trireme.kernels import chips, streamed
+from trireme.kernels import chips, streamed, tune
 
 _HALF, _SINGLE = torch.bfloat16, torch.float32
 _FLOATS = (_HALF, _SINGLE, torch.float16, torch.float64)
@@ -256,8 +256,10 @@ class Compared:
     mebibytes: float
 
 
-def _rehearse_drawn(job: tuple[int, int]) -> None:
-    seed, index = job
+def _rehearse_drawn(job: tuple[int, int, bool]) -> None:
+    seed, index, tuning = job
+    if tuning:
+        tune.rehearse()
     rehearse(sweep_cases(seed)[index][1])
 
 
@@ -288,7 +290,10 @@ def sweep(args: argparse.Namespace) -> int:
     began = time.monotonic()
     cases = sweep_cases(args.sweep)
     chosen = picked(args.only, [case for _, case in cases])
-    compile_ahead(_rehearse_drawn, [(args.sweep, i) for i in chosen])
+    tuning = args.tune > 0
+    compile_ahead(_rehearse_drawn, [(args.sweep, i, tuning) for i in chosen], max(120.0, args.tune))
+    if tuning:
+        tune.enable()
     print(f"compiled after {time.monotonic() - began:.0f} s", flush=True)
     deadline = time.monotonic() + args.budget
     found, failed, skipped = list[Compared](), 0, 0
@@ -305,6 +310,8 @@ def sweep(args: argparse.Namespace) -> int:
         found += [row] if row is not None else []
         streamed.release_counters()
     (args.out / "sweep.json").write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
+    if tuning:
+        print(f"{tune.export(args.out / 'tuned.json')} classes of shapes tuned")
     for family in dict.fromkeys(row.family for row in found):
         ratios = [row.ratio for row in found if row.family == family]
         mean = statistics.geometric_mean(ratios)
