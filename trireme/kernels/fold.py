@@ -69,6 +69,21 @@ def ends(head, even, length):
     return at, tl.where(place < 16, at >= -head, at < length - head)
 
 
+@triton.jit
+def meeting_lanes(columns, width, shift, P: tl.constexpr, K: tl.constexpr):
+    """Of lines that hold whole rows of a matrix and begin `shift` elements before one: for each of P columns the K lanes that meet
+    it, and which of these there are; where there is none, lane 0"""
+    column, line = tl.arange(0, P * K) // K, tl.arange(0, P * K) % K
+    place = line * columns + column + shift
+    there = (column < columns) & (line < width // columns)
+    return tl.where(there, tl.where(place < width, place, place - width), 0), there
+
+
+def line_width(tile: int, columns: int) -> int:
+    """Elements of a line that fits a tile: whole rows of a matrix of so many columns, and a multiple of 16."""
+    return tile // math.lcm(columns, 16) * math.lcm(columns, 16)
+
+
 class Fold:
     """Row r starts at (r // inner) · outer_stride + (r % inner) · inner_stride; its elements lie `step` apart."""
 

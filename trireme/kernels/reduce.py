@@ -14,7 +14,7 @@ import triton.language as tl
 
 from trireme.kernels import chips, relay, tune
 from trireme.kernels.cut import Cut
-from trireme.kernels.fold import Fold, aligned, begins, ends, fold, lined_up, normalise, placed
+from trireme.kernels.fold import Fold, aligned, begins, ends, fold, line_width, lined_up, meeting_lanes, normalise, placed
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.pointwise import Number
 from trireme.kernels.scalar import highest, larger, lowest, smaller
@@ -251,10 +251,7 @@ def _fold_narrow(
         mask = (lane < width) & (at < stop) & (lines > 1)
         total = _both(total, _mapped(tl.load(base + at, mask=mask, other=0), mask, neutral, order, KIND), KIND)
     # Lanes that met the same column come together.
-    column, line = tl.arange(0, P * K) // K, tl.arange(0, P * K) % K
-    place = line * columns + column + shift
-    there = (column < columns) & (line < width // columns)
-    place = tl.where(there, tl.where(place < width, place, place - width), 0)
+    place, there = meeting_lanes(columns, width, shift, P, K)
     met = tl.where(there, tl.gather(total, place, 0), neutral)
     result = _across(tl.reshape(met, (P, K)), KIND)
     row = matrix * columns + tl.arange(0, P)
@@ -427,7 +424,7 @@ def _run_narrow(kind: int, work: int, x: torch.Tensor, f: Fold, out: torch.Tenso
     """Matrices of a few columns, folded down."""
     columns, count = f.columns, f.columns * f.length
     tile, warps = f.cut.line
-    width = tile // math.lcm(columns, 16) * math.lcm(columns, 16)
+    width = line_width(tile, columns)
     matrices, lines = f.rows // columns, max(1, blocks(count + 15, width) - 2)
     share = blocks(lines, max(1, min(blocks(lines, 4), 2 * chips.current().multiprocessors // matrices)))
     splits = blocks(lines, share)

@@ -3,7 +3,6 @@ Knows rows: short ones stay in registers, long ones are read twice."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import triton
 import triton.language as tl
 
 from trireme.kernels import chips, relay
-from trireme.kernels.fold import Fold, aligned, begins, ends, fold, lined_up
+from trireme.kernels.fold import Fold, aligned, begins, ends, fold, line_width, lined_up, meeting_lanes
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, shared_by
 from trireme.kernels.scalar import log_of_sum, multiple, singly
 from trireme.kernels.streamed import workspace
@@ -195,10 +194,7 @@ def _softmax_narrow(
         value = tl.load(base + tl.cast(line, tl.int64) * width + lane, mask=lane < width, other=float("-inf")).to(work)
         top, total = _risen(top, total, value)
     # Lanes that met the same column come together.
-    column, line = tl.arange(0, P * K) // K, tl.arange(0, P * K) % K
-    place = line * columns + column + shift
-    there = (column < columns) & (line < width // columns)
-    place = tl.where(there, tl.where(place < width, place, place - width), 0)
+    place, there = meeting_lanes(columns, width, shift, P, K)
     tops = tl.reshape(tl.where(there, tl.gather(top, place, 0), float("-inf")), (P, K))
     totals = tl.reshape(tl.where(there, tl.gather(total, place, 0), 0.0), (P, K))
     peaks = tl.max(tops, 1)
@@ -535,7 +531,7 @@ def _run_narrow(x: torch.Tensor, y: torch.Tensor, f: Fold, log: bool, double: bo
     matrices = f.rows // columns
     small = count <= 7500 and matrices >= 2 * chips.current().multiprocessors
     tile, warps = (512, 4) if small else (1024, 8) if count <= 24000 else (2048, 8)
-    width = tile // math.lcm(columns, 16) * math.lcm(columns, 16)
+    width = line_width(tile, columns)
     _softmax_narrow((matrices,), x, y, columns, count, width, f.walk[0], LOG=log, DOUBLE=double,
                     P=next_power(columns), K=next_power(width // columns), M=tile, warps=warps)  # fmt: skip
 
