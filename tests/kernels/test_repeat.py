@@ -73,8 +73,8 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "bitwise_not": (A,), "bitwise_and.Tensor": (A, B), "bitwise_or.Tensor": (A, B), "bitwise_and.Scalar": (A, 3),
     "bitwise_or.Scalar": (A, 3), "bitwise_and.Scalar_Tensor": (3, A), "bitwise_or.Scalar_Tensor": (3, A),
     "pow.Scalar": (1.5, X), "pow.Tensor_Scalar": (X, 2.5), "clamp": (X, 0.75, 1.5),
-    "where.self": (lambda device: X(device) > 1, X, Y), "where.ScalarSelf": (lambda device: X(device) > 1, 0.5, Y),
-    "where.ScalarOther": (lambda device: X(device) > 1, X, 0.5),
+    "where.self": (lambda device: X(device) > 1, X, Y), "where.ScalarSelf": (lambda device: X(device) > 1, 0.25, Y),
+    "where.ScalarOther": (lambda device: X(device) > 1, X, 0.25),
     "mm": (_floats(8, 16), _floats(16, 24)), "bmm": (_floats(2, 5, 16), _floats(2, 16, 12)), "mv": (X, W),
     "addmm": (W, _floats(5, 8), _floats(8, 16)), "cumsum": (X, 1), "triu": (X, 1), "flip": (X, [1]), "outer": (W, W),
     "embedding": (_floats(7, 8), _integers(6, dtype=torch.int64)), "native_layer_norm": (X, [16], W, W, 1e-5),
@@ -237,7 +237,7 @@ def test_parts_of_one_tensor(device: str, repeats: list[bool]) -> None:
 
 def test_fused_steps_repeat(device: str, repeats: list[bool]) -> None:
     weight = torch.randn(16, device=device)
-    for eps in (1e-5, 1e-5, 1e-5, 0.5):
+    for eps in (1e-5, 1e-5, 1e-5, 0.25):
         x, residual = torch.randn(2, 3, 16, device=device).unbind()
         total = x + residual
         y, same = kernels.skip_rms_norm(x, residual, weight, eps)
@@ -371,8 +371,8 @@ def test_what_is_left_to_torch_is_not_repeated(device: str) -> None:
     with torch.no_grad(), kernels.use():
         for _ in range(7):
             x = torch.randn(4, 8, device=device) * 0.1
-            expected = x * (x.square().mean(1, keepdim=True) + 0.5).rsqrt()
-            torch.testing.assert_close(torch.nn.functional.rms_norm(x, [8], weight, 0.5), expected)
+            expected = x * (x.square().mean(1, keepdim=True) + 0.25).rsqrt()
+            torch.testing.assert_close(torch.nn.functional.rms_norm(x, [8], weight, 0.25), expected)
 
 
 def test_what_a_kernel_refuses_goes_straight_on_from_its_third_call(device: str) -> None:
@@ -386,14 +386,14 @@ def test_what_a_kernel_refuses_goes_straight_on_from_its_third_call(device: str)
     function = repeat.repeating(refuse, lambda x, factor: done.append(x) or x * factor)
     outer = repeat.repeating(lambda x: function(x, 2.5))
     x = torch.ones(4, 8, device=device)
-    for factor in (0.5, 1.5, 2.5, 3.5, 4.5):
+    for factor in (0.25, 1.5, 2.5, 3.5, 4.5):
         torch.testing.assert_close(function(x, factor), x * factor)
     assert len(asked) == 2 and len(done) == 5
     for n in (1.0, 2.0, 3.0):  # within a call that is noted its work is not
         torch.testing.assert_close(outer(x * n), x * n * 2.5)
     assert not outer.__dict__["known"]
     asked.clear()
-    torch.testing.assert_close(function(x[:, ::2], 0.5), x[:, ::2] * 0.5)
+    torch.testing.assert_close(function(x[:, ::2], 0.25), x[:, ::2] * 0.25)
     assert len(asked) == 1, "another layout is asked anew"
 
 

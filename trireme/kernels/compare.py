@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 
 from trireme.kernels import reduce
@@ -45,17 +46,22 @@ def _ge(x, y):
     return x >= y
 
 
+@triton.jit
+def _near(x, y, rtol, atol):
+    off = tl.abs(x - y)
+    return (x == y) | ((off <= atol + tl.abs(rtol * y)) & (off != float("inf")))
+
+
 @pointwise("bool", scalars=2)
 def _isclose(x, y, rtol, atol):
     """|x − y| ≤ atol + rtol |y|, and infinities only to themselves"""
-    return (x == y) | ((tl.abs(x - y) <= atol + tl.abs(rtol * y)) & (tl.abs(y) != float("inf")))
+    return _near(x, y, rtol, atol)
 
 
 @pointwise("bool", scalars=2)
 def _isclose_nan(x, y, rtol, atol):
     """the same, with NaN close to NaN"""
-    near = (x == y) | ((tl.abs(x - y) <= atol + tl.abs(rtol * y)) & (tl.abs(y) != float("inf")))
-    return near | ((x != x) & (y != y))
+    return _near(x, y, rtol, atol) | ((x != x) & (y != y))
 
 
 def eq(self: Any, other: Any) -> torch.Tensor:

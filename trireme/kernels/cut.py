@@ -14,6 +14,7 @@ from trireme.kernels.launch import blocks, next_power
 
 WIDE = 512  # rows of a tile of very many short ones, four for each thread of four warps
 _AT_ONCE = 512  # bytes that the threads of a warp take at once
+_MOST_COUNTED = 2**31 - 2**23  # elements of a matrix that is read in lines, which are counted in 32 bits
 _CHOICE = ("M", "N", "warps", "splits", "unroll", "stages")
 # Tiles and warps that are worth trying for rows side by side, many and short or not, and for rows that lie one after the other.
 _SHORT = [(256, 1, 4), (128, 1, 4), (512, 1, 4), (256, 1, 2)]
@@ -77,7 +78,8 @@ class Cut:
         """Whether these are a few long columns of a matrix that lie together, which leave a tile of theirs partly empty."""
         # Joining costs more the more columns: 12 MB took 8.5 µs for twelve, their own tiles 6.4; but 60 MB 21.4 and 33.6.
         enough = 1 << (17 if self.rows <= 3 else 22)
-        few = self.matrix and 1 < self.beside < 64 and self.beside % 16 != 0
+        counted = self.length * self.beside < _MOST_COUNTED
+        few = self.matrix and 1 < self.beside < 64 and self.beside % 16 != 0 and counted
         if self.rows > self.beside:  # 1789 x 972 x 13 bfloat16 took 24.2 µs in tiles, so 10; 2000 x 3000 x 5 float64 151 and 58
             size = self.length * self.beside
             return few and (size >= 8192 if self.itemsize < 8 else size >= 1536 and self.beside <= 16)
@@ -142,7 +144,7 @@ class Cut:
             few = self._few_warps or (self.even and (eight or (self.itemsize == 4 and self.large and self.length > 32)))
             return self.asked(8 if few else 20 if self.itemsize == 1 else 16)
         if self.strips:
-            if self.stages == 3 or self.itemsize == 8:
+            if self.stages == 3:
                 return 1
             return 4 if self.itemsize <= 2 else 2 if self.length > 400 else 1
         if self.paired:

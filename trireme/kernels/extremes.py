@@ -12,7 +12,7 @@ import triton.language as tl
 
 from trireme.kernels import chips, relay
 from trireme.kernels.cut import Cut
-from trireme.kernels.fold import Fold, aligned, begins, ends, fold, lined_up, placed
+from trireme.kernels.fold import Fold, aligned, begins, ends, fold, lined_up, normalise, placed
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.reduce import best_cut, require_elements
 from trireme.kernels.scalar import highest, larger, lowest, singly, smaller
@@ -234,6 +234,7 @@ def _find(
     """The extreme along `dim` (over all if None) and where it is first met."""
     require_elements(x, dim, "min" if least else "max")
     if x.dim() == 0:
+        normalise(dim, 0)
         x = x.reshape(1)
         dim, keepdim = None, False
     x, f = fold(x, dim, keepdim, turn=dim is not None and x.dtype in _NARROW)

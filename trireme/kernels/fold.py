@@ -17,7 +17,7 @@ from trireme.kernels.scalar import multiple
 _folds: dict[tuple[object, ...], Fold] = {}
 _MOST_FOLDS = 4096
 _MANY = 1 << 14  # rows beside each other of which a program takes a narrow strip
-_SCATTERED = 1 << 18
+_SCATTERED = 1 << 18  # rows whose results are worth a second kernel that puts them where they belong
 _LONG = 4096  # elements of a row beside others from which on it is cut differently
 _MOST_COUNTED = (
     2**31 - 2**23
@@ -165,7 +165,7 @@ class Fold:
     @functools.cached_property
     def anywhere(self) -> bool:
         """Whether rows are contiguous, one after the other, and begin anywhere."""
-        return self.step == 1 and self.numbered[0] == 1 and not self.across and not self.even
+        return self.step == 1 and self.numbered[0] == 1 and not self.even
 
     def lying(self, x: torch.Tensor) -> torch.Tensor:
         """`x` as outer rows, elements of a row, and inner rows."""

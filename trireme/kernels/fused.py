@@ -171,6 +171,7 @@ def _skip_rms(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _require_contiguous(x, residual)
     length = x.shape[-1]
+    weight = None if weight is None else weight.contiguous()
     y, _ = norms.rms_rows(norms.as_rows(x, length), residual, weight, eps, keep=False)
     return y.view(x.shape), residual
 

@@ -8,12 +8,12 @@ import torch
 import triton
 import triton.language as tl
 
-from trireme.kernels import chips, reduce, softmax
-from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
+from trireme.kernels import chips, originals, reduce, softmax
+from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, setting
 from trireme.kernels.norms import row_warps
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_NONE, _MEAN, _SUM = 0, 1, 2
+_NONE, _MEAN = 0, 1  # of the reductions; the third adds up
 _MANY = 1 << 16  # losses that one program does not add up alone
 _LONG = 1 << 14  # classes of which one program does not add up a row alone, if rows are few
 
@@ -218,15 +218,18 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         flat, targets = _rows(x, target)
         losses, shares, logs = _evaluate(flat, targets, weight, ignored, smoothing, reduction)
-        ctx.save_for_backward(flat, targets, weight, shares, logs)
-        ctx.settings = (x.shape, reduction, ignored, smoothing)
+        ctx.save_for_backward(x, target, flat, targets, weight, shares, logs)
+        ctx.settings = (reduction, ignored, smoothing)
         return _finish(losses, shares, target.shape, reduction, x.dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        flat, targets, weight, shares, logs = ctx.saved_tensors
-        shape, reduction, ignored, smoothing = ctx.settings
+        x, target, flat, targets, weight, shares, logs = ctx.saved_tensors
+        shape, (reduction, ignored, smoothing) = x.shape, ctx.settings
+        if torch.is_grad_enabled():  # to be derived once more
+            define = originals.overload_of("cross_entropy_loss").decompose
+            (again,) = originals.derived_again(lambda: define(x, target, weight, *ctx.settings), [x], grad)
+            return again, None, None, None, None, None
         rows, classes = flat.shape
         grads = grad.float().reshape(-1).contiguous()  # the gradient of a sum comes as one number, expanded
         if reduction == _MEAN:
@@ -242,9 +245,15 @@ class _CrossEntropy(torch.autograd.Function):
         return dx.reshape(shape), None, None, None, None, None
 
 
-def _check(x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None) -> None:
+def _check(x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, smoothing: float) -> None:
     if x.dtype not in _FLOATS or target.dtype is not torch.int64 or x.numel() == 0:
         raise Unsupported(f"no cross entropy of {x.dtype} against {target.dtype}")
+    if weight is not None and weight.dtype is not x.dtype:
+        raise Unsupported(f"classes of {x.dtype} with weights of {weight.dtype}")
+    if not 0.0 <= smoothing <= 1.0:
+        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {smoothing}")
+    if setting(torch._C._is_any_autocast_enabled):
+        raise Unsupported("operators by which torch defines it, of which autocast knows the types")
     expected = x.shape[:1] + x.shape[2:] if x.dim() > 1 else torch.Size([])
     if target.shape != expected or (weight is not None and (weight.dim() != 1 or weight.numel() != x.shape[min(1, x.dim() - 1)])):
         raise Unsupported("shapes that torch refuses, in its own words")
@@ -259,7 +268,8 @@ def cross_entropy_loss_forward(
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
     """−log softmax(x)[target], averaged, summed or kept"""
-    _check(self, target, weight)
+    _check(self, target, weight, label_smoothing)
+    weight = None if weight is None else weight.contiguous()
     flat, targets = _rows(self, target)
     losses, shares, _ = _evaluate(flat, targets, weight, ignore_index, label_smoothing, reduction)
     return _finish(losses, shares, target.shape, reduction, self.dtype)
@@ -274,5 +284,6 @@ def cross_entropy_loss(
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
     """cross entropy, differentiable in the logits"""
-    _check(self, target, weight)
+    _check(self, target, weight, label_smoothing)
+    weight = None if weight is None else weight.contiguous()
     return _CrossEntropy.apply(self, target, weight, reduction, ignore_index, label_smoothing)

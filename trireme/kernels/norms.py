@@ -12,6 +12,7 @@ import triton.language as tl
 
 from trireme.kernels import chips, reduce, relay
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, shared_by
+from trireme.kernels.originals import derived_again
 from trireme.kernels.scalar import multiple
 from trireme.kernels.streamed import workspace
 
@@ -358,8 +359,8 @@ def native_group_norm(
     input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """layer_norm of each group of channels, with one weight and bias a channel"""
-    if input.numel() == 0 or C % group:
-        raise Unsupported("an empty or uneven group norm")
+    if input.numel() == 0 or C % group or any(x is not None and x.numel() != C for x in (weight, bias)):
+        raise Unsupported("an empty or uneven group norm, or weights of another size")
     # torch keeps these statistics in the input's type.
     y, means, scales = layer_rows(input, None, weight, bias, N * group, group, HxW, eps, input.dtype)
     return y, means.view(N, group), scales.view(N, group)
@@ -395,18 +396,27 @@ def as_rows(x: torch.Tensor, length: int) -> torch.Tensor:
     return x.contiguous().view(-1, length)
 
 
+def _defined(x: torch.Tensor, length: int, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """The norm by torch's operators."""
+    wide = x.reshape(-1, length).to(torch.float64 if x.dtype is torch.float64 else torch.float32)
+    y = wide * (wide.square().mean(1, keepdim=True) + eps).rsqrt()
+    return (y if weight is None else y * weight.reshape(1, length)).to(x.dtype).view(x.shape)
+
+
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, length: int, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
         y, scales = rms_rows(as_rows(x, length), None, weight, eps, keep=True)
         ctx.save_for_backward(x, weight, scales)
-        ctx.length = length
+        ctx.length, ctx.eps = length, eps
         return y.view(x.shape)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         x, weight, scales = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be derived once more
+            dx, dw = derived_again(lambda: _defined(x, ctx.length, weight, ctx.eps), [x, weight], grad)
+            return dx, None, dw, None
         grad, x, length = grad.contiguous(), x.contiguous(), ctx.length
         rows = x.numel() // length
         dx = torch.empty_like(x)

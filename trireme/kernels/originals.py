@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,13 @@ def overload_of(name: str) -> Any:
     """torch's operator of an aten name such as `add.Tensor`."""
     base, _, kind = name.partition(".")
     return getattr(getattr(torch.ops.aten, base), kind or "default")
+
+
+def derived_again(compute: Callable[[], torch.Tensor], inputs: Sequence[torch.Tensor | None], grad: torch.Tensor) -> list[Any]:
+    """Gradients of a definition by torch's operators, for whoever derives them once more; ours have no derivatives."""
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    found = iter(torch.autograd.grad(compute(), wanted, grad, create_graph=True))
+    return [next(found) if x is not None and x.requires_grad else None for x in inputs]
 
 
 @functools.cache

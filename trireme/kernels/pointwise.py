@@ -40,8 +40,8 @@ _FEW, _MUCH = 1024, 6144  # programs; bytes that one moves
 # With sixteen 2²⁰ gelu of bfloat16 took 2.1 µs on an H200, with four 1.9; and where types differ in size, Triton gives a thread 16
 # bytes of the smallest, so that neighbours read 64 bytes apart (2²⁰ comparisons of misaligned floats 5.5 µs, with four 2.3).
 _SOON = 3 << 19
-_MANY = 1 << 24
-_LITTLE = 1 << 19
+_MANY = 1 << 24  # elements from which on the memory is the limit
+_LITTLE = 1 << 19  # elements up to which more threads help than there would be
 _FLAT = -1  # in the place of a rank: a dense result is counted through
 _DIVISOR = ("length", "factor", "shift")
 _KINDS = ("same", "float", "bool", "condition")
@@ -210,6 +210,16 @@ def promoted(operands: Sequence[Any]) -> torch.dtype:
             continue
         result = torch.empty((1,) if dimensioned else (), dtype=dtype, device="meta")
     return result.dtype if isinstance(result, torch.Tensor) else torch.result_type(result, result)
+
+
+def require_held(dtype: torch.dtype, *values: Any) -> None:
+    """Refuses whole numbers that a type does not hold, as torch does where it does not calculate with them."""
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        return
+    bounds = torch.iinfo(dtype)
+    for value in values:
+        if isinstance(value, int) and not bounds.min <= value <= bounds.max:
+            raise RuntimeError(f"value cannot be converted to type {dtype} without overflow")
 
 
 def _operand(value: Any, compute: torch.dtype, device: torch.device) -> Any:

@@ -419,7 +419,8 @@ static int unwatched(const Call *self) {
     return free;
 }
 
-/* Whether floats that count by their sign alone have a fraction and the signs of this kind; none does once `exact` holds something. */
+/* Whether floats that count by their sign alone have a fraction, which is no half, and the signs of this kind; none does once `exact`
+ * holds something. */
 static int are_signed(PyObject *signs, PyObject *const *args, PyObject *exact) {
     Py_ssize_t count = PyList_GET_SIZE(signs);
     if (count && PyList_GET_SIZE(exact)) return 0;
@@ -428,7 +429,7 @@ static int are_signed(PyObject *signs, PyObject *const *args, PyObject *exact) {
         if (!PyFloat_CheckExact(x)) return 0;
         double value = PyFloat_AS_DOUBLE(x);
         int whole = !(value > -9e15 && value < 9e15) || value == (double)(long long)value; /* so are infinities, and what is no number */
-        if (whole || (value > 0) != (PyUnicode_READ_CHAR(PyTuple_GET_ITEM(sign, 1), 0) == '+')) return 0;
+        if (whole || value == 0.5 || value == -0.5 || (value > 0) != (PyUnicode_READ_CHAR(PyTuple_GET_ITEM(sign, 1), 0) == '+')) return 0;
     }
     return 1;
 }

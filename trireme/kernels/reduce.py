@@ -377,6 +377,8 @@ def _run(
     """One reduction of a supported type into a new tensor of type `dtype`."""
     if x.dtype not in _SUPPORTED or dtype not in _SUPPORTED:
         raise Unsupported(f"no reduction of {x.dtype} to {dtype}")
+    if dtype is torch.bool and kind in (SUM, PROD):  # of truths
+        kind = ANY if kind == SUM else ALL
     x, f = fold(x, dims, keepdim, turn=True)
     out = empty(f.shape, dtype, x.device)
     if f.scattered:
@@ -411,7 +413,8 @@ def _start(kind: int, work: int, x: torch.Tensor, f: Fold, out: torch.Tensor, di
     kept = _WORK_TYPE[work]
     parts, counters = meeting(x.device, programs, splits, f.rows, kept)
     inner, *walk = f.numbered
-    short, shifted = f.length <= n, cut.shifted
+    short = f.length <= n
+    shifted = cut.shifted and not short  # a measured cut may hold whole what the rules would not
     tail = f.length % 16 if not short and f.step == 1 and f.walk[0] % 16 == 0 else 0
     _fold((programs, splits), x, parts, counters, out, f.rows, inner, f.length, f.length - tail, cut.part, *walk, *f.apart, divisor,
           order, KIND=kind, WORK=work, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (m * kept.itemsize))), SHORT=short,
@@ -544,6 +547,8 @@ def vector_norm(
     result = dtype or self.dtype
     if not self.is_floating_point() or not result.is_floating_point:
         raise Unsupported("vector norms of floats only")
+    if torch.promote_types(self.dtype, result) is not result:
+        raise Unsupported("a narrower type, which torch refuses in its own words")
     if (self.numel() == 0 and ord == float("inf")) or (ord < 0 and (self.numel() == 0 or ord != float("-inf"))):
         raise Unsupported("the norm of an empty vector, or of an order below 0")
     if ord in (float("inf"), float("-inf")):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from trireme.kernels.pointwise import Number, pointwise
+from trireme.kernels.pointwise import Number, pointwise, promoted, require_held
 
 
 @pointwise("condition")
@@ -36,6 +36,7 @@ def where(condition: torch.Tensor, self: Any, other: Any) -> torch.Tensor:
     """x where the condition holds, else y"""
     if condition.dtype not in (torch.bool, torch.uint8):
         raise RuntimeError(f"where expected condition to be a boolean tensor, but got a tensor with dtype {condition.dtype}")
+    require_held(promoted([self, other]), self, other)
     return _where(condition, self, other)
 
 
@@ -43,6 +44,7 @@ def clamp(self: torch.Tensor, min: Number | torch.Tensor | None = None, max: Num
     """min(max(x, low), high)"""
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+    require_held(promoted([x for x in (self, min, max) if x is not None]), min, max)
     if min is None:
         return _clamp_high(self, max)
     return _clamp_low(self, min) if max is None else _clamp(self, min, max)

@@ -234,11 +234,11 @@ bool same(const IValue &a, const IValue &b) {
     return true;
 }
 
-/* A float that counts by its sign: it has a fraction, and none of the rare values. */
+/* A float that counts by its sign: it has a fraction, and is neither a half nor one of the rare values. */
 bool has_sign(const IValue &x, bool positive) {
     if (!x.isDouble()) return false;
     double value = x.toDouble();
-    return std::isfinite(value) && value != std::trunc(value) && (value > 0) == positive;
+    return std::isfinite(value) && value != std::trunc(value) && std::abs(value) != 0.5 && (value > 0) == positive;
 }
 
 bool is_like(const IValue &x, const Wanted &wanted) {
