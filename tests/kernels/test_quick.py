@@ -53,12 +53,12 @@ def test_floats_count_by_sign_only_where_they_may(built: bool, device: str, monk
 
     plus = repeat.repeating(scaled)
     x = torch.zeros(16, device=device)
-    for y in (0.5, 1.5, 2.25, 0.125):
+    for y in (0.25, 1.5, 2.25, 0.125):
         assert plus(x, y)[0] == y
-    assert calls == [0.5, 1.5], "the third is repeated, with its own number"
-    for y in (-0.5, 2.0, 2, True, float("inf"), 1e16, -0.75):
+    assert calls == [0.25, 1.5], "the third is repeated, with its own number"
+    for y in (-0.25, 0.5, -0.5, 2.0, 2, True, float("inf"), 1e16, -0.75):
         assert plus(x, y)[0] == y
-    assert calls == [0.5, 1.5, -0.5, 2.0, 2, True, float("inf"), 1e16, -0.75]
+    assert calls == [0.25, 1.5, -0.25, 0.5, -0.5, 2.0, 2, True, float("inf"), 1e16, -0.75]
 
 
 LAYOUT = ((2, 2), (2, 1), torch.float32)

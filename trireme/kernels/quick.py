@@ -64,8 +64,8 @@ def _is_kind(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any], exact: li
 
 
 def _signed(x: Any, sign: str) -> bool:
-    """Whether x is a float with a fraction and this sign."""
-    return type(x) is float and not x.is_integer() and x - x == 0.0 and (x > 0.0) == (sign == "+")
+    """Whether x is a float with a fraction, no half, and this sign."""
+    return type(x) is float and not x.is_integer() and x - x == 0.0 and abs(x) != 0.5 and (x > 0.0) == (sign == "+")
 
 
 def onward(function: Function, settings: list[tuple[Function, Any]]) -> Function:

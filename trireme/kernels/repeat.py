@@ -210,7 +210,8 @@ def _kept(x: Any) -> Any:
 
 def _token(x: Any, exact: list[bool]) -> Any:
     """What stands for an argument that is no tensor: its type and value; a float with a fraction only by its sign, since
-    no operator decides anything by such a number, but for a half, which is a root. In `quick.c` and `straight.cpp`, too."""
+    no operator decides anything by such a number, but for a half, which is a root. `quick.py`, `quick.c` and `straight.cpp` say
+    the same."""
     kind = type(x)
     if kind is float:
         if exact or x.is_integer() or x - x != 0.0 or abs(x) == 0.5:
