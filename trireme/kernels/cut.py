@@ -14,7 +14,10 @@ from trireme.kernels.launch import blocks, next_power
 
 WIDE = 512  # rows of a tile of very many short ones, four for each thread of four warps
 _AT_ONCE = 512  # bytes that the threads of a warp take at once
-_MOST_COUNTED = 2**31 - 2**23  # elements of a matrix that is read in lines, which are counted in 32 bits
+MANY = 1 << 14  # rows beside each other of which a program takes a narrow strip
+# Of rows, of elements of a row, and of those of a matrix that is read in lines: kernels count them in 32 bits, and up to a tile too
+# far in each part.
+MOST_COUNTED = 2**31 - 2**23
 _CHOICE = ("M", "N", "warps", "splits", "unroll", "stages")
 # Tiles and warps that are worth trying for rows side by side, many and short or not, and for rows that lie one after the other.
 _SHORT = [(256, 1, 4), (128, 1, 4), (512, 1, 4), (256, 1, 2)]
@@ -48,14 +51,12 @@ class Cut:
             if n > longest or m > next_power(self.rows) or (self.shifted and n >= self.length):
                 continue
             if n == 1:  # each thread its own row, and all of it
-                unrolls, parts, most = (1, self.asked(16)), {1}, 1
+                parts, ahead = {1}, [(1, 1), (self.asked(16), 1)]
             else:
-                shared = max(1, min(4 * processors // blocks(self.rows, m), blocks(self.length, n)))
-                unrolls, parts, most = (1, 2), {1, shared}, 3 if self.even else 1
-            for splits, unroll in itertools.product(sorted(parts), unrolls):
-                yield dict(zip(_CHOICE, (m, n, warps, splits, unroll, 1), strict=True))
-                if most > 1 and unroll == 1:
-                    yield dict(zip(_CHOICE, (m, n, warps, splits, unroll, most), strict=True))
+                parts = {1, max(1, min(4 * processors // blocks(self.rows, m), blocks(self.length, n)))}
+                ahead = [(1, 1), (2, 1), *([(1, 3)] if self.even else [])]  # asked for in registers, or through shared memory
+            for splits, asked in itertools.product(sorted(parts), ahead):
+                yield dict(zip(_CHOICE, (m, n, warps, splits, *asked), strict=True))
 
     @functools.cached_property
     def wide(self) -> bool:
@@ -77,13 +78,11 @@ class Cut:
     def narrow(self) -> bool:
         """Whether these are a few long columns of a matrix that lie together, which leave a tile of theirs partly empty."""
         # Joining costs more the more columns: 12 MB took 8.5 µs for twelve, their own tiles 6.4; but 60 MB 21.4 and 33.6.
-        enough = 1 << (17 if self.rows <= 3 else 22)
-        counted = self.length * self.beside < _MOST_COUNTED
-        few = self.matrix and 1 < self.beside < 64 and self.beside % 16 != 0 and counted
+        size = self.length * self.beside
+        few = self.matrix and 1 < self.beside < 64 and self.beside % 16 != 0 and size <= MOST_COUNTED
         if self.rows > self.beside:  # 1789 x 972 x 13 bfloat16 took 24.2 µs in tiles, so 10; 2000 x 3000 x 5 float64 151 and 58
-            size = self.length * self.beside
             return few and (size >= 8192 if self.itemsize < 8 else size >= 1536 and self.beside <= 16)
-        return few and self.length * self.rows >= enough
+        return few and size >= 1 << (17 if self.rows <= 3 else 22)
 
     @functools.cached_property
     def line(self) -> tuple[int, int]:
@@ -255,12 +254,12 @@ class Cut:
     def strips(self) -> bool:
         """Whether there are so many rows side by side that a program takes a narrow strip of them; elements of eight bytes only if
         there is much of them."""
-        many = self.even and self.length > 32 and self.rows >= 1 << 14 and not self.wide
+        many = self.even and self.length > 32 and self.rows >= MANY and not self.wide
         return self.across and many and (self.itemsize < 8 or self.large)
 
     def _cut_across(self, size: int) -> tuple[int, int, int]:
         processors = chips.current().multiprocessors
-        many = self.rows >= 1 << 14
+        many = self.rows >= MANY
         if self.strips:
             return self._cut_strips()
         if self.paired:
@@ -298,7 +297,7 @@ class Cut:
         """Smaller tiles for elements of eight bytes, of which fewer fit into registers and on their way."""
         if self.even and self.rows >= 16:
             # 1000 x 2048 took 5.2 µs in tiles of 32 by 128, so 3.7; 64 x 50048 6.6, so 4.5.
-            many = self.rows >= 1 << 14
+            many = self.rows >= MANY
             return 16, min(64 if many else 128, next_power(self.length)), 4 if many else 8
         if self.rows >= 1024 and self.beside >= 64:
             # 10 x 1600 x 981 took 58 µs with four warps, so 34; 64 x 77 x 999 with eight 8.3, so 5.9.

@@ -10,18 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
-from trireme.kernels.cut import Cut
+from trireme.kernels.cut import MANY, MOST_COUNTED, Cut
 from trireme.kernels.launch import Unsupported, shared_by
 from trireme.kernels.scalar import multiple
 
 _folds: dict[tuple[object, ...], Fold] = {}
 _MOST_FOLDS = 4096
-_MANY = 1 << 14  # rows beside each other of which a program takes a narrow strip
 _SCATTERED = 1 << 18  # rows whose results are worth a second kernel that puts them where they belong
 _LONG = 4096  # elements of a row beside others from which on it is cut differently
-_MOST_COUNTED = (
-    2**31 - 2**23
-)  # of rows, and of elements of a row: kernels count them in 32 bits, and up to a tile too far in each part
 
 
 @triton.jit
@@ -149,7 +145,7 @@ class Fold:
         """Whether lines of memory begin at multiples of 16 elements, or, those of rows side by side that are not too long, of as
         many bytes or fewer; of others a thread takes single elements."""
         if self.across:
-            bytes_of_many = self.itemsize == 1 and (self.length <= 64 or self.rows >= _MANY)
+            bytes_of_many = self.itemsize == 1 and (self.length <= 64 or self.rows >= MANY)
             enough = 16 if self.length > 256 else 4 if bytes_of_many else 8
             several = self._common * self.itemsize >= enough and self.itemsize < 8 and self.length < _LONG
             return self.step % 16 == 0 or several
@@ -159,7 +155,7 @@ class Fold:
     def paired(self) -> bool:
         """Whether many long rows lie side by side, and their lines begin at multiples of 4 bytes at least, but of fewer than
         `even` ones."""
-        many = self.across and not self.even and self.rows >= _MANY and 256 < self.length < _LONG
+        many = self.across and not self.even and self.rows >= MANY and 256 < self.length < _LONG
         return many and self.itemsize < 8 and self._common * self.itemsize >= 4 and self._common > 1
 
     @functools.cached_property
@@ -198,7 +194,7 @@ def fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, turn:
         if len(_folds) >= _MOST_FOLDS:
             _folds.clear()
         known = _folds[key] = _fold(x, dims, keepdim, turn)
-    if max(known.rows, known.length) > _MOST_COUNTED:
+    if max(known.rows, known.length) > MOST_COUNTED:
         raise Unsupported(f"{known.rows} rows of {known.length} elements")
     if known.copied:
         chosen = normalise(dims, x.dim())
