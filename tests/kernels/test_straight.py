@@ -201,6 +201,19 @@ def test_above_autograd_only_what_nobody_watches(chip: Chip, standing: Callable[
     torch.testing.assert_close(several, weighted(x, y, 1.5).expand(3, *SHAPE))
 
 
+def test_autocast_is_asked_for_without_python(chip: Chip, standing: Callable[..., Standing]) -> None:
+    """A call that depends on it is repeated as long as it is as it was."""
+    one = remembering(standing, plan(chip, settings=[(chips.autocasts, False)]))
+    x, y = pair()
+    one.call(x, y, 2.5)
+    assert len(chip.starts) == 1 and len(one.calls) == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        one.call(x, y, 2.5)
+    assert len(chip.starts) == 1 and len(one.calls) == 2
+    one.call(x, y, 2.5)
+    assert len(chip.starts) == 2 and len(one.calls) == 2
+
+
 def test_a_driver_that_refuses_is_pythons_to_ask(chip: Chip, standing: Callable[..., Standing]) -> None:
     one = remembering(standing, plan(chip))
     x, y = pair()

@@ -224,6 +224,11 @@ def allows_tf32() -> bool:
     return not current().interpreted and torch.backends.cuda.matmul.allow_tf32
 
 
+def autocasts() -> bool:
+    """Whether torch chooses the types in which the chip computes."""
+    return torch.is_autocast_enabled(current().device_type)
+
+
 def random_source(count: int, device: torch.device) -> Callable[[], tuple[int, ...] | None]:
     """What gives seed and first Philox counter of `count` fresh random words, each as a lower and a higher half, and moves the
     device's generator past them; None while a graph is recorded, which would freeze them."""

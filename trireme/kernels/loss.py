@@ -252,7 +252,7 @@ def _check(x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, s
         raise Unsupported(f"classes of {x.dtype} with weights of {weight.dtype}")
     if not 0.0 <= smoothing <= 1.0:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {smoothing}")
-    if setting(torch._C._is_any_autocast_enabled):
+    if setting(chips.autocasts):
         raise Unsupported("operators by which torch defines it, of which autocast knows the types")
     expected = x.shape[:1] + x.shape[2:] if x.dim() > 1 else torch.Size([])
     if target.shape != expected or (weight is not None and (weight.dim() != 1 or weight.numel() != x.shape[min(1, x.dim() - 1)])):

@@ -172,7 +172,8 @@ def _softmax_long(
 @kernel
 def _softmax_narrow(
     x, y, columns, count, width, stride,
-    LOG: tl.constexpr, DOUBLE: tl.constexpr, P: tl.constexpr, K: tl.constexpr, M: tl.constexpr, EARLY: tl.constexpr,
+    LOG: tl.constexpr, DOUBLE: tl.constexpr, P: tl.constexpr, K: tl.constexpr, M: tl.constexpr, UNROLL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """the same down matrices of few columns: the `count` elements of one are read in lines of `width`, whole rows of the matrix and
     a multiple of 16, so that a thread takes 16 bytes at once and meets one column in each place"""
@@ -190,7 +191,7 @@ def _softmax_narrow(
     first = tl.load(base + lane, mask=in_first, other=float("-inf")).to(work)
     last = tl.load(base + at_end, mask=in_last, other=float("-inf")).to(work)
     top, total = _risen(first, tl.where(first == float("-inf"), 0.0, tl.exp(first - first)), last)
-    for line in tl.range(1, lines - 1):
+    for line in tl.range(1, lines - 1, loop_unroll_factor=UNROLL):
         value = tl.load(base + tl.cast(line, tl.int64) * width + lane, mask=lane < width, other=float("-inf")).to(work)
         top, total = _risen(top, total, value)
     # Lanes that met the same column come together.
@@ -206,7 +207,7 @@ def _softmax_narrow(
     tl.store(out + lane, result.to(y.dtype.element_ty), mask=in_first)
     result = last - peak - log if LOG else _share(tl.exp(last - peak), whole)
     tl.store(out + at_end, result.to(y.dtype.element_ty), mask=in_last)
-    for line in tl.range(1, lines - 1):
+    for line in tl.range(1, lines - 1, loop_unroll_factor=UNROLL):
         here = tl.cast(line, tl.int64) * width + lane
         value = tl.load(base + here, mask=lane < width, other=0.0).to(work) - peak
         result = value - log if LOG else _share(tl.exp(value), whole)
@@ -529,11 +530,11 @@ def _narrow(f: Fold, g: Fold) -> bool:
 def _run_narrow(x: torch.Tensor, y: torch.Tensor, f: Fold, log: bool, double: bool) -> None:
     columns, count = f.columns, f.columns * f.length
     matrices = f.rows // columns
-    small = count <= 7500 and matrices >= 2 * chips.current().multiprocessors
+    small = count <= 4096 and matrices >= 2 * chips.current().multiprocessors
     tile, warps = (512, 4) if small else (1024, 8) if count <= 24000 else (2048, 8)
     width = line_width(tile, columns)
-    _softmax_narrow((matrices,), x, y, columns, count, width, f.walk[0], LOG=log, DOUBLE=double,
-                    P=next_power(columns), K=next_power(width // columns), M=tile, warps=warps)  # fmt: skip
+    _softmax_narrow((matrices,), x, y, columns, count, width, f.walk[0], LOG=log, DOUBLE=double, P=next_power(columns),
+                    K=next_power(width // columns), M=tile, UNROLL=1 if double else 4, warps=warps)  # fmt: skip
 
 
 def _turn(x: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -> None:

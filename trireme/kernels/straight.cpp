@@ -10,6 +10,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -67,9 +68,10 @@ struct Start {
 };
 
 struct Setting {
-    enum { DEFAULT_TYPE, TF32 };
+    enum { DEFAULT_TYPE, TF32, AUTOCAST };
     int what;
     long long answer;
+    long long now() const;
 };
 
 struct Program {
@@ -115,13 +117,14 @@ IValue unwrapped(const IValue &x) {
 
 double float_of(const IValue &x) { return x.isDouble() ? x.toDouble() : unwrapped(x).toDouble(); }
 
+long long Setting::now() const {
+    if (what == TF32) return at::globalContext().allowTF32CuBLAS();
+    if (what == AUTOCAST) return at::autocast::is_autocast_enabled(chip.type);
+    return static_cast<long long>(c10::get_default_dtype_as_scalartype());
+}
+
 bool Program::as_set() const {
-    for (const Setting &setting : settings) {
-        long long now = setting.what == Setting::TF32 ? at::globalContext().allowTF32CuBLAS()
-                                                      : static_cast<long long>(c10::get_default_dtype_as_scalartype());
-        if (now != setting.answer) return false;
-    }
-    return true;
+    return std::all_of(settings.begin(), settings.end(), [](const Setting &setting) { return setting.now() == setting.answer; });
 }
 
 /* Seed and place of fresh random words, past which the generator is moved; what torch itself refuses (while a graph is recorded) is an

@@ -165,6 +165,8 @@ def _settings(settings: list[tuple[Function, Any]]) -> list[tuple[int, int]]:
             found.append((0, _TYPES[answer]))
         elif ask is chips.allows_tf32:
             found.append((1, int(answer)))
+        elif ask is chips.autocasts:
+            found.append((2, int(answer)))
         else:
             raise _Unknown
     return found
