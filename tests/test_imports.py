@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm": _BASE | {"config", "hub", "sched", "serve", "worker"},
     "bench": _BASE | _ENGINE | {"llm", "cli", "api"},
     "cli": _BASE | _ENGINE | {"llm", "bench", "api"},
+    "__main__": {"cli"},
 }
 # The processes that start workers know them: the offline API, and the one file of the server that owns the ranks.
 EXTRA = {"serve/launch.py": {"worker"}}

@@ -15,7 +15,7 @@ from trireme.cli.main import COMMANDS
 
 
 def trireme(*args: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trireme.cli.main", *args]
+    command = [sys.executable, "-m", "trireme", *args]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
     return subprocess.run(command, capture_output=True, text=True, input=stdin, env=env, timeout=180)
 

@@ -56,8 +56,11 @@ def test_many_short_rows_are_folded_by_one_thread_each(monkeypatch: pytest.Monke
 
 def test_few_warps_meet_for_each_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
-    for shape, dtype in (((150, 140000), torch.bfloat16), ((150, 140000), torch.uint8), ((77, 20000), torch.float32)):
-        assert cut(shape, 0, dtype).tile == (64, 8) and cut(shape, 0, dtype).warps <= 2, shape
+    for length, rows, dtype, columns in (
+        (150, 140000, torch.bfloat16, 16), (150, 140000, torch.uint8, 8), (77, 20000, torch.float32, 8),
+        (400, 70000, torch.float32, 16), (200, 120000, torch.float32, 8),
+    ):  # fmt: skip
+        assert cut((length, rows), 0, dtype).tile == (64, columns) and cut((length, rows), 0, dtype).warps == 2, (length, rows)
     assert cut((273, 56, 527), 1, torch.float16).warps == 2 and cut((64, 77, 999), 1, torch.float64).warps == 2
 
 
@@ -213,8 +216,14 @@ def test_softmax_of_long_rows_that_begin_anywhere(processors: int, monkeypatch: 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 PIECES: list[tuple[int, int, torch.dtype, tuple[int, int, int, bool] | None]] = [
     (2050, 100, F32, (16, 32, 8, False)),
-    (2050, 301, BF16, (8, 32, 4, False)),
+    (2050, 139, BF16, (8, 32, 4, False)),
+    (2050, 301, BF16, (4, 32, 4, False)),
+    (2050, 701, BF16, (4, 32, 4, False)),
+    (2050, 701, F32, None),
     (2049, 304, F32, (8, 64, 4, False)),
+    (2049, 201, F64, (4, 32, 4, False)),
+    (2049, 301, F64, (2, 32, 2, False)),
+    (2049, 451, F64, (1, 64, 2, False)),
     (2049, 700, F64, (1, 128, 4, False)),
     (2049, 600, F16, (4, 64, 4, False)),
     (5, 1501, BF16, (1, 512, 4, True)),

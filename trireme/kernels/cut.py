@@ -122,8 +122,12 @@ class Cut:
         side by side of 139 floats 8.2 µs, so 5.7)."""
         if self.measured:
             return self.measured[5]
-        if self.strips:  # 2955 x 100 x 16 maxima of float64 took 9.7 µs with one, so 6.8
-            return 3 if self.tile == (64, 16) or self.itemsize == 8 else 1
+        if self.strips:
+            if self.itemsize == 8:  # 2955 x 100 x 16 maxima took 9.7 µs with one, so 6.8
+                return 3
+            if self.tile == (64, 16):
+                return 3 if self.rows < 1 << 16 or self.length > 256 else 1
+            return 3 if self.tile == (32, 32) and self.itemsize == 4 else 1  # 600 x 20000 floats took 11.0 µs with one, so 9.4
         fits = 4 * math.prod(self.tile) * self.itemsize <= chips.current().shared_memory
         enough = 2 if self.across and self.length <= 512 else 4
         filled = self._tracks >= enough * chips.current().multiprocessors and self.length <= 16384 and not self.large
@@ -145,7 +149,7 @@ class Cut:
         if self.strips:
             if self.stages == 3:
                 return 1
-            return 4 if self.itemsize <= 2 else 2 if self.length > 400 else 1
+            return 2 if self.tile == (64, 16) else 4 if self.itemsize <= 2 else 2 if self.length > 400 else 1
         if self.paired:
             return 2
         if self.across:
@@ -287,13 +291,15 @@ class Cut:
         """One warp or two, so that few meet for each row: 150 x 140000 bfloat16 took 11.3 µs with four, so 7.8 (torch 8.0)."""
         if self.itemsize == 8:
             return 32, 8 if self.length <= 128 else 16, 2
-        if self.length > 400:
+        if self.length > 400 and self.rows < 1 << 16:  # 420 x 120000 bfloat16 took 31.4 µs so, as below 25.7
             return 32, 32, 4
+        if self.itemsize == 1:
+            return 64, 8, 2  # whether any of 400 x 70000 is true took 12.7 µs with one warp, so 7.4
         if self.rows >= 3 << 16 and self.itemsize == 2:
             return 128, 8, 2  # 66 x 300000 took 10.6 µs with 64, so 8.6
-        if self.rows >= 1 << 16 or self.length <= 128:
-            return 64, 8, 1 if self.itemsize == 1 else 2
-        return 64, 16, 2
+        # 400 x 70000 bfloat16 took 18.7 µs in tiles of 8, so 15.3; 200 x 120004, four at once for a thread, 13.6 and 11.0.
+        longest = 128 if self.itemsize == 2 else 256
+        return 64, 8 if self.length <= (longest if self.rows >= 1 << 16 else 128) else 16, 2
 
     def _cut_across_doubles(self) -> tuple[int, int, int]:
         """Smaller tiles for elements of eight bytes, of which fewer fit into registers and on their way."""
