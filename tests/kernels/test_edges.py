@@ -99,6 +99,18 @@ def test_what_a_type_does_not_hold(device: str) -> None:
         assert far.softmax(0, dtype=torch.float16).isnan().any()  # infinite in it, and cast first
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_places_where_there_is_one_element(dtype: torch.dtype, device: str) -> None:
+    for x in (torch.randn(1, 9, device=device), torch.randn(5, 6, device=device)[:, 2:3], torch.randn(3, 1, 4, device=device)):
+        x = x.to(dtype)
+        with kernels.use():
+            for _ in range(4):
+                dim = x.shape.index(1)
+                assert torch.equal(x.argmax(dim), torch.zeros_like(x.squeeze(dim), dtype=torch.int64))
+                for found in (x.max(dim, keepdim=True), x.min(dim, keepdim=True)):
+                    assert torch.equal(found.values, x) and torch.equal(found.indices, torch.zeros_like(x, dtype=torch.int64))
+
+
 def test_places_in_tensors_without_dimensions(device: str) -> None:
     x = torch.tensor(3.0, device=device)
     with kernels.use():

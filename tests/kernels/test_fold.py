@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from trireme import kernels
 from trireme.kernels import chips, fold, launch, reduce, registry, scan, softmax
 from trireme.kernels.cut import Cut
 
@@ -62,6 +63,34 @@ def test_few_warps_meet_for_each_of_many_rows(monkeypatch: pytest.MonkeyPatch) -
     ):  # fmt: skip
         assert cut((length, rows), 0, dtype).tile == (64, columns) and cut((length, rows), 0, dtype).warps == 2, (length, rows)
     assert cut((273, 56, 527), 1, torch.float16).warps == 2 and cut((64, 77, 999), 1, torch.float64).warps == 2
+
+
+def test_even_rows_that_do_not_fill_a_tile_have_warps_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    half = torch.bfloat16
+    for rows, length, tile in ((7281, 2304, (4, 256)), (4096, 1280, (4, 256)), (13107, 1280, (16, 64)), (52428, 320, (32, 32))):
+        assert (cut((rows, length), 1, half).tile, cut((rows, length), 1, half).splits) == (tile, 1)
+    for rows, length, dtype in ((8192, 4096, half), (8288, 2155, half), (1000, 2304, half), (4096, 3584, torch.uint8),
+                                (30393, 1104, torch.float32), (7281, 2304, torch.float64), (9000, 128, half)):  # fmt: skip
+        assert cut((rows, length), 1, dtype).apiece is None, (rows, length)
+
+
+@pytest.mark.parametrize("tile", [(4, 256, 4), (16, 64, 4), (32, 32, 4)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.bool], ids=str)
+def test_rows_by_warps_of_their_own(tile: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """As long as lines are even, and of views that end within one."""
+    monkeypatch.setattr(Cut, "apiece", property(lambda self: tile))
+    folds: list[Any] = [torch.any, torch.all, torch.amax, torch.argmax, torch.sum, torch.var_mean]
+    full = torch.rand(37, 624, device=device) * 4 - 2
+    full[3], full[5, 600], full[7, 2] = 0, 9, -9
+    for length in (624, 619, 288):
+        x = full.to(dtype)[:, :length]
+        for call in folds[: 3 if dtype is torch.bool else None]:
+            expected = call(x.double() if dtype is torch.bfloat16 and call is not torch.argmax else x, 1)
+            with kernels.use():
+                found = call(x, 1)
+            loose = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+            torch.testing.assert_close(found, expected, check_dtype=False, **loose)
 
 
 def test_what_divides_lines_is_told_where_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:

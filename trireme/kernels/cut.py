@@ -22,7 +22,7 @@ _CHOICE = ("M", "N", "warps", "splits", "unroll", "stages")
 # Tiles and warps that are worth trying for rows side by side, many and short or not, and for rows that lie one after the other.
 _SHORT = [(256, 1, 4), (128, 1, 4), (512, 1, 4), (256, 1, 2)]
 _ACROSS = [(64, 16, 2), (64, 32, 4), (32, 32, 4), (64, 8, 2), (64, 16, 4), (32, 64, 4), (128, 16, 4), (128, 8, 2)]
-_ALONG = [(4, 256, 4), (1, 1024, 4), (8, 128, 8), (8, 32, 4), (1, 2048, 8), (16, 64, 4), (64, 16, 4), (1, 4096, 8)]
+_ALONG = [(4, 256, 4), (16, 64, 4), (32, 32, 4), (1, 1024, 4), (8, 128, 8), (8, 32, 4), (1, 2048, 8), (64, 16, 4), (1, 4096, 8)]
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,8 @@ class Cut:
         side by side of 139 floats 8.2 µs, so 5.7)."""
         if self.measured:
             return self.measured[5]
+        if self.apiece:
+            return 1
         if self.strips:
             if self.itemsize == 8:  # 2955 x 100 x 16 maxima took 9.7 µs with one, so 6.8
                 return 3
@@ -146,16 +148,20 @@ class Cut:
             eight = self.itemsize == 8 and self.tile[0] == WIDE // 2
             few = self._few_warps or (self.even and (eight or (self.itemsize == 4 and self.large and self.length > 32)))
             return self.asked(8 if few else 20 if self.itemsize == 1 else 16)
+        if self.apiece:
+            return 2
         if self.strips:
-            if self.stages == 3:
+            if self.stages == 3 or (self.beside <= 32 and self.itemsize == 2):
                 return 1
+            if self.beside <= 32 and self.itemsize == 4:
+                return 2
             return 2 if self.tile == (64, 16) else 4 if self.itemsize <= 2 else 2 if self.length > 400 else 1
         if self.paired:
             return 2
         if self.across:
             most = 2048 if self.itemsize == 1 or (not self.even and self.itemsize < 8) else 1024
             few = self.tile[0] >= 16 and math.prod(self.tile) <= most and self.stages == 1
-            heavy = self.itemsize == 8 and not self.even and self.warps == 4
+            heavy = self.warps == 4 and not self.even and (self.itemsize == 8 or self.tile == (128, 8))
             return 2 if few and not heavy else 1  # 107 x 42992 bfloat16 took 4.7 µs with one, so 4.3
         if not self.shifted or self.tile[0] == 1 or (self.itemsize == 2 and self.length <= 4096):
             return 1  # 5865 sums of 2085 bfloat16 took 6.1 µs with two, so 5.0
@@ -210,6 +216,8 @@ class Cut:
             return self._cut_wide()
         if self.across:
             return self._cut_across(size)
+        if self.apiece:
+            return self.apiece
         if self.shifted and self.rows >= 64:
             # Each warp a row, as much of it at once as it can take: 5865 places of a maximum of 2085 took 24.5 µs on an H200 where
             # several warps met for each, so 10.3.
@@ -224,6 +232,23 @@ class Cut:
         if size < self.length <= 4 * size and self.rows >= 4 * chips.current().multiprocessors:
             return 1, size // 4, 4  # 2048 sums of 5120 bfloat16 took 4.3 µs, in tiles of four rows 5.9
         return self.whole
+
+    @functools.cached_property
+    def apiece(self) -> tuple[int, int, int] | None:
+        """Of many even rows that would leave a tile of powers of two partly empty: rows, columns and warps of a tile in which each
+        warp has its own, so that none meets another (7281 sums of 2304 bfloat16 took 8.4 µs in tiles that hold one, so 5.4; places
+        of a maximum 20.6 and 11.4; whether all of 8288 x 2160 are true 12.5 and 6.3)."""
+        # A tile of bytes is cheap, and much of four bytes is no faster so: 30393 sums of 1104 floats took 31.2 µs, so 32.3.
+        most = 0.8 if self.itemsize == 1 else 0.95
+        light = self.itemsize <= 2 or (self.itemsize == 4 and self.length <= 1024 and not self.large)
+        fits = 128 < self.length <= min(chips.current().fold_tile, most * next_power(self.length))
+        if self.across or not (self.even and light and fits):
+            return None
+        if self.length <= 480 and self.rows >= 1 << 14:
+            return 32, 32, 4
+        if self.length <= 1792 and self.rows >= 1 << 13:  # 4096 sums of 1280 took 3.4 µs so, as below 2.7
+            return 16, 64, 4
+        return (4, 256, 4) if self.length > 480 and self.rows >= 2048 else None
 
     def _cut_wide(self) -> tuple[int, int, int]:
         if not self.even:  # of single elements fewer for each thread, unless there are so few that starting programs takes longer
@@ -278,6 +303,8 @@ class Cut:
             # Of single elements whole warps of neighbours: 413 x 26981 floats took 23.2 µs unshared, so 11.6. But few of them if
             # there are few: 50000 x 100 floats took 10.5 µs so, 6.7 in tiles of 32 (11754 x 199 in those of 16 10.9, so 4.8).
             if self.rows >= (1024 if self.itemsize > 1 else 256):  # 4000 x 1000 bfloat16 took 6.1 µs so, in tiles of 32 5.1
+                if self.length <= 64 and self.itemsize == 4 and self.beside >= 64:
+                    return 128, 8, 4  # 19 x 56 x 11015 floats took 11.8 µs in tiles of 64 by 16, so 7.8
                 if self.beside < 64:  # 14359 x 90 x 20 of bool took 19.7 µs in tiles of 32, so 7.6
                     return (64, 8, 2) if self.length <= 256 else (32, 64, 4)
                 return 64, 16, 2 if self.length <= 256 else 4
@@ -291,6 +318,9 @@ class Cut:
         """One warp or two, so that few meet for each row: 150 x 140000 bfloat16 took 11.3 µs with four, so 7.8 (torch 8.0)."""
         if self.itemsize == 8:
             return 32, 8 if self.length <= 128 else 16, 2
+        if self.beside <= 32 and self.itemsize > 1:  # 4630 x 382 x 16 floats took 35.8 µs with 64 rows, of four matrices; so 28.0
+            m = next_power(self.beside) if self.itemsize == 4 else 32
+            return m, (1024 if self.itemsize == 4 else 512) // m, 2
         if self.length > 400 and self.rows < 1 << 16:  # 420 x 120000 bfloat16 took 31.4 µs so, as below 25.7
             return 32, 32, 4
         if self.itemsize == 1:

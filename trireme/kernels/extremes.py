@@ -14,6 +14,7 @@ from trireme.kernels import chips, relay
 from trireme.kernels.cut import Cut
 from trireme.kernels.fold import Fold, aligned, begins, ends, fold, lined_up, normalise, placed
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
+from trireme.kernels.pointwise import pointwise
 from trireme.kernels.reduce import best_cut, require_elements
 from trireme.kernels.scalar import highest, larger, lowest, singly, smaller
 from trireme.kernels.streamed import meeting
@@ -228,6 +229,12 @@ def _wide_extreme(
         tl.store(values + where, extreme.to(values.dtype.element_ty), mask=row < rows)
 
 
+@pointwise()
+def _first(place):
+    """the place of an only element, whatever stood there: it is not read"""
+    return tl.zeros_like(place)
+
+
 def _find(
     x: torch.Tensor, dim: int | None, keepdim: bool, least: bool, want_values: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -237,12 +244,17 @@ def _find(
         normalise(dim, 0)
         x = x.reshape(1)
         dim, keepdim = None, False
+    lone = x
     x, f = fold(x, dim, keepdim, turn=dim is not None and x.dtype in _NARROW)
     if x.dtype not in _NARROW and x.dtype not in _WIDE:
         raise Unsupported(f"no extreme of {x.dtype}")
     indices = empty(f.shape, torch.int64, x.device)
     values = empty(f.shape, x.dtype, x.device) if want_values else None
-    if f.scattered:
+    if f.length == 1:
+        _first(indices, out=indices)
+        if values is not None:
+            same(lone.reshape(f.shape), out=values)
+    elif f.scattered:
         found, at = _find(f.lying(x), 1, False, least, want_values)
         same(at, out=f.places(indices))
         if values is not None:

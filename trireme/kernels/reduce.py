@@ -179,8 +179,8 @@ def _fold(
     if SHORT:
         column = tl.arange(0, N)
         mask = (row < rows)[:, None] & (column < length)[None, :]
-        raw = tl.load(base + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=0)
-        total = _mapped(raw, mask, neutral, order, KIND)
+        raw = tl.load(base + (column.to(tl.int64) * x_step)[None, :], mask=mask, other=_blank(x, KIND))
+        total = _bare(raw, neutral, order, KIND)
     else:
         total = tl.broadcast_to(neutral, (M, N))
         if N == 1:  # what is left over by unrolling would come one by one
@@ -575,7 +575,7 @@ def var_mean(
         return var, mean
     double = x.dtype is torch.float64
     correction = float(1 if correction is None else correction)
-    m, n, warps = f.cut.whole if f.anywhere else (*f.cut.tile, f.cut.warps)
+    m, n, warps = f.cut.whole if f.anywhere or f.cut.apiece else (*f.cut.tile, f.cut.warps)
     splits = f.cut.shares(m, n, each=4)  # which take longer to compute
     if f.anywhere and f.length > 1 << 14 and f.rows >= chips.current().multiprocessors:
         n, splits = 1024, 4  # single elements, of which more must be on their way: 279 x 76860 floats took 106 µs, so 34
