@@ -111,6 +111,15 @@ def test_places_where_there_is_one_element(dtype: torch.dtype, device: str) -> N
                     assert torch.equal(found.values, x) and torch.equal(found.indices, torch.zeros_like(x, dtype=torch.int64))
 
 
+def test_running_sums_of_one_element(device: str) -> None:
+    for dtype, into in ((torch.int32, None), (torch.bool, None), (torch.bfloat16, torch.float32), (torch.float32, torch.int64)):
+        x = (torch.randn(3, 1, 5, device=device) * 4).to(dtype).transpose(0, 2)
+        expected = x.cumsum(1, dtype=into)
+        with kernels.use():
+            for _ in range(4):
+                assert torch.equal(x.cumsum(1, dtype=into), expected) and x.cumsum(-2).data_ptr() != x.data_ptr()
+
+
 def test_places_in_tensors_without_dimensions(device: str) -> None:
     x = torch.tensor(3.0, device=device)
     with kernels.use():

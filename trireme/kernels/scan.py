@@ -11,6 +11,7 @@ from trireme.kernels import chips
 from trireme.kernels.fold import Fold, begins, fold, lined_up, normalise
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.scalar import singly
+from trireme.kernels.unary import same
 
 
 @kernel
@@ -69,6 +70,8 @@ def cumsum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) ->
         return y
     if not result.is_floating_point and self.is_floating_point():
         self = self.to(result)
+    if self.shape[dim] == 1:
+        return same(self, out=y)
     _run(self, y, dim, 1 if result is torch.float64 else 0 if result.is_floating_point else 2)
     return y
 
