@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from trireme import kernels
 from trireme.kernels import chips, fold, launch, reduce, registry, scan, softmax
-from trireme.kernels.cut import Cut
+from trireme.kernels.cut import Cut, Way
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_even_rows_that_do_not_fill_a_tile_have_warps_of_their_own(monkeypatch: 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.bool], ids=str)
 def test_rows_by_warps_of_their_own(tile: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """As long as lines are even, and of views that end within one."""
-    monkeypatch.setattr(Cut, "apiece", property(lambda self: tile))
+    monkeypatch.setattr(Cut, "apiece", property(lambda self: Way(*tile, unroll=2)))
     folds: list[Any] = [torch.any, torch.all, torch.amax, torch.argmax, torch.sum, torch.var_mean]
     full = torch.rand(37, 624, device=device) * 4 - 2
     full[3], full[5, 600], full[7, 2] = 0, 9, -9
@@ -439,7 +439,7 @@ def test_lines_that_begin_at_pairs(dtype: torch.dtype, monkeypatch: pytest.Monke
 def test_uneven_rows_side_by_side_read_one_by_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """What is read where there is nothing changes no fold, whatever is folded."""
     assert cut((71, 1031), 0, dtype).bare
-    monkeypatch.setattr(Cut, "_cut", (64, 16, 4))  # for fewer, too
+    monkeypatch.setattr(Cut, "way", Way(64, 16, 4, unroll=2))  # for fewer, too
     x = torch.randint(-3 if dtype.is_signed else 0, 4, (23, 67), device=device).to(dtype)
     assert cut((23, 67), 0, dtype).bare
     for name, expected in _FOLDED.items():

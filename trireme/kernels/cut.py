@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks, next_power
@@ -23,6 +24,17 @@ _CHOICE = ("M", "N", "warps", "splits", "unroll", "stages")
 _SHORT = [(256, 1, 4), (128, 1, 4), (512, 1, 4), (256, 1, 2)]
 _ACROSS = [(64, 16, 2), (64, 32, 4), (32, 32, 4), (64, 8, 2), (64, 16, 4), (32, 64, 4), (128, 16, 4), (128, 8, 2)]
 _ALONG = [(4, 256, 4), (16, 64, 4), (32, 32, 4), (1, 1024, 4), (8, 128, 8), (8, 32, 4), (1, 2048, 8), (64, 16, 4), (1, 4096, 8)]
+
+
+class Way(NamedTuple):
+    """How a program goes through rows: the size of a tile, its warps, tiles that a loop asks for before it folds the first, and
+    tiles that it has on their way, more than one of them through shared memory."""
+
+    rows: int
+    columns: int
+    warps: int
+    unroll: int = 1
+    stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -115,72 +127,28 @@ class Cut:
     def _bytes(self) -> int:
         return self.rows * self.length * self.itemsize
 
-    @functools.cached_property
-    def stages(self) -> int:
-        """Tiles that a loop has on their way: three through shared memory, unless that is too small, or elements come one by one,
-        for which it is slow (2049 sums of 513 floats took 38 µs on an H200), or other programs fill the time anyway (42912 sums
-        side by side of 139 floats 8.2 µs, so 5.7)."""
-        if self.measured:
-            return self.measured[5]
-        if self.apiece:
-            return 1
-        if self.strips:
-            if self.itemsize == 8:  # 2955 x 100 x 16 maxima took 9.7 µs with one, so 6.8
-                return 3
-            if self.tile == (64, 16):
-                return 3 if self.rows < 1 << 16 or self.length > 256 else 1
-            return 3 if self.tile == (32, 32) and self.itemsize == 4 else 1  # 600 x 20000 floats took 11.0 µs with one, so 9.4
-        fits = 4 * math.prod(self.tile) * self.itemsize <= chips.current().shared_memory
-        enough = 2 if self.across and self.length <= 512 else 4
-        filled = self._tracks >= enough * chips.current().multiprocessors and self.length <= 16384 and not self.large
-        even = self.even or (self.shifted and self.tile[0] == 1)
-        return 3 if even and fits and not (filled or self.wide) else 1
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of one tile: long along whichever is contiguous."""
+        return self.way.rows, self.way.columns
 
-    @functools.cached_property
+    @property
+    def warps(self) -> int:
+        """Of the program that folds a tile into numbers of 32 bits."""
+        return self.way.warps
+
+    @property
     def unroll(self) -> int:
-        """Tiles that a loop asks for before it folds the first, where they do not come through shared memory."""
-        if self.measured:
-            return self.measured[4]
-        if self.wide:
-            if self.itemsize == 1 and (self.even or self.length <= 16):
-                return self.asked(9)
-            # 40 x 421320 floats took 20.6 µs with 14 at once, so 17.6; 696 x 16 x 464 of int64 9.6 with 16, so 6.7.
-            eight = self.itemsize == 8 and self.tile[0] == WIDE // 2
-            few = self._few_warps or (self.even and (eight or (self.itemsize == 4 and self.large and self.length > 32)))
-            return self.asked(8 if few else 20 if self.itemsize == 1 else 16)
-        if self.apiece:
-            return 2
-        if self.strips:
-            if self.stages == 3 or (self.beside <= 32 and self.itemsize == 2):
-                return 1
-            if self.beside <= 32 and self.itemsize == 4:
-                return 2
-            return 2 if self.tile == (64, 16) else 4 if self.itemsize <= 2 else 2 if self.length > 400 else 1
-        if self.paired:
-            return 2
-        if self.across:
-            most = 2048 if self.itemsize == 1 or (not self.even and self.itemsize < 8) else 1024
-            few = self.tile[0] >= 16 and math.prod(self.tile) <= most and self.stages == 1
-            heavy = self.warps == 4 and not self.even and (self.itemsize == 8 or self.tile == (128, 8))
-            return 2 if few and not heavy else 1  # 107 x 42992 bfloat16 took 4.7 µs with one, so 4.3
-        if not self.shifted or self.tile[0] == 1 or (self.itemsize == 2 and self.length <= 4096):
-            return 1  # 5865 sums of 2085 bfloat16 took 6.1 µs with two, so 5.0
-        return 4 if self.itemsize == 8 else 2  # a warp has half a line of eight bytes at once
+        return self.way.unroll
+
+    @property
+    def stages(self) -> int:
+        return self.way.stages
 
     def asked(self, most: int) -> int:
         """Elements of a row that are asked for together, at most so many, and about as many each time: 18 are two times nine, where
         of two times sixteen every other thread would ask for nothing (18 x 634019 took 13.1 µs, so 7.3)."""
         return blocks(self.length, blocks(self.length, most))
-
-    @functools.cached_property
-    def tile(self) -> tuple[int, int]:
-        """Rows and columns of one tile: long along whichever is contiguous."""
-        return self._cut[:2]
-
-    @functools.cached_property
-    def warps(self) -> int:
-        """Of the program that folds a tile into numbers of 32 bits."""
-        return self._cut[2]
 
     @functools.cached_property
     def whole(self) -> tuple[int, int, int]:
@@ -207,17 +175,37 @@ class Cut:
         return m, n, 8 if m * n >= 4096 else 4
 
     @functools.cached_property
-    def _cut(self) -> tuple[int, int, int]:
-        """Rows, columns and warps of one tile."""
-        size = chips.current().fold_tile
+    def way(self) -> Way:
         if self.measured:
-            return self.measured[0], self.measured[1], self.measured[2]
-        if self.wide:
-            return self._cut_wide()
+            m, n, warps, _, unroll, stages = self.measured
+            return Way(m, n, warps, unroll, stages)
         if self.across:
-            return self._cut_across(size)
-        if self.apiece:
-            return self.apiece
+            return self._wide() if self.wide else self._strips() if self.strips else self._across()
+        return self.apiece or self._usual(*self._along())
+
+    def _usual(self, m: int, n: int, warps: int) -> Way:
+        """Three tiles on their way, unless shared memory is too small, or elements come one by one, for which it is slow (2049 sums
+        of 513 floats took 38 µs on an H200), or other programs fill the time anyway (42912 sums side by side of 139 floats 8.2 µs,
+        so 5.7)."""
+        fits = 4 * m * n * self.itemsize <= chips.current().shared_memory
+        enough = 2 if self.across and self.length <= 512 else 4
+        filled = blocks(self.rows, m) >= enough * chips.current().multiprocessors and self.length <= 16384 and not self.large
+        ahead = (self.even or (self.shifted and m == 1)) and fits and not filled
+        return Way(m, n, warps, self._unrolled(m, n, warps, ahead), 3 if ahead else 1)
+
+    def _unrolled(self, m: int, n: int, warps: int, ahead: bool) -> int:
+        if self.across:
+            most = 2048 if self.itemsize == 1 or (not self.even and self.itemsize < 8) else 1024
+            heavy = self.itemsize == 8 and not self.even and warps == 4
+            # 107 x 42992 bfloat16 took 4.7 µs with one, so 4.3.
+            return 2 if m >= 16 and m * n <= most and not (ahead or heavy) else 1
+        if not self.shifted or m == 1 or (self.itemsize == 2 and self.length <= 4096):
+            return 1  # 5865 sums of 2085 bfloat16 took 6.1 µs with two, so 5.0
+        return 4 if self.itemsize == 8 else 2  # a warp has half a line of eight bytes at once
+
+    def _along(self) -> tuple[int, int, int]:
+        """Rows, columns and warps of a tile of rows one after the other."""
+        size = chips.current().fold_tile
         if self.shifted and self.rows >= 64:
             # Each warp a row, as much of it at once as it can take: 5865 places of a maximum of 2085 took 24.5 µs on an H200 where
             # several warps met for each, so 10.3.
@@ -234,10 +222,10 @@ class Cut:
         return self.whole
 
     @functools.cached_property
-    def apiece(self) -> tuple[int, int, int] | None:
-        """Of many even rows that would leave a tile of powers of two partly empty: rows, columns and warps of a tile in which each
-        warp has its own, so that none meets another (7281 sums of 2304 bfloat16 took 8.4 µs in tiles that hold one, so 5.4; places
-        of a maximum 20.6 and 11.4; whether all of 8288 x 2160 are true 12.5 and 6.3)."""
+    def apiece(self) -> Way | None:
+        """Of many even rows that would leave a tile of powers of two partly empty: a way on which each warp has its own, and none
+        meets another (7281 sums of 2304 bfloat16 took 8.4 µs in tiles that hold one, so 5.4; places of a maximum 20.6 and 11.4;
+        whether all of 8288 x 2160 are true 12.5 and 6.3)."""
         # A tile of bytes is cheap, and much of four bytes is no faster so: 30393 sums of 1104 floats took 31.2 µs, so 32.3.
         most = 0.8 if self.itemsize == 1 else 0.95
         light = self.itemsize <= 2 or (self.itemsize == 4 and self.length <= 1024 and not self.large)
@@ -245,28 +233,38 @@ class Cut:
         if self.across or not (self.even and light and fits):
             return None
         if self.length <= 480 and self.rows >= 1 << 14:
-            return 32, 32, 4
+            return Way(32, 32, 4, unroll=2)
         if self.length <= 1792 and self.rows >= 1 << 13:  # 4096 sums of 1280 took 3.4 µs so, as below 2.7
-            return 16, 64, 4
-        return (4, 256, 4) if self.length > 480 and self.rows >= 2048 else None
+            return Way(16, 64, 4, unroll=2)
+        return Way(4, 256, 4, unroll=2) if self.length > 480 and self.rows >= 2048 else None
 
-    def _cut_wide(self) -> tuple[int, int, int]:
+    def _wide(self) -> Way:
+        m, warps = self._wide_rows()
+        if self.itemsize == 1 and (self.even or self.length <= 16):
+            return Way(m, 1, warps, unroll=self.asked(9))
+        # 40 x 421320 floats took 20.6 µs with 14 at once, so 17.6; 696 x 16 x 464 of int64 9.6 with 16, so 6.7.
+        eight = self.itemsize == 8 and m == WIDE // 2
+        few = self._few_warps or (self.even and (eight or (self.itemsize == 4 and self.large and self.length > 32)))
+        return Way(m, 1, warps, unroll=self.asked(8 if few else 20 if self.itemsize == 1 else 16))
+
+    def _wide_rows(self) -> tuple[int, int]:
+        """Rows of a program, and its warps."""
         if not self.even:  # of single elements fewer for each thread, unless there are so few that starting programs takes longer
             if self.itemsize == 1 and self.length > 16:  # 40 x 302780 took 10.3 µs with 128, so 7.3
-                return WIDE // 8, 1, 2
+                return WIDE // 8, 2
             few = self.rows < 1 << 17 or self.itemsize == 8  # 20 x 463023 of int64 25.9 and 20.0
-            return WIDE if self.length <= 8 else WIDE // (4 if few else 2), 1, 4
+            return WIDE if self.length <= 8 else WIDE // (4 if few else 2), 4
         if self.length <= 2:
-            return 4 * WIDE, 1, 8
+            return 4 * WIDE, 8
         if self.itemsize == 8:
             # One for each thread: 24 x 424432 took 24.9 µs with two, so 21.4. But two where a cache nearly holds them: 34 x 141888
             # took 13.4 with one, so 7.3.
-            return WIDE // (2 if self._held and self.rows >= 1 << 17 else 4), 1, 4
+            return WIDE // (2 if self._held and self.rows >= 1 << 17 else 4), 4
         if self._few_warps:
-            return WIDE // 2, 1, 2
+            return WIDE // 2, 2
         # 17 x 646688 floats took 16.1 µs with four for a thread, with two 11.0; 25 x 171122, of which it takes two at once, 5.7 and
         # 3.7.
-        return WIDE // 2 if self.rows < 1 << 17 or self.itemsize >= 4 else WIDE, 1, 4
+        return WIDE // 2 if self.rows < 1 << 17 or self.itemsize >= 4 else WIDE, 4
 
     @functools.cached_property
     def _few_warps(self) -> bool:
@@ -286,52 +284,57 @@ class Cut:
         many = self.even and self.length > 32 and self.rows >= MANY and not self.wide
         return self.across and many and (self.itemsize < 8 or self.large)
 
-    def _cut_across(self, size: int) -> tuple[int, int, int]:
-        processors = chips.current().multiprocessors
-        many = self.rows >= MANY
-        if self.strips:
-            return self._cut_strips()
+    def _across(self) -> Way:
+        size, processors = chips.current().fold_tile, chips.current().multiprocessors
         if self.paired:
             # 548 x 31222 bfloat16 took 9.9 µs one by one, so 6.8; but of more than fill the chip once smaller programs: 259 x 86108
             # took 12.0, so 8.6.
-            return (64, 32, 4) if self.rows < 56000 else (64, 16, 2)
+            return Way(64, 32, 4, unroll=2) if self.rows < 56000 else Way(64, 16, 2, unroll=2)
         if self.itemsize == 8:
-            return self._cut_across_doubles()
+            return self._usual(*self._doubles())
         if self.even and 32 < self.length <= 512 and self.rows >= 64 * processors and not self.large:
-            return 32, 32, 4  # 156 x 13648 halves took 5.3 µs, so 2.6
-        if not self.even and self.rows > 8 and self.length > (32 if many and self.itemsize > 1 else 64):
-            # Of single elements whole warps of neighbours: 413 x 26981 floats took 23.2 µs unshared, so 11.6. But few of them if
-            # there are few: 50000 x 100 floats took 10.5 µs so, 6.7 in tiles of 32 (11754 x 199 in those of 16 10.9, so 4.8).
-            if self.rows >= (1024 if self.itemsize > 1 else 256):  # 4000 x 1000 bfloat16 took 6.1 µs so, in tiles of 32 5.1
-                if self.length <= 64 and self.itemsize == 4 and self.beside >= 64:
-                    return 128, 8, 4  # 19 x 56 x 11015 floats took 11.8 µs in tiles of 64 by 16, so 7.8
-                if self.beside < 64:  # 14359 x 90 x 20 of bool took 19.7 µs in tiles of 32, so 7.6
-                    return (64, 8, 2) if self.length <= 256 else (32, 64, 4)
-                return 64, 16, 2 if self.length <= 256 else 4
-            return (16, 128, 4) if self.rows <= 16 else (32, 64, 4)
+            return self._usual(32, 32, 4)  # 156 x 13648 halves took 5.3 µs, so 2.6
+        if not self.even and self.rows > 8 and self.length > (32 if self.rows >= MANY and self.itemsize > 1 else 64):
+            return self._singles()
         # Whole sectors, and few numbers for one program to join: 20.0 µs for 8192 x 4096 on an H200, with 64 or 128 20.8 and 24.4.
         m = min(next_power(self.rows), max(32, size // next_power(self.length) if self.length <= 64 else 1))
         n = max(1, min(next_power(self.length), size // m))
-        return m, n, 8 if m * n >= 4096 and (not self.even or blocks(self.rows, m) < 4 * processors) else 4
+        return self._usual(m, n, 8 if m * n >= 4096 and (not self.even or blocks(self.rows, m) < 4 * processors) else 4)
 
-    def _cut_strips(self) -> tuple[int, int, int]:
+    def _singles(self) -> Way:
+        """Of single elements whole warps of neighbours: 413 x 26981 floats took 23.2 µs unshared, so 11.6. But few of them if there
+        are few: 50000 x 100 floats took 10.5 µs so, 6.7 in tiles of 32 (11754 x 199 in those of 16 10.9, so 4.8)."""
+        if self.rows < (1024 if self.itemsize > 1 else 256):  # 4000 x 1000 bfloat16 took 6.1 µs in tiles of 64, so 5.1
+            return self._usual(*((16, 128, 4) if self.rows <= 16 else (32, 64, 4)))
+        if self.beside < 64:  # 14359 x 90 x 20 of bool took 19.7 µs in tiles of 32, so 7.6
+            return self._usual(*((64, 8, 2) if self.length <= 256 else (32, 64, 4)))
+        if self.length <= 64 and self.itemsize == 4:
+            return Way(128, 8, 4)  # 19 x 56 x 11015 floats took 11.8 µs in tiles of 64 by 16, so 7.8
+        return self._usual(64, 16, 2 if self.length <= 256 else 4)
+
+    def _strips(self) -> Way:
         """One warp or two, so that few meet for each row: 150 x 140000 bfloat16 took 11.3 µs with four, so 7.8 (torch 8.0)."""
-        if self.itemsize == 8:
-            return 32, 8 if self.length <= 128 else 16, 2
+        fewer = self.rows < 1 << 16
+        if self.itemsize == 8:  # 2955 x 100 x 16 maxima took 9.7 µs with one stage, so 6.8
+            return Way(32, 8 if self.length <= 128 else 16, 2, stages=3)
         if self.beside <= 32 and self.itemsize > 1:  # 4630 x 382 x 16 floats took 35.8 µs with 64 rows, of four matrices; so 28.0
-            m = next_power(self.beside) if self.itemsize == 4 else 32
-            return m, (1024 if self.itemsize == 4 else 512) // m, 2
-        if self.length > 400 and self.rows < 1 << 16:  # 420 x 120000 bfloat16 took 31.4 µs so, as below 25.7
-            return 32, 32, 4
+            if self.itemsize == 2:
+                return Way(32, 16, 2)
+            m = next_power(self.beside)
+            return Way(32, 32, 2, stages=3) if m == 32 else Way(m, 1024 // m, 2, unroll=2)
+        if self.length > 400 and fewer:
+            # 420 x 120000 bfloat16 took 31.4 µs so, as below 25.7; 600 x 20000 floats with one stage 11.0, so 9.4.
+            return Way(32, 32, 4, stages=3) if self.itemsize == 4 else Way(32, 32, 4, unroll=4)
         if self.itemsize == 1:
-            return 64, 8, 2  # whether any of 400 x 70000 is true took 12.7 µs with one warp, so 7.4
+            return Way(64, 8, 2, unroll=4)  # whether any of 400 x 70000 is true took 12.7 µs with one warp, so 7.4
         if self.rows >= 3 << 16 and self.itemsize == 2:
-            return 128, 8, 2  # 66 x 300000 took 10.6 µs with 64, so 8.6
+            return Way(128, 8, 2, unroll=4)  # 66 x 300000 took 10.6 µs with 64, so 8.6
+        if self.length <= (128 if self.itemsize == 2 or fewer else 256):
+            return Way(64, 8, 2, unroll=4 if self.itemsize == 2 else 1)
         # 400 x 70000 bfloat16 took 18.7 µs in tiles of 8, so 15.3; 200 x 120004, four at once for a thread, 13.6 and 11.0.
-        longest = 128 if self.itemsize == 2 else 256
-        return 64, 8 if self.length <= (longest if self.rows >= 1 << 16 else 128) else 16, 2
+        return Way(64, 16, 2, stages=3) if fewer or self.length > 256 else Way(64, 16, 2, unroll=2)
 
-    def _cut_across_doubles(self) -> tuple[int, int, int]:
+    def _doubles(self) -> tuple[int, int, int]:
         """Smaller tiles for elements of eight bytes, of which fewer fit into registers and on their way."""
         if self.even and self.rows >= 16:
             # 1000 x 2048 took 5.2 µs in tiles of 32 by 128, so 3.7; 64 x 50048 6.6, so 4.5.
@@ -344,11 +347,6 @@ class Cut:
             return 32, min(64, next_power(self.length)), 4
         m = min(16, next_power(self.rows))
         return m, max(1, min(1024 // m, next_power(self.length))), 8  # 524288 x 4 took 13.3 µs with four times as many, so 5.5
-
-    @functools.cached_property
-    def _tracks(self) -> int:
-        """Tiles side by side."""
-        return blocks(self.rows, self.tile[0])
 
     @functools.cached_property
     def splits(self) -> int:
