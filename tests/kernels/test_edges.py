@@ -118,6 +118,7 @@ def test_running_sums_of_one_element(device: str) -> None:
         with kernels.use():
             for _ in range(4):
                 assert torch.equal(x.cumsum(1, dtype=into), expected) and x.cumsum(-2).data_ptr() != x.data_ptr()
+                assert not torch.tensor([[-0.0]], device=device).cumsum(1).signbit()
 
 
 def test_places_in_tensors_without_dimensions(device: str) -> None:

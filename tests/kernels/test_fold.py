@@ -62,6 +62,8 @@ def test_few_warps_meet_for_each_of_many_rows(monkeypatch: pytest.MonkeyPatch) -
         (400, 70000, torch.float32, 16), (200, 120000, torch.float32, 8),
     ):  # fmt: skip
         assert cut((length, rows), 0, dtype).tile == (64, columns) and cut((length, rows), 0, dtype).warps == 2, (length, rows)
+    assert cut((64, 20001), 0).splits == 1 and cut((16384, 40, 2), 1).tile == (64, 8)
+    assert cut((4630, 382, 16), 1).tile == (16, 64) and cut((4630, 382, 32), 1).tile == (32, 32)
     assert cut((273, 56, 527), 1, torch.float16).warps == 2 and cut((64, 77, 999), 1, torch.float64).warps == 2
 
 

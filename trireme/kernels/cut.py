@@ -317,11 +317,11 @@ class Cut:
         fewer = self.rows < 1 << 16
         if self.itemsize == 8:  # 2955 x 100 x 16 maxima took 9.7 µs with one stage, so 6.8
             return Way(32, 8 if self.length <= 128 else 16, 2, stages=3)
-        if self.beside <= 32 and self.itemsize > 1:  # 4630 x 382 x 16 floats took 35.8 µs with 64 rows, of four matrices; so 28.0
+        if 16 <= self.beside <= 32 and self.itemsize > 1:
+            # 4630 x 382 x 16 floats took 35.8 µs with 64 rows, of four matrices; so 28.0.
             if self.itemsize == 2:
                 return Way(32, 16, 2)
-            m = next_power(self.beside)
-            return Way(32, 32, 2, stages=3) if m == 32 else Way(m, 1024 // m, 2, unroll=2)
+            return Way(16, 64, 2, unroll=2) if self.beside == 16 else Way(32, 32, 2, stages=3)
         if self.length > 400 and fewer:
             # 420 x 120000 bfloat16 took 31.4 µs so, as below 25.7; 600 x 20000 floats with one stage 11.0, so 9.4.
             return Way(32, 32, 4, stages=3) if self.itemsize == 4 else Way(32, 32, 4, unroll=4)
@@ -358,7 +358,7 @@ class Cut:
         processors = chips.current().multiprocessors
         tracks, tiles = blocks(self.rows, m), blocks(self.length, n)
         most = min(4 * processors // tracks, tiles, 1024)
-        if self.wide or self.odd:
+        if self.wide or self.odd or m == 128:  # which short rows have
             return 1
         if self.across and not self.even and m == 64:
             # As many as fit, but none for little: 579 x 15477 floats took 11.7 µs unshared, by four 8.1; 200 x 25000 bfloat16 3.9

@@ -10,8 +10,8 @@ import triton.language as tl
 from trireme.kernels import chips
 from trireme.kernels.fold import Fold, begins, fold, lined_up, normalise
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
+from trireme.kernels.pointwise import pointwise
 from trireme.kernels.scalar import singly
-from trireme.kernels.unary import same
 
 
 @kernel
@@ -57,6 +57,12 @@ def _scan(
         tl.store(totals + part.to(tl.int64) * rows + row, tl.sum(lanes, 1), mask=row < rows)
 
 
+@pointwise()
+def _alone(x):
+    """0 + x: the sum of a single element, so that −0 is 0"""
+    return x + tl.zeros_like(x)
+
+
 def cumsum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """y_i = x_0 + … + x_i; integers add up in int64"""
     result = dtype or (self.dtype if self.is_floating_point() or self.is_complex() else torch.int64)
@@ -71,7 +77,7 @@ def cumsum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) ->
     if not result.is_floating_point and self.is_floating_point():
         self = self.to(result)
     if self.shape[dim] == 1:
-        return same(self, out=y)
+        return _alone(self, out=y)
     _run(self, y, dim, 1 if result is torch.float64 else 0 if result.is_floating_point else 2)
     return y
 
