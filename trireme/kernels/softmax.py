@@ -122,10 +122,8 @@ def _softmax_pieces(
     for piece in tl.static_range(PIECES):
         here = (column + piece * N)[None, :]
         result = kept[piece] - log if LOG else _share(kept[piece], whole)
-        if piece < full:
-            tl.store(out + here, result.to(y.dtype.element_ty), mask=inside)
-        else:
-            tl.store(out + here, result.to(y.dtype.element_ty), mask=inside & (here < even))
+        mask = inside if piece < full else inside & (here < even)
+        tl.store(out + here, result.to(y.dtype.element_ty), mask=mask)
     if SHIFTED:
         ending = edge - log if LOG else _share(power, whole)
         tl.store(out + place, ending.to(y.dtype.element_ty), mask=beyond)
