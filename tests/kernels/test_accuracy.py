@@ -443,9 +443,9 @@ def test_products(dtype: torch.dtype, device: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_batched_products(dtype: torch.dtype, device: str) -> None:
     bmm = registry.OPERATORS["bmm"].function
-    for batch, m, k, n in [(2, 17, 33, 20), (3, 1, 16, 40), (0, 2, 3, 4)] + (
-        [] if INTERPRETED else [(8, 256, 128, 512), (5, 100, 64, 96)]
-    ):
+    large = [(8, 256, 128, 512), (5, 100, 64, 96), (32, 1, 2048, 128), (24, 7, 100, 1000), (40, 4, 64, 1024), (3, 30, 1777, 128)]
+    large += [(9, 16, 128, 2051), (200, 16, 1024, 64), (2, 8, 8192, 130), (600, 9, 77, 77), (70, 300, 256, 5), (64, 32, 384, 300)]
+    for batch, m, k, n in [(2, 17, 33, 20), (3, 1, 16, 40), (0, 2, 3, 4)] + ([] if INTERPRETED else large):
         a, b = draw((batch, m, k), dtype, device), draw((batch, k, n), dtype, device)
         check("bmm", bmm, torch.bmm, (a, b), {}, length=k)
         check("bmm", bmm, torch.bmm, (a, draw((batch, n, k), dtype, device).transpose(1, 2)), {}, length=k)

@@ -74,8 +74,8 @@ def test_what_kernels_cannot_count_is_refused(device: str) -> None:
         "a wide triangle": lambda: shape.triu(one.expand(1, 2**26)),
         "a wide table": lambda: shape.embedding(one.expand(1, 2**26), torch.zeros(1, dtype=torch.int64, device=device)),
         "many items": lambda: matmul._by_pointers(matmul._Problem(one.expand(70000, 3, 3), few, few, None, 1.0, 0.0)),
-        "a far column": lambda: streamed.few_rows(row, far, row, None, 1.0, 0.0, "ieee"),
-        "far rows": lambda: streamed.few_rows(far.t(), row, row, None, 1.0, 0.0, "ieee"),
+        "a far column": lambda: streamed.few_rows(row[None], far[None], row[None], None, 1.0, 0.0, "ieee"),
+        "far rows": lambda: streamed.few_rows(far.t()[None], row[None], row[None], None, 1.0, 0.0, "ieee"),
     }
     for name, call in refused.items():
         with pytest.raises(Unsupported):

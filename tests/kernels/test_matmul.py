@@ -77,6 +77,41 @@ def test_one_row_streamed(along: bool, splits: int, monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(p.c[0].double(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("along", [False, True])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_few_rows_of_a_batch(copied: bool, along: bool, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each item past its own rows: tiles that end within an item, or reach into the next, which is not a number."""
+    seen: list[bool] = []
+    start = streamed._tensor.__class__.__call__
+
+    def watched(self: Any, *args: Any, **constants: Any) -> None:
+        seen.append(constants["W_COPIED"])
+        start(self, *args, **constants)
+
+    monkeypatch.setattr(streamed._tensor.__class__, "__call__", watched)
+    for rows, k, n in ((5, 192, 52), (16, 200, 72), (2, 96, 40)):
+        a, b = torch.randn(4, rows, k), torch.randn(4, n, k).transpose(1, 2) if along else torch.randn(4, k, n)
+        b[1::2] = float("nan")
+        c = torch.full((4, rows, n), 7.0)
+        shortest = 256 if along else k & -k
+        key = (f"rows.16.4.{int(along)}.batched.{shortest}", tune.shape_class(4, n, k))
+        monkeypatch.setitem(tune._known, key, streamed._config(16, 32, splits, 4, 3, copied))
+        matmul._stream(matmul._Problem(a, b, c, None, 1.0, 0.0))
+        torch.testing.assert_close(c[::2].double(), (a.double() @ b.double())[::2], rtol=1e-4, atol=1e-4)
+        assert c[1::2].isnan().all()
+    assert seen == [copied, copied and along, copied]  # 200 is no multiple of 32, so a copied tile would reach into the next item
+
+
+def test_one_row_of_a_batch() -> None:
+    """By lanes if items and outputs are few and long; few columns stand for few rows."""
+    a, b = torch.randn(2, 1, 520), torch.randn(2, 6, 520).transpose(1, 2)
+    assert streamed._goes_by_lanes(2, 1, 6, 520, True) and not streamed._goes_by_lanes(9, 1, 6, 520, True)
+    many = torch.randn(12, 1, 40), torch.randn(12, 40, 3)
+    for x, y in ((a, b), (a[:, :, ::2], b[:, ::2]), (b.transpose(1, 2), a.transpose(1, 2)), many):
+        torch.testing.assert_close(matmul.bmm(x, y), torch.bmm(x, y), rtol=1e-4, atol=1e-4)
+
+
 def test_what_was_not_measured_fits_the_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts of shapes that no table knows: within the shared memory, no program without work."""
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
@@ -84,20 +119,25 @@ def test_what_was_not_measured_fits_the_chip(monkeypatch: pytest.MonkeyPatch) ->
         for n in (8, 64, 1000, 4096, 6144, 8456, 28672, 151936):
             for k in (8, 72, 896, 4096, 28672):
                 for along in (False, True):
-                    config = streamed._default(room, n, k, along, 2, True)
+                    config = streamed._default(1, room, n, k, along, 2, True)
                     held = config["stages"] * (config["N"] + room) * config["K"] * 2
                     assert held <= chips.HOPPER.shared_memory and config["stages"] > 1 and config["copied"]
                     assert config["splits"] == 1 or k // config["splits"] >= config["K"]
+                    for items in (2, 32, 4096) if room < 64 else ():
+                        config = streamed._default(items, room, n, k, along, 2, True)
+                        held = config["stages"] * (config["N"] + room) * config["K"] * 2
+                        assert held <= chips.HOPPER.shared_memory and min(config["N"], config["K"]) >= 16
+                        assert not config.get("copied") or along or k % config["K"] == 0
     # 96 programs, one a multiprocessor; 112 wide tiles in one round, where 448 narrow ones took two
-    assert streamed._default(32, 6144, 4096, True, 2, True) == streamed._config(64, 256, 1, 4, 4, True)
-    assert streamed._default(32, 28672, 4096, True, 2, True) == streamed._config(256, 128, 1, 4, 3, True)
+    assert streamed._default(1, 32, 6144, 4096, True, 2, True) == streamed._config(64, 256, 1, 4, 4, True)
+    assert streamed._default(1, 32, 28672, 4096, True, 2, True) == streamed._config(256, 128, 1, 4, 3, True)
 
 
 def test_what_no_descriptor_says_is_streamed_by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, w, y = torch.randn(8, 2, 64)[:, 0], torch.randn(48, 65)[:, :64], torch.empty(8, 48)  # rows 260 bytes apart
+    x, w, y = torch.randn(1, 8, 2, 64)[:, :, 0], torch.randn(1, 48, 65)[..., :64], torch.empty(1, 8, 48)  # rows 260 bytes apart
     monkeypatch.setitem(tune._known, ("rows.16.4.1", tune.shape_class(48, 64)), streamed._config(16, 32, 1, 4, 3, True))
     streamed.few_rows(x, w, y, None, 1.0, 0.0, "ieee")
-    torch.testing.assert_close(y, x @ w.t(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(y[0], x[0] @ w[0].t(), rtol=1e-4, atol=1e-4)
 
 
 def test_splits_fill_the_chip_and_no_more() -> None:
@@ -157,6 +197,5 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
             if (m, dtype) != (8, torch.bfloat16):
                 with pytest.raises(Unsupported):
                     matmul.bmm(torch.randn(batch, m, k, dtype=dtype), torch.randn(batch, k, n, dtype=dtype))
-    assert matmul._suits_pointers(halves(1024, 32, 32, 32)) and matmul._suits_pointers(halves(32, 16, 128, 2048))
-    assert not matmul._suits_pointers(halves(64, 1, 64, 1000)) and not matmul._suits_pointers(halves(8, 1000, 1000, 1000))
+    assert matmul._suits_pointers(halves(1024, 64, 32, 64)) and not matmul._suits_pointers(halves(8, 1000, 1000, 1000))
     assert not matmul._suits_pointers(halves(1, 512, 4097, 512))

@@ -47,6 +47,7 @@ class Cut:
     across: bool  # neighbours in memory are elements of different rows
     beside: int  # rows that then lie side by side
     even: bool  # lines of memory begin where a thread may take several elements at once
+    sixteen: bool  # and those of rows side by side then at multiples of 16 elements, as copies into shared memory like it
     paired: bool  # if not, then where it may take two or a few, of many long rows side by side
     anywhere: bool  # rows are contiguous, one after the other, and begin anywhere
     matrix: bool  # those side by side are the columns of a matrix that lies together
@@ -252,8 +253,10 @@ class Cut:
         if not self.even:  # of single elements fewer for each thread, unless there are so few that starting programs takes longer
             if self.itemsize == 1 and self.length > 16:  # 40 x 302780 took 10.3 µs with 128, so 7.3
                 return WIDE // 8, 2
+            if self.length <= (2 if self.itemsize == 8 else 8):  # 8557 x 4 x 165 of int64 took 17.9 µs with 512, so 14.1
+                return WIDE, 4
             few = self.rows < 1 << 17 or self.itemsize == 8  # 20 x 463023 of int64 25.9 and 20.0
-            return WIDE if self.length <= 8 else WIDE // (4 if few else 2), 4
+            return WIDE // (4 if few else 2), 4
         if self.length <= 2:
             return 4 * WIDE, 8
         if self.itemsize == 8:
@@ -331,14 +334,16 @@ class Cut:
             return Way(128, 8, 2, unroll=4)  # 66 x 300000 took 10.6 µs with 64, so 8.6
         if self.length <= (128 if self.itemsize == 2 or fewer else 256):
             return Way(64, 8, 2, unroll=4 if self.itemsize == 2 else 1)
-        # 400 x 70000 bfloat16 took 18.7 µs in tiles of 8, so 15.3; 200 x 120004, four at once for a thread, 13.6 and 11.0.
-        return Way(64, 16, 2, stages=3) if fewer or self.length > 256 else Way(64, 16, 2, unroll=2)
+        # 400 x 70000 bfloat16 took 18.7 µs in tiles of 8, so 15.3. Lines of which a thread may take four at once come slowly
+        # through shared memory: 148 x 62444 floats 8.5 µs, so 6.1.
+        return Way(64, 16, 2, stages=3) if self.sixteen and (fewer or self.length > 256) else Way(64, 16, 2, unroll=2)
 
     def _doubles(self) -> tuple[int, int, int]:
         """Smaller tiles for elements of eight bytes, of which fewer fit into registers and on their way."""
         if self.even and self.rows >= 16:
-            # 1000 x 2048 took 5.2 µs in tiles of 32 by 128, so 3.7; 64 x 50048 6.6, so 4.5.
-            many = self.rows >= MANY
+            # 1000 x 2048 took 5.2 µs in tiles of 32 by 128, so 3.7; 64 x 50048 6.6, so 4.5. 186 x 15360 took 6.1 in tiles of 128,
+            # so 4.3; but 2000 x 4096 16.9 and in tiles of 64 19.4.
+            many = self.rows >= MANY or (self.rows >= 4096 and self.length <= 1024)
             return 16, min(64 if many else 128, next_power(self.length)), 4 if many else 8
         if self.rows >= 1024 and self.beside >= 64:
             # 10 x 1600 x 981 took 58 µs with four warps, so 34; 64 x 77 x 999 with eight 8.3, so 5.9.

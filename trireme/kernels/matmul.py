@@ -15,12 +15,13 @@ from trireme.kernels import chips, tune
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, setting, unrepeatable
 from trireme.kernels.originals import original
 from trireme.kernels.pointwise import Number
-from trireme.kernels.streamed import addend, describable, few_rows, in_tiles, settle, streams, workspace
+from trireme.kernels.streamed import addend, few_rows, in_tiles, one_matrix, settle, streams, workspace
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Up to this many rows (or columns) the other matrix is read once and decides the time.
 _FEW = 64
-_MOST_ITEMS = 65535
+_FEW_OF_ITEM = 32  # the same of each item of a batch
+_MOST_ITEMS = 65535  # which a grid's second and third numbers count
 _SMALL_ITEM = 2**20  # multiplications of an item of a batch that plain pointers do as fast as torch
 _VAST = 2**34  # multiplications beyond which even plain pointers beat torch, if only the result's rows lie unevenly
 OURS_ONLY = False  # even where torch's own kernels are faster; for tests of ours
@@ -268,14 +269,10 @@ def _default(p: _Problem) -> dict[str, Any]:
 
 def _flat(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
     """A batch as one 2-d matrix with a contiguous, aligned last dimension, and whether that is the turned one."""
-    _, rows, columns = x.shape
     for turned, (outer, inner) in enumerate(((1, 2), (2, 1))):
-        height = (rows, columns)[turned]
-        if not describable(x, outer, inner):
-            continue
-        stride = x.stride(outer)
-        if x.shape[0] == 1 or x.stride(0) == height * stride:
-            return x.as_strided((x.shape[0] * height, x.shape[inner]), (stride, 1)), bool(turned)
+        flat = one_matrix(x, outer, inner)
+        if flat is not None:
+            return flat, bool(turned)
     return None
 
 
@@ -404,10 +401,10 @@ def _by_few(p: _Problem) -> None:
 
 def _stream(p: _Problem) -> None:
     _, m, n, _ = p.sizes
-    x, w, y, bias = p.a[0], p.b[0].t(), p.c[0], p.bias
+    x, w, y, bias = p.a, p.b.transpose(1, 2), p.c, p.bias
     if m > _FEW or n <= m:
-        x, w, y, bias = w, x, y.t(), None if bias is None else bias.t()
-    if x.shape[0] == 1 and not streams(w):
+        x, w, y, bias = w, x, y.transpose(1, 2), None if bias is None else bias.t()
+    if x.shape[0] == x.shape[1] == 1 and not streams(w[0]):
         _leave("one row by a matrix of few columns or uneven rows: 9.5 against 158 µs for 100000 x 33 of float32")
     few_rows(x, w, y, bias, p.alpha, p.beta, precision(x.dtype))
 
@@ -466,6 +463,8 @@ def _run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, alpha: flo
     problem = _Problem(a, b, c, bias, alpha, beta)
     if batch == 1 and min(m, n) <= _FEW:
         _by_few(problem)
+    elif min(m, n) <= _FEW_OF_ITEM and batch <= _MOST_ITEMS:
+        _stream(problem)
     elif not _by_descriptors(problem):
         _by_pointers(problem)
     return c

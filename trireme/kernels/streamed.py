@@ -1,5 +1,5 @@
-"""Products with few rows: a matrix streamed once past them. Knows how to split the stream over the chip and to add the
-parts in a fixed order; which operand is the few-rowed one is `matmul`'s business."""
+"""Products with few rows: a matrix streamed once past them, or each of a batch past its own. Knows how to split the stream over the
+chip and to add the parts in a fixed order; which operand is the few-rowed one is `matmul`'s business."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ def addend(bias, row, column, rows, n, bias_m, bias_n, beta):
 
 @triton.jit
 def settle(total, added, parts, counters, y, row, column, rows, n, y_m, y_n, alpha, SPLITS: tl.constexpr):
-    """Stores α total + what is added; of several splits the one that arrives last adds all parts, always in the same order."""
+    """Stores α total + what is added; of several splits the one that arrives last adds all parts, always in the same order. Items
+    of a batch, the grid's third number, have their own parts and counters."""
     mask = (row < rows)[:, None] & (column < n)[None, :]
     last = True
     if SPLITS > 1:
+        parts += tl.program_id(2).to(tl.int64) * SPLITS * rows * n
+        counters += tl.program_id(2) * tl.num_programs(0)
         at = row[:, None] * n + column[None, :]
         tl.store(parts + tl.program_id(1).to(tl.int64) * rows * n + at, total, mask=mask)
         last = relay.arrive(counters + tl.program_id(0)) == SPLITS - 1
@@ -50,11 +53,13 @@ def settle(total, added, parts, counters, y, row, column, rows, n, y_m, y_n, alp
 
 @kernel
 def _vector(
-    x, w, y, bias, parts, counters, n, k, part, x_k, w_n, w_k, y_n, bias_n, alpha, beta,
+    x, w, y, bias, parts, counters, n, k, part, x_item, x_k, w_item, w_n, w_k, y_item, y_n, bias_n, alpha, beta,
     N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y = w x for one row, each lane summing its own columns until the end"""
     chips.begin(EARLY, OPEN=False)
+    item = tl.program_id(2).to(tl.int64)
+    x, w, y = x + item * x_item, w + item * w_item, y + item * y_item
     column = tl.program_id(0) * N + tl.arange(0, N)
     inner = tl.arange(0, K)
     start = tl.program_id(1) * part
@@ -75,13 +80,14 @@ def _vector(
 
 @kernel
 def _tensor(
-    x, w, y, bias, parts, counters, rows, n, k, part, x_m, x_k, w_n, w_k, y_m, y_n, bias_m, bias_n, alpha, beta,
-    X_COPIED: tl.constexpr, W_COPIED: tl.constexpr, ALONG: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
-    N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    x, w, y, bias, parts, counters, rows, n, k, part, x_item, x_m, x_k, w_item, w_n, w_k, y_item, y_m, y_n, bias_m, bias_n,
+    alpha, beta, X_COPIED: tl.constexpr, W_COPIED: tl.constexpr, ALONG: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """yᵀ = w xᵀ on the tensor cores, the streamed matrix as the tall operand; what is COPIED is a descriptor, w's of wᵀ unless it
-    lies ALONG the summed dimension"""
+    """yᵀ = w xᵀ on the tensor cores, the streamed matrix as the tall operand; what is COPIED is a descriptor of all items, w's of
+    wᵀ unless it lies ALONG the summed dimension"""
     chips.begin(EARLY, OPEN=False)
+    item = tl.program_id(2)
     column = tl.program_id(0) * N + tl.arange(0, N)
     row = tl.arange(0, ROWS)
     inner = tl.arange(0, K)
@@ -92,22 +98,23 @@ def _tensor(
         added = addend(bias, row, column, rows, n, bias_m, bias_n, beta)
     total = tl.zeros((N, ROWS), tl.float32)
     if not W_COPIED:
-        base = w + column[:, None].to(tl.int64) * w_n
+        base = w + item.to(tl.int64) * w_item + column[:, None].to(tl.int64) * w_n
     if not X_COPIED:
-        few = x + row[None, :] * x_m
+        few = x + item.to(tl.int64) * x_item + row[None, :] * x_m
     for at in range(start, stop, K):
         here = at + inner
         if not W_COPIED:
             weights = tl.load(base + (here * w_k)[None, :], mask=(column < n)[:, None] & (here < k)[None, :], other=0.0)
         elif ALONG:
-            weights = w.load([tl.program_id(0) * N, at])
+            weights = w.load([item * n + tl.program_id(0) * N, at])
         else:
-            weights = w.load([at, tl.program_id(0) * N]).T
+            weights = w.load([item * k + at, tl.program_id(0) * N]).T
         if X_COPIED:
-            values = x.load([0, at]).T
+            values = x.load([item * rows, at]).T
         else:
             values = tl.load(few + (here * x_k)[:, None], mask=(row < rows)[None, :] & (here < k)[:, None], other=0.0)
         total = tl.dot(weights, values, total, input_precision=PRECISION)
+    y += item.to(tl.int64) * y_item
     settle(tl.trans(total), added, parts, counters, y, row, column, rows, n, y_m, y_n, alpha, SPLITS)
 
 
@@ -169,15 +176,18 @@ def _filled(programs: int, places: int) -> float:
     return programs / (blocks(programs, places) * places)
 
 
-def _default(rows: int, n: int, k: int, along: bool, size: int, copyable: bool) -> dict[str, Any]:
+def _default(items: int, rows: int, n: int, k: int, along: bool, size: int, copyable: bool) -> dict[str, Any]:
     """`along`: the streamed matrix is contiguous along the summed dimension."""
     chip = chips.current()
     if chip.interpreted:
         return _config(max(16, min(64, next_power(n))), max(16, min(512, next_power(k))), 2 if k > 64 else 1, 4, 1)
-    if rows == 1 and along:
-        return _by_lanes(n, k, size)
+    if _goes_by_lanes(items, rows, n, k, along):
+        return _by_lanes(n, k, size) if items == 1 else _config(4, 512, 1, 4, 2)
+    room = max(16, next_power(rows))
+    if items > 1:
+        return _of_batch(items, room, n, k, along, copyable and size == 2)
     if copyable and size == 2:
-        return _copied(max(16, next_power(rows)), n, k, along)
+        return _copied(1, room, n, k, along)
     splits = next_power(max(1, round(2 * chip.multiprocessors / blocks(n, 64))))
     return _config(64, 64, max(1, min(splits, _SPLITS_MOST, k // 128)), 4, 4)
 
@@ -195,14 +205,44 @@ def _by_lanes(n: int, k: int, size: int) -> dict[str, Any]:
     return _config(tile_n, tile_k, max(1, min(wanted, _SPLITS_MOST, k // (2 * tile_k))), 4, 2)
 
 
-def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
+def _goes_by_lanes(items: int, rows: int, n: int, k: int, along: bool) -> bool:
+    """Whether each lane sums its own columns: for one row along the summed dimension, and in a batch if tiles for the tensor cores
+    were few (32 x 1 x 2048 x 128 4.5 µs with these, so 3.8). Across it lanes would take turns: one row of 4096 x 28672 took 227
+    µs, on the tensor cores 55."""
+    few = items == 1 or (k >= 512 and items * blocks(n, 64) <= chips.current().multiprocessors)
+    return rows == 1 and along and few
+
+
+def _divides(items: int, k: int, along: bool) -> int:
+    """The longest tile that may be copied: across the summed dimension of a batch one that ends with its item."""
+    return k & -k if items > 1 and not along else 1 << 30
+
+
+def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool) -> dict[str, Any]:
+    """How a batch's items are cut, from 114 shapes of 1 to 32 rows on an H200: what plain tiles took 0.3 to 1.1 of torch's speed
+    for takes 1.0 to 2."""
+    few = items * blocks(n, 64) <= chips.current().multiprocessors
+    divides = _divides(items, k, along)
+    least, tallest = max(16, next_power(k)), max(16, next_power(n))
+    if not copyable or divides < 64:
+        tile, tile_k, stages = (128, 32, 4) if k <= 128 else (64, 128, 3) if few else (64, 64, 4)
+        return _config(min(tile, tallest), min(tile_k, least), 1, 4, stages)
+    if k <= 64:
+        return _config(min(128 if room == 16 else 64, tallest), least, 1, 4, 1, True)
+    if k > 128 and few:
+        return _copied(items, room, n, k, along)
+    tile, tile_k, stages = (256, 64, 3) if k <= 128 else (64, 128, 3) if n <= 64 else (128, 128, 3) if room == 16 else (128, 64, 4)
+    return _config(min(tile, tallest), min(tile_k, divides), 1, 4, stages, True)
+
+
+def _copied(items: int, room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     """How descriptors bring tiles of half types where nothing was measured; from 27 shapes of 4 to 32 rows on an H200, of which
     the best cut is 2 % faster in the mean."""
-    chip, tiles = chips.current(), blocks(n, 64)
+    chip, tiles = chips.current(), items * blocks(n, 64)
     if tiles <= chip.multiprocessors:
         # One program a multiprocessor, with as much on its way as the shared memory holds: 32 x 4096 x 6144 took 11.6 µs in 96 of
         # them, 13.4 to 14.0 in two or more a multiprocessor. Parts shorter than 1024 cost more to join than they save.
-        tile_k = min(256, max(16, next_power(k)))
+        tile_k = min(256, max(16, next_power(k)), _divides(items, k, along))
         stages = min(8, chip.shared_memory // ((64 + room) * tile_k * 2))
         return _config(64, tile_k, max(1, min(chip.multiprocessors // tiles, 4, k // 1024)), 4, stages, True)
     narrow, wide = (64, 128), (256, 128) if along else (128, 64)
@@ -218,19 +258,20 @@ def _evenness(programs: int, held: int) -> float:
     return 1.0 if programs <= places else _filled(programs, places) if places else 0.0
 
 
-def _candidates(rows: int, n: int, k: int, along: bool, copyable: bool) -> list[dict[str, Any]]:
+def _candidates(items: int, rows: int, n: int, k: int, along: bool, copyable: bool) -> list[dict[str, Any]]:
     """Shapes worth timing; splits follow from how many programs the columns give. `copyable`: descriptors may bring the tiles."""
-    if rows == 1 and along:
+    if _goes_by_lanes(items, rows, n, k, along):
         shapes = [(2, 1024), (4, 512), (4, 1024), (8, 512), (16, 256), (16, 512), (2, 2048)]
         made = [(a, b, warps, 2, False) for a, b in shapes for warps in (4, 8)]
     else:
         shapes = [(32, 128), (64, 64), (64, 128), (128, 64), (128, 128)] if along else [(64, 64), (128, 64), (64, 128)]
         made = [(a, b, 4, stages, False) for a, b in shapes for stages in (3, 5)] + [(64, 64, 4, 7, False), (128, 64, 8, 4, False)]
         copies = [(32, 256, 4), (64, 128, 3), (64, 128, 4), (64, 256, 4), (128, 64, 5), (128, 128, 2), (128, 128, 3), (128, 128, 4)]
-        made += [(a, b, 4, stages, True) for a, b, stages in [*copies, (256, 128, 3)]] if copyable else []
+        copies = [*copies, (256, 128, 3), *([(256, 64, 3), (128, 64, 1), (64, 64, 1)] if items > 1 else [])]
+        made += [(a, b, 4, stages, True) for a, b, stages in copies if copyable and b <= _divides(items, k, along)]
     processors, result = chips.current().multiprocessors, []
     for a, b, warps, stages, copied in made:
-        tiles = blocks(n, a)
+        tiles = items * blocks(n, a)
         splits = _level(tiles, k, b, 2 * processors, max(1, 2 * processors // tiles))
         counts = [splits, min(2 * splits, _SPLITS_MOST), _level(tiles, k, b, processors, _SPLITS_MOST)]
         if tiles >= processors // 2:
@@ -246,14 +287,22 @@ def describable(x: torch.Tensor, outer: int, inner: int) -> bool:
     return near and stride * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
 
 
+def one_matrix(x: torch.Tensor, outer: int, inner: int) -> torch.Tensor | None:
+    """A batch's matrices, which have these dimensions, as one, if they lie one below the other and a descriptor can say where."""
+    height, stride = x.shape[outer], x.stride(outer)
+    if not describable(x, outer, inner) or (x.shape[0] > 1 and x.stride(0) != height * stride):
+        return None
+    return x.as_strided((x.shape[0] * height, x.shape[inner]), (stride, 1))
+
+
 def in_tiles(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """A matrix, to be copied in tiles of so many rows and columns."""
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns])
 
 
 def _lies_along(w: torch.Tensor) -> bool:
-    """Whether a matrix [n, k] is to be read along the summed dimension."""
-    return w.stride(1) == 1 or w.stride(0) != 1
+    """Whether a matrix [n, k], or each of a batch, is to be read along the summed dimension."""
+    return w.stride(-1) == 1 or w.stride(-2) != 1
 
 
 def streams(w: torch.Tensor) -> bool:
@@ -266,41 +315,47 @@ def streams(w: torch.Tensor) -> bool:
 def few_rows(
     x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, alpha: float, beta: float, precision: str
 ) -> None:
-    """y[rows, n] = α x[rows, k] w[n, k]ᵀ + β bias, w read once; all strides are free."""
-    (rows, k), n = x.shape, w.shape[0]
-    if max(rows * x.stride(0), k * x.stride(1), k * w.stride(1)) >= 2**31:
+    """y[item, rows, n] = α x[item, rows, k] w[item, n, k]ᵀ + β bias[rows, n], w read once; all strides are free."""
+    (items, rows, k), n = x.shape, w.shape[1]
+    if max(rows * x.stride(1), k * x.stride(2), k * w.stride(2)) >= 2**31 or items * max(n, k) >= 2**31:
         raise Unsupported("rows, or elements that are summed, farther apart than 32 bits tell")
     along = _lies_along(w)
     bias_walk = (0, 0) if bias is None else bias.stride()
-    lies = w if along else w.t()
-    by_lanes = rows == 1 and along  # across, lanes would take turns: one row of 4096 x 28672 took 227 µs, on the tensor cores 55
+    by_lanes = _goes_by_lanes(items, rows, n, k, along)
     room = 1 if by_lanes else max(16, next_power(rows))
-    copyable = chips.current().descriptors and not by_lanes and describable(lies, 0, 1)
+    copies = chips.current().descriptors and not by_lanes
+    lies = one_matrix(w if along else w.transpose(1, 2), 1, 2) if copies else None
+    # A copy of rows that are not there takes its time: 4 x 3584 x 4608 8.4 µs with it, 6.9 without.
+    lying = one_matrix(x, 1, 2) if copies and rows == room else None
+    divides = _divides(items, k, along)
+    x_walk, w_walk, y_walk = ((part.stride(0) if items > 1 else 0, *part.stride()[1:]) for part in (x, w, y))
+    if rows == 1:  # any stride will do, but two of 1 would hide which way it lies
+        x_walk = (x_walk[0], 0, x_walk[2])
 
     def run(config: dict[str, Any]) -> None:
         tile_n, tile_k, splits = config["N"], config["K"], config["splits"]
         part = blocks(blocks(k, splits), tile_k) * tile_k
         splits = blocks(k, part)
-        programs = blocks(n, tile_n)
-        parts, counters = workspace(x.device, splits * rows * n, programs) if splits > 1 else (None, None)
+        grid = (blocks(n, tile_n), splits, items)
+        parts, counters = workspace(x.device, splits * items * rows * n, items * grid[0]) if splits > 1 else (None, None)
         constants = {"N": tile_n, "K": tile_k, "SPLITS": splits, "warps": config["warps"], "stages": config["stages"]}
         if by_lanes:
-            walks = (x.stride(1), *w.stride(), y.stride(1), bias_walk[1])
-            _vector((programs, splits), x, w, y, bias, parts, counters, n, k, part, *walks, alpha, beta, **constants)
+            _vector(grid, x, w, y, bias, parts, counters, n, k, part, *x_walk[::2], *w_walk, *y_walk[::2], bias_walk[1], alpha,
+                    beta, **constants)  # fmt: skip
             return
-        copied = copyable and config.get("copied", False)
-        # A copy of rows that are not there takes its time: 4 x 3584 x 4608 8.4 µs with it, 6.9 without.
-        both = copied and rows == room and describable(x, 0, 1)
-        few = in_tiles(x, room, tile_k) if both else x
-        streamed = in_tiles(lies, *((tile_n, tile_k) if along else (tile_k, tile_n))) if copied else w
-        # Of one row any stride will do, but two of 1 would hide which way it lies.
-        walks = (x.stride(0) if rows > 1 else 0, x.stride(1), *w.stride(), *y.stride(), *bias_walk)
-        _tensor((programs, splits), few, streamed, y, bias, parts, counters, rows, n, k, part, *walks, alpha, beta,
-                X_COPIED=both, W_COPIED=copied, ALONG=along, PRECISION=precision, ROWS=room, **constants)  # fmt: skip
+        tall = lies if config.get("copied") and tile_k <= divides else None
+        thin = lying if tall is not None else None
+        streamed = w if tall is None else in_tiles(tall, *((tile_n, tile_k) if along else (tile_k, tile_n)))
+        few = x if thin is None else in_tiles(thin, room, tile_k)
+        _tensor(grid, few, streamed, y, bias, parts, counters, rows, n, k, part, *x_walk, *w_walk, *y_walk, *bias_walk, alpha, beta,
+                X_COPIED=thin is not None, W_COPIED=tall is not None, ALONG=along, PRECISION=precision, ROWS=room,
+                **constants)  # fmt: skip
 
     name, shape = f"rows.{room}.{x.element_size()}.{int(along)}", tune.shape_class(n, k)
+    if items > 1:
+        name, shape = f"{name}.batched.{min(divides, 256)}", tune.shape_class(items, n, k)
     config = tune.remembered(name, shape)
     if config is None:
-        default = _default(rows, n, k, along, x.element_size(), copyable)
-        config = tune.choose(name, shape, default, _candidates(rows, n, k, along, copyable), run)
+        default = _default(items, rows, n, k, along, x.element_size(), lies is not None)
+        config = tune.choose(name, shape, default, _candidates(items, rows, n, k, along, lies is not None), run)
     run(config)
