@@ -313,6 +313,8 @@ class Cut:
             return self._usual(*((64, 8, 2) if self.length <= 256 else (32, 64, 4)))
         if self.length <= 64 and self.itemsize == 4:
             return Way(128, 8, 4)  # 19 x 56 x 11015 floats took 11.8 µs in tiles of 64 by 16, so 7.8
+        if self.length <= 64 and self.itemsize == 2:
+            return Way(64, 8, 2, unroll=4)  # 40 x 302782 bfloat16 6.0 and 5.4
         return self._usual(64, 16, 2 if self.length <= 256 else 4)
 
     def _strips(self) -> Way:
@@ -325,18 +327,21 @@ class Cut:
             if self.itemsize == 2:
                 return Way(32, 16, 2)
             return Way(16, 64, 2, unroll=2) if self.beside == 16 else Way(32, 32, 2, stages=3)
-        if self.length > 400 and fewer:
+        slow = self.itemsize == 4 and not self.sixteen  # through shared memory: 290 x 40004 took 10.0 µs, so 8.2
+        if self.length > (256 if slow else 400) and fewer:
             # 420 x 120000 bfloat16 took 31.4 µs so, as below 25.7; 600 x 20000 floats with one stage 11.0, so 9.4.
-            return Way(32, 32, 4, stages=3) if self.itemsize == 4 else Way(32, 32, 4, unroll=4)
+            return Way(32, 32, 4, stages=3) if self.itemsize == 4 and not slow else Way(32, 32, 4, unroll=4)
         if self.itemsize == 1:
             return Way(64, 8, 2, unroll=4)  # whether any of 400 x 70000 is true took 12.7 µs with one warp, so 7.4
         if self.rows >= 3 << 16 and self.itemsize == 2:
             return Way(128, 8, 2, unroll=4)  # 66 x 300000 took 10.6 µs with 64, so 8.6
-        if self.length <= (128 if self.itemsize == 2 or fewer else 256):
+        short = self.sixteen and not fewer and (self.itemsize == 2 or self.rows >= 1 << 17)
+        if self.length <= (256 if short else 128) or (slow and self.length > 256):
+            # 256 x 65536 halves took 7.2 µs in tiles of 16, so 6.1; 400 x 100004 floats 42.2 and 40.1.
             return Way(64, 8, 2, unroll=4 if self.itemsize == 2 else 1)
-        # 400 x 70000 bfloat16 took 18.7 µs in tiles of 8, so 15.3. Lines of which a thread may take four at once come slowly
-        # through shared memory: 148 x 62444 floats 8.5 µs, so 6.1.
-        return Way(64, 16, 2, stages=3) if self.sixteen and (fewer or self.length > 256) else Way(64, 16, 2, unroll=2)
+        # 400 x 70000 bfloat16 took 18.7 µs in tiles of 8, so 15.3; 250 x 90000 floats 24.0 and 22.9. Lines of which a thread may
+        # take a few at once are slower that way: 148 x 62444 floats 8.5 µs, so 6.1.
+        return Way(64, 16, 2, stages=3) if self.sixteen else Way(64, 16, 2, unroll=2)
 
     def _doubles(self) -> tuple[int, int, int]:
         """Smaller tiles for elements of eight bytes, of which fewer fit into registers and on their way."""

@@ -431,7 +431,7 @@ def _suits_pointers(p: _Problem) -> bool:
     if batch == 1:
         return m * n * k >= _VAST and _flat(p.a) is not None and _flat(p.b) is not None
     even = all(stride == 1 or stride % 16 == 0 for x in (p.a, p.b) for stride in x.stride()[1:])
-    return m * n * k <= _SMALL_ITEM * (4 if even else 1) and (even or min(m, n) >= 16)
+    return m * n * k <= _SMALL_ITEM * (4 if even else 1) and k <= 256 and (even or min(m, n) >= 16)
 
 
 def _leave_by_shape(a: torch.Tensor, batch: int, m: int, n: int, k: int) -> None:
