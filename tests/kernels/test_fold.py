@@ -58,10 +58,11 @@ def test_many_short_rows_are_folded_by_one_thread_each(monkeypatch: pytest.Monke
 def test_few_warps_meet_for_each_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
     for length, rows, dtype, columns in (
-        (150, 140000, torch.bfloat16, 16), (150, 140000, torch.uint8, 8), (77, 20000, torch.float32, 8),
-        (400, 70000, torch.float32, 16), (200, 120000, torch.float32, 8),
+        (150, 140000, torch.bfloat16, 8), (150, 140000, torch.uint8, 8), (77, 20000, torch.float32, 8),
+        (400, 70000, torch.float32, 16), (200, 120000, torch.float32, 16), (200, 140000, torch.float32, 8),
     ):  # fmt: skip
         assert cut((length, rows), 0, dtype).tile == (64, columns) and cut((length, rows), 0, dtype).warps == 2, (length, rows)
+    assert cut((148, 62444), 0).stages == 1 and cut((148, 62448), 0).stages == cut((300, 50008), 0).stages == 3
     assert cut((64, 20001), 0).splits == 1 and cut((16384, 40, 2), 1).tile == (64, 8)
     assert cut((4630, 382, 16), 1).tile == (16, 64) and cut((4630, 382, 32), 1).tile == (32, 32)
     assert cut((273, 56, 527), 1, torch.float16).warps == 2 and cut((64, 77, 999), 1, torch.float64).warps == 2

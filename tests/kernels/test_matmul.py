@@ -198,4 +198,12 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
                 with pytest.raises(Unsupported):
                     matmul.bmm(torch.randn(batch, m, k, dtype=dtype), torch.randn(batch, k, n, dtype=dtype))
     assert matmul._suits_pointers(halves(1024, 64, 32, 64)) and not matmul._suits_pointers(halves(8, 1000, 1000, 1000))
-    assert not matmul._suits_pointers(halves(1, 512, 4097, 512))
+    assert not matmul._suits_pointers(halves(1, 512, 4097, 512)) and not matmul._suits_pointers(halves(300, 40, 100, 60))
+    for sizes, streams in (
+        ((12, 1, 3000, 1000), False),
+        ((12, 1, 3072, 1000), True),
+        ((24, 7, 100, 1000), True),
+        ((9, 2, 1776, 128), True),
+    ):
+        assert streamed.streams_batch(halves(*sizes).b.transpose(1, 2)) is streams, sizes
+    assert streamed.streams_batch(halves(12, 1, 3000, 1000, turned=True).b.transpose(1, 2))

@@ -47,7 +47,7 @@ class Cut:
     across: bool  # neighbours in memory are elements of different rows
     beside: int  # rows that then lie side by side
     even: bool  # lines of memory begin where a thread may take several elements at once
-    sixteen: bool  # and those of rows side by side then at multiples of 16 elements, as copies into shared memory like it
+    eights: bool  # and those of rows side by side then at multiples of 8 elements, as copies into shared memory like it
     paired: bool  # if not, then where it may take two or a few, of many long rows side by side
     anywhere: bool  # rows are contiguous, one after the other, and begin anywhere
     matrix: bool  # those side by side are the columns of a matrix that lies together
@@ -327,7 +327,7 @@ class Cut:
             if self.itemsize == 2:
                 return Way(32, 16, 2)
             return Way(16, 64, 2, unroll=2) if self.beside == 16 else Way(32, 32, 2, stages=3)
-        slow = self.itemsize == 4 and not self.sixteen  # through shared memory: 290 x 40004 took 10.0 µs, so 8.2
+        slow = self.itemsize == 4 and not self.eights  # through shared memory: 290 x 40004 took 10.0 µs, so 8.2
         if self.length > (256 if slow else 400) and fewer:
             # 420 x 120000 bfloat16 took 31.4 µs so, as below 25.7; 600 x 20000 floats with one stage 11.0, so 9.4.
             return Way(32, 32, 4, stages=3) if self.itemsize == 4 and not slow else Way(32, 32, 4, unroll=4)
@@ -335,13 +335,13 @@ class Cut:
             return Way(64, 8, 2, unroll=4)  # whether any of 400 x 70000 is true took 12.7 µs with one warp, so 7.4
         if self.rows >= 3 << 16 and self.itemsize == 2:
             return Way(128, 8, 2, unroll=4)  # 66 x 300000 took 10.6 µs with 64, so 8.6
-        short = self.sixteen and not fewer and (self.itemsize == 2 or self.rows >= 1 << 17)
+        short = self.eights and not fewer and (self.itemsize == 2 or self.rows >= 1 << 17)
         if self.length <= (256 if short else 128) or (slow and self.length > 256):
             # 256 x 65536 halves took 7.2 µs in tiles of 16, so 6.1; 400 x 100004 floats 42.2 and 40.1.
             return Way(64, 8, 2, unroll=4 if self.itemsize == 2 else 1)
         # 400 x 70000 bfloat16 took 18.7 µs in tiles of 8, so 15.3; 250 x 90000 floats 24.0 and 22.9. Lines of which a thread may
-        # take a few at once are slower that way: 148 x 62444 floats 8.5 µs, so 6.1.
-        return Way(64, 16, 2, stages=3) if self.sixteen else Way(64, 16, 2, unroll=2)
+        # take four at once are slower that way: 148 x 62444 floats 8.5 µs, so 6.1.
+        return Way(64, 16, 2, stages=3) if self.eights else Way(64, 16, 2, unroll=2)
 
     def _doubles(self) -> tuple[int, int, int]:
         """Smaller tiles for elements of eight bytes, of which fewer fit into registers and on their way."""

@@ -235,7 +235,7 @@ def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool
     if tiles <= chip.multiprocessors:
         # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
         parts = chip.multiprocessors // tiles
-        splits = max(1, min(parts, 4, k // 512)) if parts > 2 else 1
+        splits = max(1, min(parts, 4, k // 1024)) if parts > 2 else 1
         return _copied(items, room, n, k, along) | {"splits": splits}
     tile, tile_k, stages = (64, 128, 3) if n <= 64 else (128, 128, 3) if room == 16 else (128, 64, 4)
     return _config(tile, min(tile_k, divides), 1, 4, stages, True)
@@ -316,6 +316,17 @@ def streams(w: torch.Tensor) -> bool:
     there are columns enough to fill the chip, and tensor cores take them by whole lines."""
     n, k = w.shape
     return _lies_along(w) or (describable(w.t(), 0, 1) and n > 512 and (w.element_size() == 2 or k >= 1024))
+
+
+def streams_batch(w: torch.Tensor) -> bool:
+    """Whether few rows of a batch go past its matrices [n, k] as fast as torch's do: unless these lie so that torch takes them 16
+    bytes at once, which descriptors do of whole items only, and the compiler of lines at multiples of 16 elements."""
+    items, n, k = w.shape
+    along = _lies_along(w)
+    lies = w if along else w.transpose(1, 2)
+    copied = chips.current().descriptors and one_matrix(lies, 1, 2) is not None
+    whole = _divides(items, k, along) >= min(64, next_power(k))
+    return (copied and whole) or n % 8 > 0 or k % 8 > 0 or lies.stride(1) % 16 == 0
 
 
 def few_rows(
