@@ -106,7 +106,8 @@ def test_few_rows_of_a_batch(copied: bool, along: bool, splits: int, monkeypatch
 def test_one_row_of_a_batch() -> None:
     """By lanes if items and outputs are few and long; few columns stand for few rows."""
     a, b = torch.randn(2, 1, 520), torch.randn(2, 6, 520).transpose(1, 2)
-    assert streamed._goes_by_lanes(2, 1, 6, 520, True) and not streamed._goes_by_lanes(9, 1, 6, 520, True)
+    assert streamed._goes_by_lanes(2, 1, 60, 520, True) and not streamed._goes_by_lanes(9, 1, 60, 520, True)
+    assert streamed._goes_by_lanes(99, 1, 6, 520, True) and not streamed._goes_by_lanes(2, 1, 60, 520, False)
     many = torch.randn(12, 1, 40), torch.randn(12, 40, 3)
     for x, y in ((a, b), (a[:, :, ::2], b[:, ::2]), (b.transpose(1, 2), a.transpose(1, 2)), many):
         torch.testing.assert_close(matmul.bmm(x, y), torch.bmm(x, y), rtol=1e-4, atol=1e-4)

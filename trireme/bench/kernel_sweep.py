@@ -230,12 +230,12 @@ def _products(rng: random.Random) -> Iterator[Case]:
     for turned in (True, False) * 8:  # few rows of each item
         rows, k, n = rng.choice((1, 2, 4, 8, 16, 32, rng.randint(1, 32))), _length(rng, 13), _length(rng, 13)
         items = max(2, round(2 ** rng.uniform(19, 25) / (k * n)))
-        label, x = f"{items}x{rows}x{k}x{n}", ((items, rows, k), _HALF)
+        label, few = f"{items}x{rows}x{k}x{n}", ((items, rows, k), _HALF)
         if turned:
-            w = ((items, n, k), _HALF)
-            yield _case("bmm", f"{label} linear", torch.bmm, x, w, view=lambda x, w: (x, w.transpose(1, 2)))
+            tall = ((items, n, k), _HALF)
+            yield _case("bmm", f"{label} linear", torch.bmm, few, tall, view=lambda x, w: (x, w.transpose(1, 2)))
         else:
-            yield _case("bmm", label, torch.bmm, x, ((items, k, n), _HALF))
+            yield _case("bmm", label, torch.bmm, few, ((items, k, n), _HALF))
     for (m, k), dtype in itertools.product([(100000, 33), (33, 100000), (50257, 768), (128, 16384)], (_HALF, _SINGLE)):
         yield _case("mv", _named((m, k), dtype), torch.mv, ((m, k), dtype), ((k,), dtype))
 

@@ -578,7 +578,7 @@ def var_mean(
     m, n, warps = f.cut.whole if f.anywhere or f.cut.apiece else (*f.cut.tile, f.cut.warps)
     if n == 1 and f.rows < 1 << 19:
         m = min(m, 256)  # two numbers for each: 335 x 28 x 550 bfloat16 took 11.5 µs with four rows to a thread
-    elif f.cut.strips and f.length > 128:
+    elif f.cut.strips and f.length > 128 and f.itemsize == 2:
         n = max(n, 16)  # 240 x 79760 bfloat16 took 13.6 µs in tiles of 8, so 11.8
     splits = f.cut.shares(m, n, each=4)  # which take longer to compute
     if f.anywhere and f.length > 1 << 14 and f.rows >= chips.current().multiprocessors:

@@ -11,7 +11,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips, relay, tune
-from trireme.kernels.launch import Unsupported, blocks, kernel, lasting, next_power
+from trireme.kernels.launch import Unsupported, blocks, kernel, lasting, next_power, shared_by
+from trireme.kernels.scalar import multiple
 
 _SPLITS_MOST = 16
 _ARENA = 1 << 20  # counters set aside for recorded graphs, 4 MiB
@@ -81,13 +82,19 @@ def _vector(
 @kernel
 def _tensor(
     x, w, y, bias, parts, counters, rows, n, k, part, x_item, x_m, x_k, w_item, w_n, w_k, y_item, y_m, y_n, bias_m, bias_n,
-    alpha, beta, X_COPIED: tl.constexpr, W_COPIED: tl.constexpr, ALONG: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    alpha, beta, X_COPIED: tl.constexpr, W_COPIED: tl.constexpr, ALONG: tl.constexpr, X_OF: tl.constexpr, W_OF: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """yᵀ = w xᵀ on the tensor cores, the streamed matrix as the tall operand; what is COPIED is a descriptor of all items, w's of
-    wᵀ unless it lies ALONG the summed dimension"""
+    wᵀ unless it lies ALONG the summed dimension; what is not has lines that begin and end at multiples of X_OF and W_OF"""
     chips.begin(EARLY, OPEN=False)
     item = tl.program_id(2)
+    x_m, x_item, x_end = multiple(x_m, X_OF), multiple(x_item, X_OF), multiple(k, X_OF)
+    w_item, w_end, columns = multiple(w_item, W_OF), k, n
+    if ALONG:
+        w_n, w_end = multiple(w_n, W_OF), multiple(k, W_OF)
+    else:
+        w_k, columns = multiple(w_k, W_OF), multiple(n, W_OF)
     column = tl.program_id(0) * N + tl.arange(0, N)
     row = tl.arange(0, ROWS)
     inner = tl.arange(0, K)
@@ -104,7 +111,8 @@ def _tensor(
     for at in range(start, stop, K):
         here = at + inner
         if not W_COPIED:
-            weights = tl.load(base + (here * w_k)[None, :], mask=(column < n)[:, None] & (here < k)[None, :], other=0.0)
+            mask = (column < columns)[:, None] & (here < w_end)[None, :]
+            weights = tl.load(base + (here * w_k)[None, :], mask=mask, other=0.0)
         elif ALONG:
             weights = w.load([item * n + tl.program_id(0) * N, at])
         else:
@@ -112,7 +120,7 @@ def _tensor(
         if X_COPIED:
             values = x.load([item * rows, at]).T
         else:
-            values = tl.load(few + (here * x_k)[:, None], mask=(row < rows)[None, :] & (here < k)[:, None], other=0.0)
+            values = tl.load(few + (here * x_k)[:, None], mask=(row < rows)[None, :] & (here < x_end)[:, None], other=0.0)
         total = tl.dot(weights, values, total, input_precision=PRECISION)
     y += item.to(tl.int64) * y_item
     settle(tl.trans(total), added, parts, counters, y, row, column, rows, n, y_m, y_n, alpha, SPLITS)
@@ -187,7 +195,7 @@ def _default(items: int, rows: int, n: int, k: int, along: bool, size: int, copy
     if items > 1:
         return _of_batch(items, room, n, k, along, copyable and size == 2)
     if copyable and size == 2:
-        return _copied(1, room, n, k, along)
+        return _copied(room, n, k, along)
     splits = next_power(max(1, round(2 * chip.multiprocessors / blocks(n, 64))))
     return _config(64, 64, max(1, min(splits, _SPLITS_MOST, k // 128)), 4, 4)
 
@@ -207,9 +215,9 @@ def _by_lanes(n: int, k: int, size: int) -> dict[str, Any]:
 
 def _goes_by_lanes(items: int, rows: int, n: int, k: int, along: bool) -> bool:
     """Whether each lane sums its own columns: for one row along the summed dimension, and in a batch if tiles for the tensor cores
-    were few (32 x 1 x 2048 x 128 4.5 µs with these, so 3.8). Across it lanes would take turns: one row of 4096 x 28672 took 227
-    µs, on the tensor cores 55."""
-    few = items == 1 or (k >= 512 and items * blocks(n, 64) <= chips.current().multiprocessors)
+    were few or nearly empty (32 x 1 x 2048 x 128 4.5 µs with these, so 3.8). Across it lanes would take turns: one row of 4096 x
+    28672 took 227 µs, on the tensor cores 55."""
+    few = items == 1 or (k >= 512 and items * blocks(n, 64) <= chips.current().multiprocessors) or (k >= 256 and n <= 8)
     return rows == 1 and along and few
 
 
@@ -219,36 +227,43 @@ def _divides(items: int, k: int, along: bool) -> int:
 
 
 def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool) -> dict[str, Any]:
-    """How a batch's items are cut, from 152 shapes of 1 to 32 rows on an H200: plain tiles had 0.3 to 1.2 of torch's speed."""
-    chip, tiles = chips.current(), items * blocks(n, 64)
-    least, tallest, divides = max(16, next_power(k)), max(16, next_power(n)), _divides(items, k, along)
-    if not copyable or divides < min(64, least):
-        if k <= 128:  # 600 x 9 x 77 x 77 took 8.6 µs in tiles of 64, so 6.7
-            tile_k, stages = (32, 4) if blocks(k, 32) % 2 else (64, 2)
-            return _config(min(128, tallest), min(tile_k, least), 1, 4, stages)
-        if tiles > chip.multiprocessors:
-            return _config(min(64, tallest), 64, 1, 4, 4)
-        # Elements that come one by one: 16 x 30 x 3001 x 130 took 41 µs unshared, by four 18.
-        return _config(min(64, tallest), 128, max(1, min(2 * chip.multiprocessors // tiles, 4, k // 512)), 4, 3)
-    if k <= 128:  # 256 x 32 x 64 x 1024 took 17.9 µs with one stage, so 12.9
-        return _config(min(128, tallest), min(64, least), 1, 4, 2 if k > 32 else 1, True)
-    if tiles <= chip.multiprocessors:
-        # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
-        parts = chip.multiprocessors // tiles
-        splits = max(1, min(parts, 4, k // 1024)) if parts > 2 else 1
-        return _copied(items, room, n, k, along) | {"splits": splits}
-    tile, tile_k, stages = (64, 128, 3) if n <= 64 else (128, 128, 3) if room == 16 else (128, 64, 4)
-    return _config(tile, min(tile_k, divides), 1, 4, stages, True)
+    """How a batch's items are cut, from 350 shapes of 1 to 32 rows on an H200: plain tiles had 0.3 to 1.2 of torch's speed."""
+    chip = chips.current()
+    least, divides, height = max(16, next_power(k)), _divides(items, k, along), max(16, next_power(n))
+    copied = copyable and divides >= min(64, least)
+    if k <= 128:
+        # 256 x 32 x 64 x 1024 took 17.9 µs with one stage, so 12.9; 600 x 9 x 77 x 77 by pointers 8.6 in tiles of 64, so 6.7.
+        tile_k, stages = (64, 2 if k > 32 else 1) if copied else (32, 4) if blocks(k, 32) % 2 else (64, 2)
+        return _config(min(128, height), min(tile_k, least), 1, 4, stages, copied)
+    if copied and items * blocks(n, 128) >= 1.5 * chip.multiprocessors and _fills(n, 128):
+        tile_k = min(128 if room == 16 and _fills(k, 128) else 64, divides)
+        return _config(128, tile_k, 1, 4, 3 if tile_k == 128 else 4, True)
+    tiles, height = items * blocks(n, 64), min(64, height)
+    if tiles > chip.multiprocessors:
+        most = (128 if copied and _fills(k, 128) else 64) * 64 // height  # of few outputs as much at once
+        return _config(height, min(256, most, divides), 1, 4, 3 if copied else 4, copied)
+    parts = chip.multiprocessors // tiles
+    if not copied:  # elements that come one by one: 16 x 30 x 3001 x 130 took 41 µs unshared, by four 18
+        return _config(height, 128, max(1, min(2 * parts, 4, k // 256)), 4, 3)
+    # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
+    tile_k = min(256, least, divides)
+    stages = min(8, chip.shared_memory // ((height + room) * tile_k * 2))
+    return _config(height, tile_k, max(1, min(parts, 4, k // 1024)) if parts > 2 else 1, 4, stages, True)
 
 
-def _copied(items: int, room: int, n: int, k: int, along: bool) -> dict[str, Any]:
+def _fills(size: int, tile: int) -> bool:
+    """Whether tiles of this size leave hardly more of the last one empty than those of half of it."""
+    return blocks(size, tile) * tile <= 1.2 * blocks(size, tile // 2) * tile // 2
+
+
+def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     """How descriptors bring tiles of half types where nothing was measured; from 27 shapes of 4 to 32 rows on an H200, of which
     the best cut is 2 % faster in the mean."""
-    chip, tiles = chips.current(), items * blocks(n, 64)
+    chip, tiles = chips.current(), blocks(n, 64)
     if tiles <= chip.multiprocessors:
         # One program a multiprocessor, with as much on its way as the shared memory holds: 32 x 4096 x 6144 took 11.6 µs in 96 of
         # them, 13.4 to 14.0 in two or more a multiprocessor. Parts shorter than 1024 cost more to join than they save.
-        tile_k = min(256, max(16, next_power(k)), _divides(items, k, along))
+        tile_k = min(256, max(16, next_power(k)))
         stages = min(8, chip.shared_memory // ((64 + room) * tile_k * 2))
         return _config(64, tile_k, max(1, min(chip.multiprocessors // tiles, 4, k // 1024)), 4, stages, True)
     narrow, wide = (64, 128), (256, 128) if along else (128, 64)
@@ -348,6 +363,8 @@ def few_rows(
     x_walk, w_walk, y_walk = ((part.stride(0) if items > 1 else 0, *part.stride()[1:]) for part in (x, w, y))
     if rows == 1:  # any stride will do, but two of 1 would hide which way it lies
         x_walk = (x_walk[0], 0, x_walk[2])
+    x_of = shared_by(k, *x_walk[:2]) if x_walk[2] == 1 else 1
+    w_of = shared_by(k, *w_walk[:2]) if w_walk[2] == 1 else shared_by(n, w_walk[0], w_walk[2]) if w_walk[1] == 1 else 1
 
     def run(config: dict[str, Any]) -> None:
         tile_n, tile_k, splits = config["N"], config["K"], config["splits"]
@@ -365,8 +382,8 @@ def few_rows(
         streamed = w if tall is None else in_tiles(tall, *((tile_n, tile_k) if along else (tile_k, tile_n)))
         few = x if thin is None else in_tiles(thin, room, tile_k)
         _tensor(grid, few, streamed, y, bias, parts, counters, rows, n, k, part, *x_walk, *w_walk, *y_walk, *bias_walk, alpha, beta,
-                X_COPIED=thin is not None, W_COPIED=tall is not None, ALONG=along, PRECISION=precision, ROWS=room,
-                **constants)  # fmt: skip
+                X_COPIED=thin is not None, W_COPIED=tall is not None, ALONG=along, X_OF=x_of, W_OF=1 if tall is not None else w_of,
+                PRECISION=precision, ROWS=room, **constants)  # fmt: skip
 
     name, shape = f"rows.{room}.{x.element_size()}.{int(along)}", tune.shape_class(n, k)
     if items > 1:
