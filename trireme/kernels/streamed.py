@@ -238,13 +238,18 @@ def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool
     if copied and items * blocks(n, 128) >= 1.5 * chip.multiprocessors and _fills(n, 128):
         tile_k = min(128 if room == 16 and _fills(k, 128) else 64, divides)
         return _config(128, tile_k, 1, 4, 3 if tile_k == 128 else 4, True)
+    if not copied and (k if along else n) % 2:
+        # Elements that come one by one: 24 x 7 x 1001 x 333 took 13.4 µs in tiles of 64, so 8.1; 16 x 30 x 3001 x 130 unshared 41.
+        height = min(32, height)
+        return _config(height, 256, max(1, min(4 * chip.multiprocessors // (items * blocks(n, height)), 4, k // 256)), 4, 3)
     tiles, height = items * blocks(n, 64), min(64, height)
-    if tiles > chip.multiprocessors:
-        most = (128 if copied and _fills(k, 128) else 64) * 64 // height  # of few outputs as much at once
-        return _config(height, min(256, most, divides), 1, 4, 3 if copied else 4, copied)
     parts = chip.multiprocessors // tiles
-    if not copied:  # elements that come one by one: 16 x 30 x 3001 x 130 took 41 µs unshared, by four 18
-        return _config(height, 128, max(1, min(2 * parts, 4, k // 256)), 4, 3)
+    if not copied:
+        tile_k, stages = (64, 4) if height == 64 or items >= 512 else (128, 3)
+        return _config(height, tile_k, max(1, min(parts, 4, k // 256)), 4, stages)
+    if tiles > chip.multiprocessors:
+        most = (128 if _fills(k, 128) else 64) * 64 // height  # of few outputs as much at once
+        return _config(height, min(256, most, divides), 1, 4, 3, True)
     # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
     tile_k = min(256, least, divides)
     stages = min(8, chip.shared_memory // ((height + room) * tile_k * 2))
@@ -363,8 +368,10 @@ def few_rows(
     x_walk, w_walk, y_walk = ((part.stride(0) if items > 1 else 0, *part.stride()[1:]) for part in (x, w, y))
     if rows == 1:  # any stride will do, but two of 1 would hide which way it lies
         x_walk = (x_walk[0], 0, x_walk[2])
-    x_of = shared_by(k, *x_walk[:2]) if x_walk[2] == 1 else 1
-    w_of = shared_by(k, *w_walk[:2]) if w_walk[2] == 1 else shared_by(n, w_walk[0], w_walk[2]) if w_walk[1] == 1 else 1
+    x_of = w_of = 1
+    if k > 128:  # shorter ones come at once anyway: 21 x 1 x 24 x 7030 took 8.1 µs in pairs, one by one 4.8
+        x_of = shared_by(k, *x_walk[:2]) if x_walk[2] == 1 else 1
+        w_of = shared_by(k, *w_walk[:2]) if w_walk[2] == 1 else shared_by(n, w_walk[0], w_walk[2]) if w_walk[1] == 1 else 1
 
     def run(config: dict[str, Any]) -> None:
         tile_n, tile_k, splits = config["N"], config["K"], config["splits"]
