@@ -94,8 +94,8 @@ def test_few_rows_of_a_batch(copied: bool, along: bool, splits: int, monkeypatch
         a, b = torch.randn(4, rows, k), torch.randn(4, n, k).transpose(1, 2) if along else torch.randn(4, k, n)
         b[1::2] = float("nan")
         c = torch.full((4, rows, n), 7.0)
-        shortest = 256 if along else k & -k
-        key = (f"rows.16.4.{int(along)}.batched.{shortest}", tune.shape_class(4, n, k))
+        longest = 256 if along else k & -k  # of the tiles that may be copied
+        key = (f"rows.16.4.{int(along)}.batched.{longest}", tune.shape_class(4, n, k))
         monkeypatch.setitem(tune._known, key, streamed._config(16, 32, splits, 4, 3, copied))
         matmul._stream(matmul._Problem(a, b, c, None, 1.0, 0.0))
         torch.testing.assert_close(c[::2].double(), (a.double() @ b.double())[::2], rtol=1e-4, atol=1e-4)

@@ -129,7 +129,7 @@ class Fold:
 
     @functools.cached_property
     def _common(self) -> int:
-        """The power of two up to eight that divides where lines of rows side by side begin and end; 1 where sixteen does."""
+        """The power of two up to eight that divides where lines of rows side by side begin and end; 1 if sixteen does, or none."""
         if not self.across:
             return 1
         inner, outer, _, step = self.numbered

@@ -35,7 +35,7 @@ def highest(dtype: Any) -> Any:
 def singly(pointers):
     """The same pointers, of which the compiler no longer knows whether a thread may take several elements at once. It lets threads
     have neighbours of different rows if it may, which then meet others for each row; where each should have its own, that costs"""
-    return pointers + tl.program_id(2)  # which is 0, as no grid of ours has a third dimension
+    return pointers + tl.program_id(2)  # which is 0: kernels that ask for this have grids of two dimensions
 
 
 @triton.jit

@@ -226,11 +226,16 @@ def _divides(items: int, k: int, along: bool) -> int:
     return k & -k if items > 1 and not along else 1 << 30
 
 
+def _whole(items: int, k: int, along: bool) -> bool:
+    """Whether tiles that may be copied are long enough to be worth it."""
+    return _divides(items, k, along) >= min(64, max(16, next_power(k)))
+
+
 def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool) -> dict[str, Any]:
     """How a batch's items are cut, from 350 shapes of 1 to 32 rows on an H200: plain tiles had 0.3 to 1.2 of torch's speed."""
     chip = chips.current()
     least, divides, height = max(16, next_power(k)), _divides(items, k, along), max(16, next_power(n))
-    copied = copyable and divides >= min(64, least)
+    copied = copyable and _whole(items, k, along)
     if k <= 128:
         # 256 x 32 x 64 x 1024 took 17.9 µs with one stage, so 12.9; 600 x 9 x 77 x 77 by pointers 8.6 in tiles of 64, so 6.7;
         # 28603 x 4 x 48 x 16 40.5 with four warps, with one 20.0.
@@ -301,7 +306,9 @@ def _candidates(items: int, rows: int, n: int, k: int, along: bool, copyable: bo
         tiles = items * blocks(n, a)
         splits = _level(tiles, k, b, 2 * processors, max(1, 2 * processors // tiles))
         counts = [splits, min(2 * splits, _SPLITS_MOST), _level(tiles, k, b, processors, _SPLITS_MOST)]
-        if tiles >= processors // 2:
+        if items > 1 and tiles >= 2 * processors:
+            counts = [1]  # parts of many items are much memory, and many counters
+        elif tiles >= processors // 2:
             counts.append(1)
         result += [_config(a, b, count, warps, stages, copied) for count in dict.fromkeys(counts)]
     return result
@@ -340,14 +347,14 @@ def streams(w: torch.Tensor) -> bool:
 
 
 def streams_batch(w: torch.Tensor) -> bool:
-    """Whether few rows of a batch go past its matrices [n, k] as fast as torch's do: unless these lie so that torch takes them 16
-    bytes at once, which descriptors do of whole items only, and the compiler of lines at multiples of 16 elements."""
+    """Whether few rows of a batch go past its matrices [n, k] as fast as torch's do: unless these have sizes and lines that torch
+    takes 16 bytes at once, as descriptors do of whole items only, and the compiler if lines begin at multiples of 16 elements."""
     items, n, k = w.shape
     along = _lies_along(w)
-    lies = w if along else w.transpose(1, 2)
-    copied = chips.current().descriptors and one_matrix(lies, 1, 2) is not None
-    whole = _divides(items, k, along) >= min(64, next_power(k))
-    return (copied and whole) or n % 8 > 0 or k % 8 > 0 or lies.stride(1) % 16 == 0
+    lines = w if along else w.transpose(1, 2)
+    copied = chips.current().descriptors and one_matrix(lines, 1, 2) is not None and _whole(items, k, along)
+    suits_torch = n % 8 == k % 8 == lines.stride(1) % 8 == 0 and k >= 16
+    return copied or not suits_torch or lines.stride(1) % 16 == 0
 
 
 def few_rows(
@@ -355,20 +362,20 @@ def few_rows(
 ) -> None:
     """y[item, rows, n] = α x[item, rows, k] w[item, n, k]ᵀ + β bias[rows, n], w read once; all strides are free."""
     (items, rows, k), n = x.shape, w.shape[1]
-    if max(rows * x.stride(1), k * x.stride(2), k * w.stride(2)) >= 2**31 or items * max(n, k) >= 2**31:
+    x_walk, w_walk, y_walk = ((part.stride(0) if items > 1 else 0, *part.stride()[1:]) for part in (x, w, y))
+    if rows == 1:  # any stride will do, but two of 1 would hide which way it lies
+        x_walk = (x_walk[0], 0, x_walk[2])
+    if max(rows * n, rows * x_walk[1], k * x_walk[2], k * w_walk[2]) >= 2**31:
         raise Unsupported("rows, or elements that are summed, farther apart than 32 bits tell")
     along = _lies_along(w)
     bias_walk = (0, 0) if bias is None else bias.stride()
     by_lanes = _goes_by_lanes(items, rows, n, k, along)
     room = 1 if by_lanes else max(16, next_power(rows))
-    copies = chips.current().descriptors and not by_lanes
-    lies = one_matrix(w if along else w.transpose(1, 2), 1, 2) if copies else None
+    copies = chips.current().descriptors and not by_lanes and items * max(n, k) < 2**31
+    all_w = one_matrix(w if along else w.transpose(1, 2), 1, 2) if copies else None
     # A copy of rows that are not there takes its time: 4 x 3584 x 4608 8.4 µs with it, 6.9 without.
-    lying = one_matrix(x, 1, 2) if copies and rows == room else None
+    all_x = one_matrix(x, 1, 2) if copies and rows == room else None
     divides = _divides(items, k, along)
-    x_walk, w_walk, y_walk = ((part.stride(0) if items > 1 else 0, *part.stride()[1:]) for part in (x, w, y))
-    if rows == 1:  # any stride will do, but two of 1 would hide which way it lies
-        x_walk = (x_walk[0], 0, x_walk[2])
     x_of = w_of = 1
     if k > 128:  # shorter ones come at once anyway: 21 x 1 x 24 x 7030 took 8.1 µs in pairs, one by one 4.8
         x_of = shared_by(k, *x_walk[:2]) if x_walk[2] == 1 else 1
@@ -385,8 +392,8 @@ def few_rows(
             _vector(grid, x, w, y, bias, parts, counters, n, k, part, *x_walk[::2], *w_walk, *y_walk[::2], bias_walk[1], alpha,
                     beta, **constants)  # fmt: skip
             return
-        tall = lies if config.get("copied") and tile_k <= divides else None
-        thin = lying if tall is not None else None
+        tall = all_w if config.get("copied") and tile_k <= divides else None
+        thin = all_x if tall is not None else None
         streamed = w if tall is None else in_tiles(tall, *((tile_n, tile_k) if along else (tile_k, tile_n)))
         few = x if thin is None else in_tiles(thin, room, tile_k)
         _tensor(grid, few, streamed, y, bias, parts, counters, rows, n, k, part, *x_walk, *w_walk, *y_walk, *bias_walk, alpha, beta,
@@ -398,6 +405,6 @@ def few_rows(
         name, shape = f"{name}.batched.{min(divides, 256)}", tune.shape_class(items, n, k)
     config = tune.remembered(name, shape)
     if config is None:
-        default = _default(items, rows, n, k, along, x.element_size(), lies is not None)
-        config = tune.choose(name, shape, default, _candidates(items, rows, n, k, along, lies is not None), run)
+        default = _default(items, rows, n, k, along, x.element_size(), all_w is not None)
+        config = tune.choose(name, shape, default, _candidates(items, rows, n, k, along, all_w is not None), run)
     run(config)
