@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -101,6 +104,35 @@ def test_few_rows_of_a_batch(copied: bool, along: bool, splits: int, monkeypatch
         torch.testing.assert_close(c[::2].double(), (a.double() @ b.double())[::2], rtol=1e-4, atol=1e-4)
         assert c[1::2].isnan().all()
     assert seen == [copied, copied and along, copied]  # 200 is no multiple of 32, so a copied tile would reach into the next item
+
+
+_VIEWS: list[Callable[[int, int, int], torch.Tensor]] = [  # of whole numbers, so that any order of sums gives the same
+    lambda items, rows, columns: torch.randint(-3, 4, (items, rows, columns)).float(),
+    lambda items, rows, columns: torch.randint(-3, 4, (items, columns, rows)).float().transpose(1, 2),
+    lambda items, rows, columns: torch.randint(-3, 4, (items, rows, columns + 8)).float()[..., :columns],
+    lambda items, rows, columns: torch.randint(-3, 4, (items, rows + 3, columns)).float()[:, 1:-2],
+    lambda items, rows, columns: torch.randint(-3, 4, (rows, items, columns)).float().transpose(0, 1),
+    lambda items, rows, columns: torch.randint(-3, 4, (rows, columns)).float().expand(items, rows, columns),
+]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_batches_however_they_lie(copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(5)
+    for left, right in itertools.product(_VIEWS, _VIEWS):
+        items, m, n = rng.randint(2, 5), rng.randint(1, 40), rng.randint(1, 40)
+        k = rng.choice((1, 16, 32, 48, 64, 130, 160, rng.randint(1, 70)))
+        config = streamed._config(rng.choice((16, 32)), rng.choice((16, 32)), rng.randint(1, 3), 4, 3, copied)
+        monkeypatch.setattr(tune, "remembered", lambda name, shape, config=config: config)
+        a, b = left(items, m, k), right(items, k, n)
+        if b.stride(0):
+            b[1] = float("nan")
+        assert torch.equal(matmul.bmm(a, b).nan_to_num(99), torch.bmm(a, b).nan_to_num(99)), (
+            a.shape,
+            a.stride(),
+            b.stride(),
+            config,
+        )
 
 
 def test_one_row_of_a_batch() -> None:
