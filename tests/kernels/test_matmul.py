@@ -46,11 +46,8 @@ def test_tiles_by_descriptors(turned: bool, biased: bool, splits: int) -> None:
             torch.testing.assert_close(p.c[0].double(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("copied", [False, True])
-@pytest.mark.parametrize("along", [False, True])
-@pytest.mark.parametrize("splits", [1, 3])
-def test_few_rows_streamed(copied: bool, along: bool, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows and columns that fill no tile, and a bias, by pointers and by descriptors, the matrix either way round."""
+def copies_seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
+    """Of every product on the tensor cores from now on: whether its few rows and its matrix are copied."""
     seen: list[tuple[bool, bool]] = []
     start = streamed._tensor.__class__.__call__
 
@@ -59,6 +56,15 @@ def test_few_rows_streamed(copied: bool, along: bool, splits: int, monkeypatch: 
         start(self, *args, **constants)
 
     monkeypatch.setattr(streamed._tensor.__class__, "__call__", watched)
+    return seen
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("along", [False, True])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_few_rows_streamed(copied: bool, along: bool, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and columns that fill no tile, and a bias, by pointers and by descriptors, the matrix either way round."""
+    seen = copies_seen(monkeypatch)
     for rows, k, n in ((5, 200, 52), (32, 96, 64)):
         p, expected = problem(rows, k, n, along, True)
         room = max(16, 1 << (rows - 1).bit_length())
@@ -85,14 +91,7 @@ def test_one_row_streamed(along: bool, splits: int, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("splits", [1, 3])
 def test_few_rows_of_a_batch(copied: bool, along: bool, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each item past its own rows: tiles that end within an item, or reach into the next, which is not a number."""
-    seen: list[bool] = []
-    start = streamed._tensor.__class__.__call__
-
-    def watched(self: Any, *args: Any, **constants: Any) -> None:
-        seen.append(constants["W_COPIED"])
-        start(self, *args, **constants)
-
-    monkeypatch.setattr(streamed._tensor.__class__, "__call__", watched)
+    seen = copies_seen(monkeypatch)
     for rows, k, n in ((5, 192, 52), (16, 200, 72), (2, 96, 40)):
         a, b = torch.randn(4, rows, k), torch.randn(4, n, k).transpose(1, 2) if along else torch.randn(4, k, n)
         b[1::2] = float("nan")
@@ -103,7 +102,11 @@ def test_few_rows_of_a_batch(copied: bool, along: bool, splits: int, monkeypatch
         matmul._stream(matmul._Problem(a, b, c, None, 1.0, 0.0))
         torch.testing.assert_close(c[::2].double(), (a.double() @ b.double())[::2], rtol=1e-4, atol=1e-4)
         assert c[1::2].isnan().all()
-    assert seen == [copied, copied and along, copied]  # 200 is no multiple of 32, so a copied tile would reach into the next item
+    assert [w for _, w in seen] == [
+        copied,
+        copied and along,
+        copied,
+    ]  # 200 is no multiple of 32, so a copied tile would reach into the next item
 
 
 _VIEWS: list[Callable[[int, int, int], torch.Tensor]] = [  # of whole numbers, so that any order of sums gives the same
@@ -127,12 +130,8 @@ def test_batches_however_they_lie(copied: bool, monkeypatch: pytest.MonkeyPatch)
         a, b = left(items, m, k), right(items, k, n)
         if b.stride(0):
             b[1] = float("nan")
-        assert torch.equal(matmul.bmm(a, b).nan_to_num(99), torch.bmm(a, b).nan_to_num(99)), (
-            a.shape,
-            a.stride(),
-            b.stride(),
-            config,
-        )
+        case = (a.shape, a.stride(), b.stride(), config)
+        assert torch.equal(matmul.bmm(a, b).nan_to_num(99), torch.bmm(a, b).nan_to_num(99)), case
 
 
 def test_one_row_of_a_batch() -> None:

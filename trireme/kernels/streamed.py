@@ -221,45 +221,53 @@ def _goes_by_lanes(items: int, rows: int, n: int, k: int, along: bool) -> bool:
     return rows == 1 and along and few
 
 
-def _divides(items: int, k: int, along: bool) -> int:
+def _longest_copied(items: int, k: int, along: bool) -> int:
     """The longest tile that may be copied: across the summed dimension of a batch one that ends with its item."""
     return k & -k if items > 1 and not along else 1 << 30
 
 
-def _whole(items: int, k: int, along: bool) -> bool:
-    """Whether tiles that may be copied are long enough to be worth it."""
-    return _divides(items, k, along) >= min(64, max(16, next_power(k)))
+def _worth_copying(items: int, k: int, along: bool) -> bool:
+    return _longest_copied(items, k, along) >= min(64, max(16, next_power(k)))
 
 
 def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool) -> dict[str, Any]:
     """How a batch's items are cut, from 350 shapes of 1 to 32 rows on an H200: plain tiles had 0.3 to 1.2 of torch's speed."""
-    chip = chips.current()
-    least, divides, height = max(16, next_power(k)), _divides(items, k, along), max(16, next_power(n))
-    copied = copyable and _whole(items, k, along)
-    if k <= 128:
-        # 256 x 32 x 64 x 1024 took 17.9 µs with one stage, so 12.9; 600 x 9 x 77 x 77 by pointers 8.6 in tiles of 64, so 6.7;
-        # 28603 x 4 x 48 x 16 40.5 with four warps, with one 20.0.
-        tile_k, stages = (64, 2 if k > 32 else 1) if copied else (32, 4) if blocks(k, 32) % 2 else (64, 2)
-        return _config(min(128, height), min(tile_k, least), 1, 1 if height <= 32 else 4, stages, copied)
-    if copied and _fills(n, 128) and _filled(items * blocks(n, 128), chip.multiprocessors) >= 0.8:
-        tile_k = min(128 if room == 16 and _fills(k, 128) else 64, divides)
+    height, copied = max(16, next_power(n)), copyable and _worth_copying(items, k, along)
+    if k > 128:
+        return _copied_items(items, room, height, n, k, along) if copied else _plain_items(items, height, n, k, along)
+    # 256 x 32 x 64 x 1024 took 17.9 µs with one stage, so 12.9; 600 x 9 x 77 x 77 by pointers 8.6 in tiles of 64, so 6.7; 28603 x
+    # 4 x 48 x 16 40.5 with four warps, with one 20.0.
+    tile_k, stages = (64, 2 if k > 32 else 1) if copied else (32, 4) if blocks(k, 32) % 2 else (64, 2)
+    return _config(min(128, height), min(tile_k, max(16, next_power(k))), 1, 1 if height <= 32 else 4, stages, copied)
+
+
+def _copied_items(items: int, room: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
+    """Long sums of items that descriptors bring."""
+    chip, longest = chips.current(), _longest_copied(items, k, along)
+    if _fills(n, 128) and _filled(items * blocks(n, 128), chip.multiprocessors) >= 0.8:
+        tile_k = min(128 if room == 16 and _fills(k, 128) else 64, longest)
         return _config(128, tile_k, 1, 4, 3 if tile_k == 128 else 4, True)
-    if not copied and (k if along else n) % 2:
-        # Elements that come one by one: 24 x 7 x 1001 x 333 took 13.4 µs in tiles of 64, so 8.1; 16 x 30 x 3001 x 130 unshared 41.
-        height = min(32, height)
-        return _config(height, 256, max(1, min(4 * chip.multiprocessors // (items * blocks(n, height)), 4, k // 256)), 4, 3)
     tiles, height = items * blocks(n, 64), min(64, height)
-    parts = chip.multiprocessors // tiles
-    if not copied:
-        tile_k, stages = (64, 4) if height == 64 or items >= 512 else (128, 3)
-        return _config(height, tile_k, max(1, min(parts, 4, k // 256)), 4, stages)
     if tiles > chip.multiprocessors:
         tile_k = 64 if not _fills(k, 128) else 256 if height < 64 and _fills(k, 256) else 128
-        return _config(height, min(tile_k, divides), 1, 4, 3, True)
+        return _config(height, min(tile_k, longest), 1, 4, 3, True)
     # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
-    tile_k = min(256, least, divides)
+    parts, tile_k = chip.multiprocessors // tiles, min(256, next_power(k), longest)
     stages = min(8, chip.shared_memory // ((height + room) * tile_k * 2))
     return _config(height, tile_k, max(1, min(parts, 4, k // 1024)) if parts > 2 else 1, 4, stages, True)
+
+
+def _plain_items(items: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
+    """Long sums of items by pointers."""
+    processors = chips.current().multiprocessors
+    if (k if along else n) % 2:
+        # Elements that come one by one: 24 x 7 x 1001 x 333 took 13.4 µs in tiles of 64, so 8.1; 16 x 30 x 3001 x 130 unshared 41.
+        height, tile_k, stages = min(32, height), 256, 3
+        parts = 4 * processors // (items * blocks(n, height))
+    else:
+        height, parts = min(64, height), processors // (items * blocks(n, 64))
+        tile_k, stages = (64, 4) if height == 64 or items >= 512 else (128, 3)
+    return _config(height, tile_k, max(1, min(parts, 4, k // 256)), 4, stages)
 
 
 def _fills(size: int, tile: int) -> bool:
@@ -300,7 +308,7 @@ def _candidates(items: int, rows: int, n: int, k: int, along: bool, copyable: bo
         made = [(a, b, 4, stages, False) for a, b in shapes for stages in (3, 5)] + [(64, 64, 4, 7, False), (128, 64, 8, 4, False)]
         copies = [(32, 256, 4), (64, 128, 3), (64, 128, 4), (64, 256, 4), (128, 64, 5), (128, 128, 2), (128, 128, 3), (128, 128, 4)]
         copies = [*copies, (256, 128, 3), *([(256, 64, 3), (128, 64, 2), (64, 64, 2)] if items > 1 else [])]
-        made += [(a, b, 4, stages, True) for a, b, stages in copies if copyable and b <= _divides(items, k, along)]
+        made += [(a, b, 4, stages, True) for a, b, stages in copies if copyable and b <= _longest_copied(items, k, along)]
     processors, result = chips.current().multiprocessors, []
     for a, b, warps, stages, copied in made:
         tiles = items * blocks(n, a)
@@ -352,7 +360,7 @@ def streams_batch(w: torch.Tensor) -> bool:
     items, n, k = w.shape
     along = _lies_along(w)
     lines = w if along else w.transpose(1, 2)
-    copied = chips.current().descriptors and one_matrix(lines, 1, 2) is not None and _whole(items, k, along)
+    copied = chips.current().descriptors and one_matrix(lines, 1, 2) is not None and _worth_copying(items, k, along)
     suits_torch = n % 8 == k % 8 == lines.stride(1) % 8 == 0 and k >= 16
     return copied or not suits_torch or lines.stride(1) % 16 == 0
 
@@ -375,7 +383,7 @@ def few_rows(
     all_w = one_matrix(w if along else w.transpose(1, 2), 1, 2) if copies else None
     # A copy of rows that are not there takes its time: 4 x 3584 x 4608 8.4 µs with it, 6.9 without.
     all_x = one_matrix(x, 1, 2) if copies and rows == room else None
-    divides = _divides(items, k, along)
+    longest = _longest_copied(items, k, along)
     x_of = w_of = 1
     if k > 128:  # shorter ones come at once anyway: 21 x 1 x 24 x 7030 took 8.1 µs in pairs, one by one 4.8
         x_of = shared_by(k, *x_walk[:2]) if x_walk[2] == 1 else 1
@@ -392,7 +400,7 @@ def few_rows(
             _vector(grid, x, w, y, bias, parts, counters, n, k, part, *x_walk[::2], *w_walk, *y_walk[::2], bias_walk[1], alpha,
                     beta, **constants)  # fmt: skip
             return
-        tall = all_w if config.get("copied") and tile_k <= divides else None
+        tall = all_w if config.get("copied") and tile_k <= longest else None
         thin = all_x if tall is not None else None
         streamed = w if tall is None else in_tiles(tall, *((tile_n, tile_k) if along else (tile_k, tile_n)))
         few = x if thin is None else in_tiles(thin, room, tile_k)
@@ -402,7 +410,7 @@ def few_rows(
 
     name, shape = f"rows.{room}.{x.element_size()}.{int(along)}", tune.shape_class(n, k)
     if items > 1:
-        name, shape = f"{name}.batched.{min(divides, 256)}", tune.shape_class(items, n, k)
+        name, shape = f"{name}.batched.{min(longest, 256)}", tune.shape_class(items, n, k)
     config = tune.remembered(name, shape)
     if config is None:
         default = _default(items, rows, n, k, along, x.element_size(), all_w is not None)
