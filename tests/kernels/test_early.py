@@ -16,7 +16,7 @@ import triton.language as tl
 
 from trireme import kernels
 from trireme.kernels import chips, norms, notes, pointwise, reduce, softmax, streamed
-from trireme.kernels.launch import Kernel
+from trireme.kernels.launch import Handle, Kernel
 
 
 def first_of(source: str) -> str:
@@ -91,10 +91,12 @@ def test_early_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_whoever_comes_early_is_started_so_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chips, "driver_launch", lambda early: "early" if early else "plain")
-    for early, name in ((True, "early"), (False, "plain")):
-        driver, *_, comes = notes._raw((None, 42, False, early, (4, 1, 4096), "pi-"), (1, 1, 1), 3)  # type: ignore[misc]
-        assert (driver, comes) == (name, early)
+    monkeypatch.setattr(chips, "driver_launch", lambda extended: 1 + extended)
+    for early, cluster, driver in ((True, 1, 2), (False, 1, 1), (True, 8, 2), (False, 8, 2)):
+        handle = Handle(None, 42, False, early, (4, cluster, 4096), "pi-")
+        raw = notes._raw(handle, (1, 1, 1), (None, None, None))
+        assert raw is not None and (raw.driver, raw.early, raw.cluster) == (driver, early, cluster)
+        assert notes._raw(handle, (1, 1, 1), (None, None)) is None, "as many kinds as values"
 
 
 @pytest.mark.gpu

@@ -100,7 +100,7 @@ def test_a_launch_fills_in_what_changes() -> None:
 class Attribute(ctypes.Structure):
     """CUDA's launch attribute, as cuda.h lays it out."""
 
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_ubyte * 60))
 
 
 class Configuration(ctypes.Structure):
@@ -138,13 +138,63 @@ def test_a_driver_is_given_the_same(code: int, early: bool) -> None:
 
     call = extended(early_driver) if early else plain(driver)
     address = ctypes.cast(call, ctypes.c_void_p).value
-    raw = (address, 42, 128, 4096, (5, 2, 1), "-" * PLACE + "ppf-", early)
+    raw = quick.Raw(address or 0, 42, 128, 4096, (5, 2, 1), "-" * PLACE + "ppf-", early)
     launch = made(lambda *values: started.append(values), fresh, raw=raw)
     x = torch.randn(4)
     y = launch((x, 2.5), {})
     assert seen == [(42, 5, 2, 1, 128, 1, 1, 4096, 77, None, x.data_ptr(), y.data_ptr(), 2.5, 0, 0)]
     assert len(started) == (code != 0)
-    assert made(lambda *values: None, fresh, raw=(address, 42, 128, 4096, (5, 2, 1), "pp", early)) is None, "too few kinds"
+    assert made(lambda *values: None, fresh, raw=raw._replace(kinds="pp")) is None, "too few kinds"
+    assert made(None, fresh, raw=None) is None, "somebody must start it"
+
+
+EXTENDED = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(Configuration), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
+)
+MAP = bytes(range(128))
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+def readdress(at: int, pointer: int) -> int:
+    """As the driver puts another address into a map; it takes none that does not lie evenly."""
+    if at % 64:
+        return 1
+    ctypes.c_uint64.from_address(at + 8).value = pointer
+    return 0
+
+
+def readdressed(tensor_map: bytes, pointer: int) -> bytes:
+    return tensor_map[:8] + pointer.to_bytes(8, sys.byteorder) + tensor_map[16:]
+
+
+@needs_compiler
+@pytest.mark.parametrize("early", [False, True])
+def test_clusters_and_maps_reach_the_driver(early: bool) -> None:
+    """A kernel whose blocks form clusters, and what its copy engine knows of two tensors, each with its address of now."""
+    seen: list[tuple] = []
+    code = 0
+
+    def driver(configuration, function, parameters, extra):  # type: ignore[no-untyped-def]
+        given = configuration[0]
+        attributes = [(x.id, x.value, *x.rest[:8]) for x in given.attributes[: given.count]]
+        maps = [ctypes.string_at(parameters[i], 128) for i in (0, 1)]
+        seen.append((list(given.sizes), attributes, *maps, ctypes.c_float.from_address(parameters[2]).value))
+        return code
+
+    call = EXTENDED(driver)
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (call, readdress)]
+    others = bytes(reversed(MAP))
+    raw = quick.Raw(addresses[0], 42, 128, 4096, (5, 2, 1), "-" * PLACE + "mmf-", early, 8, MAP + others, addresses[1])
+    launch = made(None, fresh, raw=raw, pointers=[(PLACE, 0), (PLACE + 1, 1, 32)])
+    attributes = [(4, 8, 1, 0, 0, 0, 1, 0, 0, 0), (5, 1, *[0] * 8), *([(6, 1, *[0] * 8)] if early else [])]
+    for x in (torch.randn(4), torch.randn(4)):
+        y = launch((x, 2.5), {})
+        maps = readdressed(MAP, x.data_ptr()), readdressed(others, y.data_ptr() + 32)
+        assert seen.pop() == ([40, 2, 1, 128, 1, 1, 4096], attributes, *maps, 2.5)
+    code = 201
+    assert launch((x, 2.5), {}) is None and seen, "only the driver could have started it"
+    for wrong in ({"maps": MAP}, {"readdress": 0}, {"kinds": "-" * PLACE + "mpf-"}, {"maps": MAP * 5, "kinds": "-" * 12 + "mmmmm"}):
+        assert made(None, fresh, raw=raw._replace(**wrong), pointers=[]) is None, wrong
 
 
 @needs_compiler

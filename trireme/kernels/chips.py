@@ -121,16 +121,52 @@ def allocator() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], tor
 
 
 @functools.cache
-def driver_launch(early: bool) -> int | None:
-    """The address of the driver's own start of a kernel, or of one that may come early; None where Triton's launcher is the only
-    one that was ever tried."""
+def driver_launch(extended: bool) -> int | None:
+    """The address of the driver's own start of a kernel, or of one that may come early or has clusters; None where Triton's
+    launcher is the only one that was ever tried."""
+    return _driver_function("cuLaunchKernelEx" if extended else "cuLaunchKernel")
+
+
+@functools.cache
+def map_readdress() -> int | None:
+    """The address of what writes another address into a tensor's map, which is all that the copy engine knows of it."""
+    return _driver_function("cuTensorMapReplaceAddress")
+
+
+def _driver_function(name: str) -> int | None:
     if current().interpreted or current().device_type != "cuda" or torch.version.hip is not None:
         return None
     try:
-        library = ctypes.CDLL("libcuda.so.1")
-        return ctypes.cast(library.cuLaunchKernelEx if early else library.cuLaunchKernel, ctypes.c_void_p).value
+        return ctypes.cast(getattr(ctypes.CDLL("libcuda.so.1"), name), ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
+
+
+_MAP_BYTES, _MAP_ALIGNMENT, _MOVED = 128, 64, 4096
+
+
+def tensor_map(described: Callable[[int], Any], form: Any) -> bytes | None:
+    """The map that Triton's launcher makes of a descriptor, which `described` gives over memory so many bytes further on; None if
+    it makes others than expected: another address written into one must make it the other's."""
+    try:
+        from triton.backends.nvidia.driver import make_tensordesc_arg
+
+        made = [make_tensordesc_arg(described(moved), form)[0] for moved in (0, _MOVED)]
+        here, there = (ctypes.string_at(id(x) + type(x).__basicsize__ - _MAP_BYTES, _MAP_BYTES) for x in made)
+        return here if here != there and _readdressed(here, described(_MOVED).data_ptr()) == there else None
+    except (ImportError, AttributeError, TypeError, IndexError, RuntimeError):
+        return None
+
+
+def _readdressed(tensor_map: bytes, pointer: int) -> bytes | None:
+    readdress = map_readdress()
+    if readdress is None:
+        return None
+    memory = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
+    at = -(-ctypes.addressof(memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+    ctypes.memmove(at, tensor_map, _MAP_BYTES)
+    refused = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(readdress)(at, pointer)
+    return None if refused else ctypes.string_at(at, _MAP_BYTES)
 
 
 def drivable() -> bool:

@@ -2,14 +2,16 @@
 #ifndef TRIREME_DRIVER_H
 #define TRIREME_DRIVER_H
 
+#include <string.h>
+
 /* A driver's own start of a kernel: grid, block, shared memory, stream, the addresses of its parameters. CUDA and HIP have the same. */
 typedef int (*Driver)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
-/* CUDA's other start, of a kernel that may come onto the chip before the one before it is done: its structures, as they lie in
- * memory. */
+/* CUDA's other start, of a kernel that may come onto the chip before the one before it is done, or whose blocks form clusters: its
+ * structures, as they lie in memory. */
 typedef struct {
     int id, unused;
-    long long value[8];
+    unsigned value[16];
 } Attribute;
 typedef struct {
     unsigned grid[3], block[3], shared;
@@ -17,26 +19,63 @@ typedef struct {
     Attribute *attributes;
     unsigned num_attributes;
 } Configuration;
-typedef int (*EarlyDriver)(const Configuration *, void *, void **, void **);
-enum { SERIALISED_BY_PROGRAM = 6 }; /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
+typedef int (*ExtendedDriver)(const Configuration *, void *, void **, void **);
+enum { CLUSTER_SIZES = 4, CLUSTERS_LIE = 5, SERIALISED_BY_PROGRAM = 6, SPREAD = 1 }; /* CU_LAUNCH_ATTRIBUTE_…, CU_CLUSTER_SCHEDULING_… */
 
 /* Behind a kernel's own parameters stand two for memory that Triton would give it; none is wanted. */
 enum { PARAMETERS = 48, SCRATCH = 2 };
 
+/* What the chip's copy engine knows of a tensor: a parameter like others, but for its size. The driver's function writes another
+ * address into one. */
+enum { MAPS = 4, MAP_BYTES = 128 };
+typedef struct {
+    char bytes[MAP_BYTES];
+} __attribute__((aligned(64))) Map;
+typedef int (*Readdress)(void *, void *);
+
 /* A kernel as it lies on the chip, and how it is cut. */
 typedef struct {
-    void *driver; /* NULL: nobody knows; a Driver, or an EarlyDriver */
+    void *driver; /* NULL: nobody knows; an ExtendedDriver if it may come early or has clusters, else a Driver */
     void *function;
     unsigned grid[3], threads, shared;
+    unsigned cluster; /* blocks that form one; 1: none */
     int early;
+    Readdress readdress;
+    int num_maps;
+    char maps[MAPS][MAP_BYTES]; /* of its parameters of kind m, as they were recorded */
 } Cut;
+
+/* Whether there are as many maps as kinds say, and what readdresses them. */
+static int takes_maps(Cut *cut, const char *kinds, size_t num_kinds, const char *maps, size_t num_bytes) {
+    size_t wanted = 0;
+    for (size_t i = 0; i < num_kinds; i++) wanted += kinds[i] == 'm';
+    if (wanted > MAPS || num_bytes != wanted * MAP_BYTES || (wanted && !cut->readdress)) return 0;
+    memcpy(cut->maps, maps, num_bytes);
+    cut->num_maps = (int)wanted;
+    return 1;
+}
+
+/* What a kernel is given for a parameter that has these bits: they themselves, or the next map with the address that they are; NULL if
+ * the driver refuses that. */
+static void *parameter_of(const Cut *cut, char kind, void *bits, Map *maps, int *used) {
+    void *address;
+    if (kind != 'm') return bits;
+    Map *map = &maps[*used];
+    memcpy(map->bytes, cut->maps[(*used)++], MAP_BYTES);
+    memcpy(&address, bits, sizeof address);
+    return cut->readdress(map, address) == 0 ? map : NULL;
+}
 
 /* The driver's answer to a start with these parameters: 0 if it took it. */
 static int answer_of(const Cut *cut, void *stream, void **parameters) {
-    Attribute may_come_early = {SERIALISED_BY_PROGRAM, 0, {1}};
     const unsigned *grid = cut->grid;
-    Configuration all = {{grid[0], grid[1], grid[2]}, {cut->threads, 1, 1}, cut->shared, stream, &may_come_early, 1};
-    if (cut->early) return ((EarlyDriver)cut->driver)(&all, cut->function, parameters, 0);
-    return ((Driver)cut->driver)(cut->function, grid[0], grid[1], grid[2], cut->threads, 1, 1, cut->shared, stream, parameters, 0);
+    if (!cut->early && cut->cluster == 1)
+        return ((Driver)cut->driver)(cut->function, grid[0], grid[1], grid[2], cut->threads, 1, 1, cut->shared, stream, parameters, 0);
+    Attribute attributes[] = {
+        {CLUSTER_SIZES, 0, {cut->cluster, 1, 1}}, {CLUSTERS_LIE, 0, {SPREAD}}, {SERIALISED_BY_PROGRAM, 0, {1}}};
+    Attribute *first = cut->cluster == 1 ? &attributes[2] : attributes;
+    unsigned count = (unsigned)(&attributes[cut->early ? 3 : 2] - first);
+    Configuration all = {{grid[0] * cut->cluster, grid[1], grid[2]}, {cut->threads, 1, 1}, cut->shared, stream, first, count};
+    return ((ExtendedDriver)cut->driver)(&all, cut->function, parameters, 0);
 }
 #endif

@@ -7,7 +7,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -64,8 +64,18 @@ class Unsupported(Exception):
 
 # What NVIDIA's launcher of Triton 3.6 has, whose raw start is called directly.
 _LAUNCHER = ("launch", "launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
-# The raw start, what it takes besides grid, stream and values, and the kinds of the values, where the driver could start it itself.
-Handle = tuple[Any, Any, bool, bool, Any, str | None]
+
+
+class Handle(NamedTuple):
+    """A compiled kernel: its raw start, what that takes besides grid, stream and values, and what a driver must know."""
+
+    start: Any
+    function: Any
+    cooperative: bool
+    dependent: bool
+    metadata: Any
+    kinds: str | None = None  # of the values, by the letters of `quick.Raw`; None where only the raw start knows them
+    forms: tuple[Any, ...] = ()  # how the kernel wants each descriptor made
 
 
 class Drawn(int):
@@ -208,7 +218,7 @@ class Kernel:
         if handle is None:
             handle = self._first(tuple(key), grid, args, {"num_warps": warps, "num_stages": stages}, bool(dependent), constants)
         else:
-            start, function, cooperative, dependent, metadata, _ = handle
+            start, function, cooperative, dependent, metadata, *_ = handle
             grid_y = grid[1] if len(grid) > 1 else 1
             grid_z = grid[2] if len(grid) > 2 else 1
             stream = chips.current_stream(device)
@@ -232,13 +242,13 @@ class Kernel:
             return None
         if launcher.global_scratch_size or launcher.profile_scratch_size:
             return None
-        self.compiled[key] = (
+        self.compiled[key] = Handle(
             launcher.launch,
             built.function,
             launcher.launch_cooperative_grid,
             launcher.launch_pdl,
             built.packed_metadata,
-            _kinds(built),
+            *_kinds(built),
         )
         return self.compiled[key]
 
@@ -270,19 +280,26 @@ class Kernel:
             self.jit[(x, y, z)](*given, **sizes, **named)
 
         described = any(is_descriptor(value) for value in args)
-        handle = (start, None, False, False, None, None) if chips.current().interpreted and not described else None
+        handle = Handle(start, None, False, False, None) if chips.current().interpreted and not described else None
         _note(current.recording, handle, grid, args, constants)
 
 
 _LETTERS = {"constexpr": "-", "fp32": "f", "fp64": "d"} | {f"{sign}{bits}": "i" for sign in "iu" for bits in (1, 8, 16, 32, 64)}
 
 
-def _kinds(built: Any) -> str | None:
-    """What each argument of a compiled kernel is to a driver, by the letters of `quick.launch`; None if one is something else."""
+def _kinds(built: Any) -> tuple[str | None, tuple[Any, ...]]:
+    """What each argument of a compiled kernel is to a driver, None if one is something else; and how it wants descriptors, for each
+    of which it takes a map, sizes and strides."""
     try:
-        return "".join("p" if kind[0] == "*" else _LETTERS[kind] for kind in built.src.signature.values())
-    except (AttributeError, KeyError, TypeError):
-        return None
+        letters, forms = "", tuple(getattr(built.metadata, "tensordesc_meta", None) or ())
+        for kind in built.src.signature.values():
+            if kind.startswith("tensordesc"):
+                letters += "m" + "i" * 2 * len(forms[letters.count("m")]["block_size"])
+            else:
+                letters += "p" if kind[0] == "*" else _LETTERS[kind]
+        return letters, forms
+    except (AttributeError, KeyError, TypeError, IndexError):
+        return None, ()
 
 
 def _note(recording: Recording, handle: Handle | None, grid: tuple[int, ...], args: tuple[Any, ...], constants: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from trireme.kernels import chips
 from trireme.kernels.launch import Drawn, Handle, Recording, is_descriptor
+from trireme.kernels.quick import Raw
 from trireme.kernels.quick import launch as launch_quickly
 
 _STREAM, _VALUES = 3, 13  # places in a raw start's arguments
@@ -68,10 +69,10 @@ class Notes:
         quick = None if self.plan is None or chips.several_devices() else _quick(self.plan)
         return quick or _general(self, launches, returned, finish, shared)
 
-    def _launch(self, handle: Any, grid: tuple[int, ...], values: tuple[Any, ...]) -> Any:
+    def _launch(self, handle: Handle, grid: tuple[int, ...], values: tuple[Any, ...]) -> Any:
         """A raw start, its arguments, and which of these to fill in: (place, memory, offset, descriptor), (place, float) and
         (place, asking, place in the answer)."""
-        start, function, cooperative, dependent, metadata, _ = handle
+        start, function, cooperative, dependent, metadata, *_ = handle
         template: list[Any] = [*grid, 0, function, cooperative, dependent, None, None, metadata, None, None, None, *values]
         slots: list[Any] = []
         floats: list[Any] = []
@@ -91,7 +92,7 @@ class Notes:
                     floats.append((place, same[0]))
         for place, *_ in slots:
             template[place] = None  # the recorded call's memory is not ours to keep
-        return start, template, slots, floats, _raw(handle, grid, len(values)), drawn
+        return start, template, slots, floats, _raw(handle, grid, values), drawn
 
     def _origin(self, x: torch.Tensor) -> tuple[int, int]:
         """Which memory a tensor lies in and how far; memory that lasts has a number below zero."""
@@ -124,38 +125,62 @@ class Notes:
         return number, layout[0], layout[1], offset // x.element_size()
 
 
-def _raw(handle: Handle, grid: tuple[int, ...], num_values: int) -> tuple[Any, ...] | None:
-    """How the driver itself starts the kernel; None for what only Triton's launcher knows: clusters and descriptors."""
-    _, function, cooperative, dependent, metadata, kinds = handle
-    driver = chips.driver_launch(bool(dependent))
-    if driver is None or kinds is None or cooperative or len(kinds) != num_values:
+def _raw(handle: Handle, grid: tuple[int, ...], values: tuple[Any, ...]) -> Raw | None:
+    """How the driver itself starts the kernel; None for what only Triton's launcher knows."""
+    if handle.kinds is None or handle.cooperative:
         return None
-    num_warps, num_ctas, shared = metadata
-    if num_ctas != 1:
+    described = [value for value in values if is_descriptor(value)]
+    num_warps, cluster, shared = handle.metadata
+    driver = chips.driver_launch(bool(handle.dependent) or cluster > 1)
+    if driver is None or len(handle.kinds) != len(values) + sum(2 * len(value.shape) for value in described):
         return None
-    return driver, function, num_warps * chips.current().warp_size, shared, grid, "-" * _VALUES + kinds, bool(dependent)
+    maps = [made for value, form in zip(described, handle.forms, strict=True) if (made := _map(value, form)) is not None]
+    if len(maps) < len(described):
+        return None
+    threads, kinds = num_warps * chips.current().warp_size, "-" * _VALUES + handle.kinds
+    readdress = (chips.map_readdress() or 0) if maps else 0
+    return Raw(driver, handle.function, threads, shared, grid, kinds, bool(handle.dependent), cluster, b"".join(maps), readdress)
+
+
+def _map(value: Any, form: Any) -> bytes | None:
+    """What a kernel takes for a descriptor."""
+    at, fixed = value.base.data_ptr(), (list(value.shape), list(value.strides), value.padding)
+    return chips.tensor_map(lambda moved: _Described(at + moved, *fixed), form)
 
 
 def _plan(notes: Notes, launches: list[Any], returned: list[Any], as_tuple: bool, shared: list[Any]) -> Plan | None:
     """The shortest way to repeat a call; None if something of it is only known to `_general`."""
-    slots = [slot for launch in launches for slot in launch[2]]
     named = any(type(i) is str for launch in launches for _, i in launch[3])
     if named or any(type(x) is not int for x in returned):
         return None
-    if any(fixed for *_, fixed in slots):
-        return None
     kept, starts = notes.recording.lasting, []
-    for start, template, slots, floats, raw, drawn in launches:
-        values = template[:]
-        for place, number, offset, _ in slots:
+    for launch in launches:
+        if launch[4] is None and any(fixed for *_, fixed in launch[2]):
+            return None
+        start, values, slots, floats, raw, drawn = _spread(*launch)
+        for place, number, offset in slots:
             values[place] = kept[-1 - number].data_ptr() + offset if number < 0 else None
-        starts.append((start, values, [slot[:3] for slot in slots if slot[1] >= 0], floats, raw, drawn))
+        starts.append((start, values, [slot for slot in slots if slot[1] >= 0], floats, raw, drawn))
     first = dict(shared)
     tensors = [(place, first.get(number, number)) for number, place in enumerate(notes.tensors)]
     device = chips.current_device()
     bound = chips.current_stream(device) if kept else None
     settings, asks = notes.recording.settings, notes.recording.asks
     return Plan(starts, tensors, notes.layouts, returned, as_tuple, device, kept, bound, settings, asks)
+
+
+def _spread(start: Any, template: list[Any], slots: list[Any], floats: list[Any], raw: Any, drawn: list[Any]) -> tuple[Any, ...]:
+    """A launch with each descriptor spread out to what the kernel takes, an address in a map, sizes and strides; such a one is only
+    the driver's to start."""
+    described = {place: fixed for place, *_, fixed in slots if fixed}
+    values: list[Any] = []
+    places: list[int] = []
+    for place, value in enumerate(template):
+        places.append(len(values))
+        shape, strides, _ = described.get(place, ((), (), None))
+        values += [value, *shape, *strides]
+    moved = [[(places[place], *rest) for place, *rest in some] for some in ([slot[:3] for slot in slots], floats, drawn)]
+    return None if described else start, values, *moved[:2], raw, moved[2]
 
 
 def _quick(plan: Plan) -> Function | None:

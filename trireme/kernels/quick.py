@@ -6,11 +6,26 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from trireme.kernels.launch import recordings
 
 Function = Callable[..., Any]
+
+
+class Raw(NamedTuple):
+    """How the driver itself starts a kernel. `quick.c` and `straight.cpp` know this order."""
+
+    driver: int  # the address of its start: the extended one for what may come early or has clusters
+    function: int
+    threads: int
+    shared: int
+    grid: tuple[int, ...]
+    kinds: str  # of each argument: p an address, m one in a map, i a whole number, f and d floats, - no parameter
+    early: bool
+    cluster: int = 1  # blocks that form one
+    maps: bytes = b""  # what the kernel takes for each m, with the recorded address
+    readdress: int = 0  # the address of what puts another into a map
 
 
 @functools.cache
@@ -104,10 +119,9 @@ def launch(
     what they answered.
 
     Each start: a raw start, its arguments, which of them are addresses (place, number of the memory, bytes into it) and which are
-    floats (place, argument), how the driver starts it (its address, the function's, threads, shared memory, the grid, what each
-    argument is: p an address, i a whole number, f and d floats, - no parameter, and whether it may come early; None: only the raw
-    start does), and which of the arguments every repetition draws anew (place, which of `asks`, place in its answer; answered with
-    None it is not repeated).
+    floats (place, argument), how the driver starts it (`Raw`; None: only the raw start does, as only the driver does where that is
+    None), and which of the arguments every repetition draws anew (place, which of `asks`, place in its answer; answered with None
+    it is not repeated).
     """
     module = _module()
     if module is None:

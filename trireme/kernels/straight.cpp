@@ -60,7 +60,7 @@ struct Layout {
 
 struct Start {
     Cut cut{};
-    std::string kinds;           /* of each parameter: p an address, i a whole number, f and d floats */
+    std::string kinds;           /* of each parameter: p an address, m one in a map, i a whole number, f and d floats */
     std::vector<uint64_t> bits;  /* of each parameter, as it was recorded */
     std::vector<Slot> pointers;  /* parameter, memory, bytes into it */
     std::vector<Slot> floats;    /* parameter, argument */
@@ -161,12 +161,15 @@ void fill(uint64_t *bits, char kind, double value) {
 bool started(const Start &self, const IValue *args, const uint64_t *addresses, const uint64_t (*answers)[4], void *stream) {
     uint64_t bits[PARAMETERS], none = 0;
     void *parameters[PARAMETERS + SCRATCH];
+    Map maps[MAPS];
+    int used = 0;
     size_t count = self.bits.size();
     std::memcpy(bits, self.bits.data(), count * sizeof *bits);
     for (const Slot &slot : self.pointers) bits[slot.place] = addresses[slot.index] + slot.offset;
     for (const Slot &slot : self.floats) fill(&bits[slot.place], self.kinds[slot.place], float_of(args[slot.index]));
     for (const Slot &slot : self.drawn) bits[slot.place] = answers[slot.index][slot.offset];
-    for (size_t i = 0; i < count; i++) parameters[i] = &bits[i];
+    for (size_t i = 0; i < count; i++)
+        if (!(parameters[i] = parameter_of(&self.cut, self.kinds[i], &bits[i], maps, &used))) return false;
     for (int i = 0; i < SCRATCH; i++) parameters[count + i] = &none;
     return answer_of(&self.cut, stream, parameters) == 0;
 }
@@ -427,23 +430,33 @@ std::vector<Slot> slots(PyObject *x, size_t places, size_t indices) {
     return result;
 }
 
-/* (driver, function, threads, shared memory, grid, early, kinds, bits, pointers, floats, drawn) */
-Start start_of(PyObject *x, size_t args, size_t memory, size_t asks) {
-    auto part = parts(x, 11);
-    Start start;
-    start.cut.driver = address(part[0]), start.cut.function = address(part[1]);
-    start.cut.threads = number(part[2]), start.cut.shared = number(part[3]), start.cut.early = number(part[5]);
+/* (driver, function, threads, shared memory, grid, kinds, early, blocks of a cluster, maps, what readdresses them) */
+void read_cut(PyObject *x, Start &start) {
+    auto part = parts(x, 10);
+    Cut &cut = start.cut;
+    cut.driver = address(part[0]), cut.function = address(part[1]), cut.readdress = reinterpret_cast<Readdress>(address(part[9]));
+    cut.threads = number(part[2]), cut.shared = number(part[3]), cut.early = number(part[6]), cut.cluster = number(part[7]);
     auto grid = numbers<unsigned>(part[4]);
-    if (grid.size() != 3 || !start.cut.driver) throw Refused("a grid of three, and a driver");
-    std::copy(grid.begin(), grid.end(), start.cut.grid);
-    const char *kinds = PyUnicode_AsUTF8(part[6]);
-    if (!kinds) throw Refused("kinds");
+    if (grid.size() != 3 || !cut.driver) throw Refused("a grid of three, and a driver");
+    std::copy(grid.begin(), grid.end(), cut.grid);
+    const char *kinds = PyUnicode_AsUTF8(part[5]);
+    char *maps;
+    Py_ssize_t bytes;
+    if (!kinds || PyBytes_AsStringAndSize(part[8], &maps, &bytes) < 0) throw Refused("kinds, and bytes");
     start.kinds = kinds;
-    for (PyObject *bits : parts(part[7], static_cast<Py_ssize_t>(start.kinds.size()))) start.bits.push_back(PyLong_AsUnsignedLongLongMask(bits));
+    if (!takes_maps(&cut, kinds, start.kinds.size(), maps, bytes)) throw Refused("as many maps as kinds say");
+}
+
+/* (what read_cut reads, bits, pointers, floats, drawn) */
+Start start_of(PyObject *x, size_t args, size_t memory, size_t asks) {
+    auto part = parts(x, 5);
+    Start start;
+    read_cut(part[0], start);
+    for (PyObject *bits : parts(part[1], static_cast<Py_ssize_t>(start.kinds.size()))) start.bits.push_back(PyLong_AsUnsignedLongLongMask(bits));
     if (PyErr_Occurred() || start.bits.size() > PARAMETERS) throw Refused("parameters");
-    start.pointers = slots(part[8], start.bits.size(), memory);
-    start.floats = slots(part[9], start.bits.size(), args);
-    start.drawn = slots(part[10], start.bits.size(), asks);
+    start.pointers = slots(part[2], start.bits.size(), memory);
+    start.floats = slots(part[3], start.bits.size(), args);
+    start.drawn = slots(part[4], start.bits.size(), asks);
     for (const Slot &slot : start.drawn)
         if (slot.offset < 0 || slot.offset > 3) throw Refused("one of four numbers");
     return start;

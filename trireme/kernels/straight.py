@@ -186,13 +186,13 @@ def _start(_: Any, values: list[Any], slots: list[Any], floats: list[Any], raw: 
     """One start: its arguments without those that are no parameters, as bits."""
     if raw is None or any(type(i) is not int for _, i in floats):
         raise _Unknown
-    driver, function, threads, shared, grid, kinds, early = raw
+    kinds = raw.kinds
     places = {place: i for i, place in enumerate(place for place, kind in enumerate(kinds) if kind != "-")}
     parameters = "".join(kinds[place] for place in places)
     drawn_places = {place for place, *_ in drawn}
     bits = [0 if place in drawn_places else _bits(values[place], kinds[place]) for place in places]
     moved = [[(places[place], *rest) for place, *rest in some] for some in (slots, floats, drawn)]
-    return driver, function, threads, shared, tuple(grid), int(early), parameters, bits, *moved
+    return raw._replace(kinds=parameters), bits, *moved
 
 
 def _bits(value: Any, kind: str) -> int:
