@@ -138,9 +138,14 @@ def test_one_row_of_a_batch() -> None:
     """By lanes if items and outputs are few and long; few columns stand for few rows."""
     a, b = torch.randn(2, 1, 520), torch.randn(2, 6, 520).transpose(1, 2)
     assert streamed._goes_by_lanes(2, 1, 60, 520, True) and not streamed._goes_by_lanes(9, 1, 60, 520, True)
-    assert streamed._goes_by_lanes(99, 1, 6, 520, True) and not streamed._goes_by_lanes(2, 1, 60, 520, False)
-    many = torch.randn(12, 1, 40), torch.randn(12, 40, 3)
-    for x, y in ((a, b), (a[:, :, ::2], b[:, ::2]), (b.transpose(1, 2), a.transpose(1, 2)), many):
+    assert streamed._goes_by_lanes(9, 1, 60, 521, True) and not streamed._goes_by_lanes(9, 1, 60, 16, True)
+    assert streamed._goes_by_lanes(99, 1, 6, 520, True) and not streamed._goes_by_lanes(2, 2, 6, 520, False)
+    for n, k in ((60, 520), (16, 520), (600, 32), (1000, 90), (1001, 4096), (1000, 4090)):
+        assert streamed._goes_by_lanes(99, 1, n, k, False), (n, k)
+    for n, k in ((64, 520), (1000, 4096), (1000, 60)):
+        assert not streamed._goes_by_lanes(2, 1, n, k, False), (n, k)
+    many, short = (torch.randn(12, 1, 40), torch.randn(12, 40, 3)), (torch.randn(12, 1, 3), torch.randn(12, 3, 70))
+    for x, y in ((a, b), (a[:, :, ::2], b[:, ::2]), (b.transpose(1, 2), a.transpose(1, 2)), many, short):
         torch.testing.assert_close(matmul.bmm(x, y), torch.bmm(x, y), rtol=1e-4, atol=1e-4)
 
 
@@ -237,5 +242,5 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ((24, 7, 100, 1000), True),
         ((9, 2, 1776, 128), True),
     ):
-        assert streamed.streams_batch(halves(*sizes).b.transpose(1, 2)) is streams, sizes
-    assert streamed.streams_batch(halves(12, 1, 3000, 1000, turned=True).b.transpose(1, 2))
+        assert streamed.streams_batch(sizes[1], halves(*sizes).b.transpose(1, 2)) is streams, sizes
+    assert streamed.streams_batch(1, halves(12, 1, 3000, 1000, turned=True).b.transpose(1, 2))

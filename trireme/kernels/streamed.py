@@ -190,7 +190,7 @@ def _default(items: int, rows: int, n: int, k: int, along: bool, size: int, copy
     if chip.interpreted:
         return _config(max(16, min(64, next_power(n))), max(16, min(512, next_power(k))), 2 if k > 64 else 1, 4, 1)
     if _goes_by_lanes(items, rows, n, k, along):
-        return _by_lanes(n, k, size) if items == 1 else _config(4, 512, 1, 4, 2)
+        return _by_lanes(n, k, size) if items == 1 else _along_by_lanes(items, n, k) if along else _across_by_lanes(items, n, k)
     room = max(16, next_power(rows))
     if items > 1:
         return _of_batch(items, room, n, k, along, copyable and size == 2)
@@ -214,11 +214,55 @@ def _by_lanes(n: int, k: int, size: int) -> dict[str, Any]:
 
 
 def _goes_by_lanes(items: int, rows: int, n: int, k: int, along: bool) -> bool:
-    """Whether each lane sums its own columns: for one row along the summed dimension, and in a batch if tiles for the tensor cores
-    were few or nearly empty (32 x 1 x 2048 x 128 4.5 µs with these, so 3.8). Across it lanes would take turns: one row of 4096 x
-    28672 took 227 µs, on the tensor cores 55."""
-    few = items == 1 or (k >= 512 and items * blocks(n, 64) <= chips.current().multiprocessors) or (k >= 256 and n <= 8)
-    return rows == 1 and along and few
+    """Whether each lane sums its own columns: for one row along the summed dimension; and in a batch where tiles for the tensor
+    cores were few or nearly empty (32 x 1 x 2048 x 128 4.5 µs with these, so 3.8) or come element by element (531 x 1 x 1089 x 41
+    39 µs, so 18)."""
+    if rows > 1:
+        return False
+    if not along:
+        return items > 1 and _crosses_by_lanes(items, n, k)
+    few = (k >= 512 and _few_tiles(items, n)) or (k >= 256 and n <= 8)
+    return items == 1 or few or (k % 8 > 0 and (k > 32 or (k > 16 and n > 32)))
+
+
+def _few_tiles(items: int, n: int) -> bool:
+    return items * blocks(n, 64) <= chips.current().multiprocessors
+
+
+def _along_by_lanes(items: int, n: int, k: int) -> dict[str, Any]:
+    """How one row of each item is cut along the summed dimension, from 50 shapes on an H200."""
+    if k >= 512 and (_few_tiles(items, n) or n <= 8):
+        return _config(4, 512, 1, 4, 2)
+    if k >= 1024:
+        return _config(8, 256, 1, 4, 2)
+    tile_k = 256 if k > 256 else 128 if k > 128 else 64 if k > 48 else 16
+    return _config(1024 // tile_k, tile_k, 1, 1, 2)
+
+
+def _crosses_by_lanes(items: int, n: int, k: int) -> bool:
+    """The same for one row of a batch across the summed dimension, of which lanes take turns: where few columns or short sums would
+    leave tiles nearly empty (3727 x 1 x 4 x 196 took 12.6 µs in these, so 3.6), and where neither descriptors nor whole lines bring
+    them (48 x 1 x 1025 x 343 took 21, so 11.7)."""
+    even = n % 16 == 0 or (n % 8 == 0 and _worth_copying(items, k, False))
+    few = n <= 16 or k <= 32 or (n <= 32 and k <= 128) or (k <= 128 and items * blocks(n, 128) >= 512)
+    return few or (k > 64 and not even)
+
+
+def _across_by_lanes(items: int, n: int, k: int) -> dict[str, Any]:
+    """How these are cut, from 260 shapes on an H200."""
+    width, depth, processors = max(8, next_power(n)), max(2, next_power(k)), chips.current().multiprocessors
+    if n <= 32 and k <= 128:
+        return _config(width, min(depth, 1024 // width), 1, 1, 2)
+    if n <= 16:
+        parts = min(3 * processors // items, _SPLITS_MOST, k // 256)
+        return _config(width, 2048 // width, max(1, parts), 4, 2)
+    if k <= 32 or (k <= 128 and items * blocks(n, 128) >= 512):
+        tile_n, tile_k = (512, 4) if k <= 8 else (256, 4) if k <= 16 else (128, 16)
+        return _config(min(tile_n, width), min(tile_k, depth), 1, 1 if n % 16 == 0 else 2, 2)
+    if k < 320 and items * blocks(n, 32) >= 900:
+        return _config(32, 32, 1, 1, 2)
+    parts = min(4 * processors // (items * blocks(n, 16)), _SPLITS_MOST, k // 384)
+    return _config(16, 128, max(1, parts), 4, 2)
 
 
 def _longest_copied(items: int, k: int, along: bool) -> int:
@@ -247,26 +291,30 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
     if _fills(n, 128) and _filled(items * blocks(n, 128), chip.multiprocessors) >= 0.8:
         tile_k = min(128 if room == 16 and _fills(k, 128) else 64, longest)
         return _config(128, tile_k, 1, 4, 3 if tile_k == 128 else 4, True)
-    tiles, height = items * blocks(n, 64), min(64, height)
-    if tiles > chip.multiprocessors:
-        tile_k = 64 if not _fills(k, 128) else 256 if height < 64 and _fills(k, 256) else 128
-        return _config(height, min(tile_k, longest), 1, 4, 3, True)
+    tiles = items * blocks(n, 64)
     # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
-    parts, tile_k = chip.multiprocessors // tiles, min(256, next_power(k), longest)
-    stages = min(8, chip.shared_memory // ((height + room) * tile_k * 2))
-    return _config(height, tile_k, max(1, min(parts, 4, k // 1024)) if parts > 2 else 1, 4, stages, True)
+    parts = max(1, min(chip.multiprocessors // tiles, 4, k // 1024)) if tiles <= chip.multiprocessors // 3 else 1
+    if height < 64:  # 963 x 2 x 792 x 22 took 14.3 µs with four warps, with one 9.4
+        tile_k, warps = (128, 2) if tiles <= chip.multiprocessors else (64, 2 if tiles <= 3 * chip.multiprocessors else 1)
+        return _config(height, min(tile_k, longest), parts, warps, 3, True)
+    if tiles > chip.multiprocessors:
+        return _config(64, min(64, longest), 1, 4, 4 if room == 16 else 3, True)
+    tile_k = min(256, next_power(k), longest)
+    return _config(64, tile_k, parts, 4, min(8, chip.shared_memory // ((64 + room) * tile_k * 2)), True)
 
 
 def _plain_items(items: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
     """Long sums of items by pointers."""
     processors = chips.current().multiprocessors
-    if (k if along else n) % 2:
+    if (k if along else n) % 2 and (along or height <= 32 or (n > 64 and k >= 1024)):
         # Elements that come one by one: 24 x 7 x 1001 x 333 took 13.4 µs in tiles of 64, so 8.1; 16 x 30 x 3001 x 130 unshared 41.
         height, tile_k, stages = min(32, height), 256, 3
         parts = 4 * processors // (items * blocks(n, height))
     else:
         height, parts = min(64, height), processors // (items * blocks(n, 64))
-        tile_k, stages = (64, 4) if height == 64 or items >= 512 else (128, 3)
+        if height < 64 and items > 3 * processors:
+            return _config(height, 64, 1, 1, 3)
+        tile_k, stages = (64, 4) if height == 64 else (128, 3)
     return _config(height, tile_k, max(1, min(parts, 4, k // 256)), 4, stages)
 
 
@@ -302,7 +350,8 @@ def _candidates(items: int, rows: int, n: int, k: int, along: bool, copyable: bo
     """Shapes worth timing; splits follow from how many programs the columns give. `copyable`: descriptors may bring the tiles."""
     if _goes_by_lanes(items, rows, n, k, along):
         shapes = [(2, 1024), (4, 512), (4, 1024), (8, 512), (16, 256), (16, 512), (2, 2048)]
-        made = [(a, b, warps, 2, False) for a, b in shapes for warps in (4, 8)]
+        across = [(8, 128), (16, 64), (16, 128), (32, 32), (32, 128), (64, 16), (128, 16), (256, 4), (512, 4)]
+        made = [(a, b, warps, 2, False) for a, b in (shapes if along else across) for warps in ((4, 8) if along else (1, 2, 4))]
     else:
         shapes = [(32, 128), (64, 64), (64, 128), (128, 64), (128, 128)] if along else [(64, 64), (128, 64), (64, 128)]
         made = [(a, b, 4, stages, False) for a, b in shapes for stages in (3, 5)] + [(64, 64, 4, 7, False), (128, 64, 8, 4, False)]
@@ -354,13 +403,15 @@ def streams(w: torch.Tensor) -> bool:
     return _lies_along(w) or (describable(w.t(), 0, 1) and n > 512 and (w.element_size() == 2 or k >= 1024))
 
 
-def streams_batch(w: torch.Tensor) -> bool:
+def streams_batch(rows: int, w: torch.Tensor) -> bool:
     """Whether few rows of a batch go past its matrices [n, k] as fast as torch's do: unless these have sizes and lines that torch
     takes 16 bytes at once, as descriptors do of whole items only, and the compiler if lines begin at multiples of 16 elements."""
     items, n, k = w.shape
     along = _lies_along(w)
     lines = w if along else w.transpose(1, 2)
     copied = chips.current().descriptors and one_matrix(lines, 1, 2) is not None and _worth_copying(items, k, along)
+    if rows == 1 and not along and (n <= 128 or k <= 32) and _crosses_by_lanes(items, n, k):
+        return True
     suits_torch = n % 8 == k % 8 == lines.stride(1) % 8 == 0 and k >= 16
     return copied or not suits_torch or lines.stride(1) % 16 == 0
 
