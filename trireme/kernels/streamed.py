@@ -244,8 +244,13 @@ def _crosses_by_lanes(items: int, n: int, k: int) -> bool:
     leave tiles nearly empty (3727 x 1 x 4 x 196 took 12.6 µs in these, so 3.6), and where neither descriptors nor whole lines bring
     them (48 x 1 x 1025 x 343 took 21, so 11.7)."""
     even = n % 16 == 0 or (n % 8 == 0 and _worth_copying(items, k, False))
-    few = n <= 16 or k <= 32 or (n <= 32 and k <= 128) or (k <= 128 and items * blocks(n, 128) >= 512)
+    few = n <= 16 or k <= 32 or (n <= 32 and k <= 128) or _fill_lanes(items, n, k)
     return few or (k > 64 and not even)
+
+
+def _fill_lanes(items: int, n: int, k: int) -> bool:
+    """Whether sums that are not long come in programs enough for each lane to walk them alone."""
+    return k <= 128 and items * blocks(n, 128) >= min(8 * k, 512)
 
 
 def _across_by_lanes(items: int, n: int, k: int) -> dict[str, Any]:
@@ -256,7 +261,7 @@ def _across_by_lanes(items: int, n: int, k: int) -> dict[str, Any]:
     if n <= 16:
         parts = min(3 * processors // items, _SPLITS_MOST, k // 256)
         return _config(width, 2048 // width, max(1, parts), 4, 2)
-    if k <= 32 or (k <= 128 and items * blocks(n, 128) >= 512):
+    if k <= 32 or _fill_lanes(items, n, k):
         tile_n, tile_k = (512, 4) if k <= 8 else (256, 4) if k <= 16 else (128, 16)
         return _config(min(tile_n, width), min(tile_k, depth), 1, 1 if n % 16 == 0 else 2, 2)
     if k < 320 and items * blocks(n, 32) >= 900:
@@ -279,10 +284,18 @@ def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool
     height, copied = max(16, next_power(n)), copyable and _worth_copying(items, k, along)
     if k > 128:
         return _copied_items(items, room, height, n, k, along) if copied else _plain_items(items, height, n, k, along)
-    # 256 x 32 x 64 x 1024 took 17.9 µs with one stage, so 12.9; 600 x 9 x 77 x 77 by pointers 8.6 in tiles of 64, so 6.7; 28603 x
-    # 4 x 48 x 16 40.5 with four warps, with one 20.0.
-    tile_k, stages = (64, 2 if k > 32 else 1) if copied else (32, 4) if blocks(k, 32) % 2 else (64, 2)
-    return _config(min(128, height), min(tile_k, max(16, next_power(k))), 1, 1 if height <= 32 else 4, stages, copied)
+    if not (copied or along) and n % 16 == 0 and height > 32 and 0 < k % 32 <= 16:
+        return _config(min(128, height), 16, 1, 4, 4)  # 539 x 32 x 40 x 1408 took 49 µs in tiles of 32, so 38
+    # 256 x 32 x 64 x 1024 took 17.9 µs with one stage, so 12.9; 28603 x 4 x 48 x 16 40.5 with four warps, with one 20.0; by
+    # pointers 600 x 9 x 77 x 77 8.6 in tiles of 64, so 6.7; 5861 x 4 x 44 x 92 52 in wide ones, so 44.
+    tile_k, stages = (64, 2 if k > 32 else 1) if copied else (32, 4) if height > 32 else _tile_of(k)
+    tile_n = min(128 if copied else 64, height)
+    return _config(tile_n, min(tile_k, max(16, next_power(k))), 1, 1 if height <= 32 else 4, stages, copied)
+
+
+def _tile_of(k: int) -> tuple[int, int]:
+    """How long tiles of a sum are for one warp, and how many are on their way: those of which the last is fuller."""
+    return (32, 4) if blocks(k, 32) % 2 else (64, 2) if k <= 96 else (128, 2)
 
 
 def _copied_items(items: int, room: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
@@ -293,7 +306,10 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
         return _config(128, tile_k, 1, 4, 3 if tile_k == 128 else 4, True)
     tiles = items * blocks(n, 64)
     # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
-    parts = max(1, min(chip.multiprocessors // tiles, 4, k // 1024)) if tiles <= chip.multiprocessors // 3 else 1
+    least = 448 if tiles <= 16 else 1024  # shorter parts cost more to join than they save
+    parts = max(1, min(chip.multiprocessors // tiles, 4, k // least)) if tiles <= chip.multiprocessors // 3 else 1
+    if along and tiles > 3 * chip.multiprocessors and blocks(n, 32) % 2:
+        height = min(32, height)  # 357 x 8 x 440 x 152 took 15.3 µs in tiles of 64, so 12.9
     if height < 64:  # 963 x 2 x 792 x 22 took 14.3 µs with four warps, with one 9.4
         tile_k, warps = (128, 2) if tiles <= chip.multiprocessors else (64, 2 if tiles <= 3 * chip.multiprocessors else 1)
         return _config(height, min(tile_k, longest), parts, warps, 3, True)
@@ -305,17 +321,25 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
 
 def _plain_items(items: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
     """Long sums of items by pointers."""
-    processors = chips.current().multiprocessors
-    if (k if along else n) % 2 and (along or height <= 32 or (n > 64 and k >= 1024)):
+    processors, odd = chips.current().multiprocessors, (k if along else n) % 2
+    if odd and (height <= 32 or (not along and n > 64 and k >= 1024)):
         # Elements that come one by one: 24 x 7 x 1001 x 333 took 13.4 µs in tiles of 64, so 8.1; 16 x 30 x 3001 x 130 unshared 41.
-        height, tile_k, stages = min(32, height), 256, 3
+        height = min(32, height)
+        if items >= 1000:
+            return _by_one_warp(height, k)
         parts = 4 * processors // (items * blocks(n, height))
-    else:
-        height, parts = min(64, height), processors // (items * blocks(n, 64))
-        if height < 64 and items > 3 * processors:
-            return _config(height, 64, 1, 1, 3)
-        tile_k, stages = (64, 4) if height == 64 else (128, 3)
-    return _config(height, tile_k, max(1, min(parts, 4, k // 256)), 4, stages)
+        return _config(height, 256, max(1, min(parts, 4, k // 256)), 4, 3)
+    if height <= 64 and items > 3 * processors:  # 402 x 4 x 164 x 45 took 4.5 µs with four warps, so 3.9
+        return _config(height, 64, 1, 2, 3) if height == 64 else _by_one_warp(height, k)
+    height, tiles = min(64, height), items * blocks(n, 64)
+    # 17 x 4 x 2458 x 199 took 17 µs whole, in four parts 10.4; 219 x 24 x 618 x 62 7.6 whole, in two parts 10.5.
+    parts = min(3 * processors // tiles, 4, k // 192) if tiles <= processors else min(4 * processors // tiles, k // 1024)
+    tile_k, stages = (64, 4) if height == 64 else (128, 3)
+    return _config(height, tile_k, max(1, parts), 4, stages)
+
+
+def _by_one_warp(height: int, k: int) -> dict[str, Any]:
+    return _config(height, 32, 1, 1, 4) if k <= 256 and blocks(k, 32) % 2 else _config(height, 64, 1, 1, 3)
 
 
 def _fills(size: int, tile: int) -> bool:
