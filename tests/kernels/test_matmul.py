@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from trireme.kernels import chips, matmul, streamed, tune
+from trireme.kernels import chips, matmul, streamed, streamed_cuts, tune
 from trireme.kernels.launch import Unsupported
 
 pytestmark = pytest.mark.skipif(not chips.current().interpreted, reason="the accuracy tests run these paths on a GPU")
@@ -68,7 +68,7 @@ def test_few_rows_streamed(copied: bool, along: bool, splits: int, monkeypatch: 
     for rows, k, n in ((5, 200, 52), (32, 96, 64)):
         p, expected = problem(rows, k, n, along, True)
         room = max(16, 1 << (rows - 1).bit_length())
-        config = streamed._config(16, 32, splits, 4, 3, copied)
+        config = streamed_cuts.config(16, 32, splits, 4, 3, copied)
         monkeypatch.setitem(tune._known, (f"rows.{room}.4.{int(along)}", tune.shape_class(n, k)), config)
         matmul._stream(p)
         torch.testing.assert_close(p.c[0].double(), expected, rtol=1e-4, atol=1e-4)
@@ -80,7 +80,7 @@ def test_few_rows_streamed(copied: bool, along: bool, splits: int, monkeypatch: 
 def test_one_row_streamed(along: bool, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By lanes along the summed dimension, else on the tensor cores."""
     p, expected = problem(1, 200, 52, along, True)
-    config = streamed._config(16, 32, splits, 4, 3)
+    config = streamed_cuts.config(16, 32, splits, 4, 3)
     monkeypatch.setitem(tune._known, (f"rows.{1 if along else 16}.4.{int(along)}", tune.shape_class(52, 200)), config)
     matmul._stream(p)
     torch.testing.assert_close(p.c[0].double(), expected, rtol=1e-4, atol=1e-4)
@@ -98,7 +98,7 @@ def test_few_rows_of_a_batch(copied: bool, along: bool, splits: int, monkeypatch
         c = torch.full((4, rows, n), 7.0)
         longest = 256 if along else k & -k  # of the tiles that may be copied
         key = (f"rows.16.4.{int(along)}.batched.{longest}", tune.shape_class(4, n, k))
-        monkeypatch.setitem(tune._known, key, streamed._config(16, 32, splits, 4, 3, copied))
+        monkeypatch.setitem(tune._known, key, streamed_cuts.config(16, 32, splits, 4, 3, copied))
         matmul._stream(matmul._Problem(a, b, c, None, 1.0, 0.0))
         torch.testing.assert_close(c[::2].double(), (a.double() @ b.double())[::2], rtol=1e-4, atol=1e-4)
         assert c[1::2].isnan().all()
@@ -125,7 +125,7 @@ def test_batches_however_they_lie(copied: bool, monkeypatch: pytest.MonkeyPatch)
     for left, right in itertools.product(_VIEWS, _VIEWS):
         items, m, n = rng.randint(2, 5), rng.randint(1, 40), rng.randint(1, 40)
         k = rng.choice((1, 16, 32, 48, 64, 130, 160, rng.randint(1, 70)))
-        config = streamed._config(rng.choice((16, 32)), rng.choice((16, 32)), rng.randint(1, 3), 4, 3, copied)
+        config = streamed_cuts.config(rng.choice((16, 32)), rng.choice((16, 32)), rng.randint(1, 3), 4, 3, copied)
         monkeypatch.setattr(tune, "remembered", lambda name, shape, config=config: config)
         a, b = left(items, m, k), right(items, k, n)
         if b.stride(0):
@@ -137,16 +137,34 @@ def test_batches_however_they_lie(copied: bool, monkeypatch: pytest.MonkeyPatch)
 def test_one_row_of_a_batch() -> None:
     """By lanes if items and outputs are few and long; few columns stand for few rows."""
     a, b = torch.randn(2, 1, 520), torch.randn(2, 6, 520).transpose(1, 2)
-    assert streamed._goes_by_lanes(2, 1, 60, 520, True) and not streamed._goes_by_lanes(9, 1, 60, 520, True)
-    assert streamed._goes_by_lanes(9, 1, 60, 521, True) and not streamed._goes_by_lanes(9, 1, 60, 16, True)
-    assert streamed._goes_by_lanes(99, 1, 6, 520, True) and not streamed._goes_by_lanes(2, 2, 6, 520, False)
+    assert streamed_cuts.goes_by_lanes(2, 1, 60, 520, True) and not streamed_cuts.goes_by_lanes(9, 1, 60, 520, True)
+    assert streamed_cuts.goes_by_lanes(9, 1, 60, 521, True) and not streamed_cuts.goes_by_lanes(9, 1, 60, 16, True)
+    assert streamed_cuts.goes_by_lanes(99, 1, 6, 520, True) and not streamed_cuts.goes_by_lanes(2, 2, 6, 520, False)
     for n, k in ((60, 520), (16, 520), (600, 32), (1000, 90), (1001, 4096), (1000, 4090)):
-        assert streamed._goes_by_lanes(99, 1, n, k, False), (n, k)
+        assert streamed_cuts.goes_by_lanes(99, 1, n, k, False), (n, k)
     for n, k in ((64, 520), (1000, 4096), (1000, 60)):
-        assert not streamed._goes_by_lanes(2, 1, n, k, False), (n, k)
+        assert not streamed_cuts.goes_by_lanes(2, 1, n, k, False), (n, k)
     many, short = (torch.randn(12, 1, 40), torch.randn(12, 40, 3)), (torch.randn(12, 1, 3), torch.randn(12, 3, 70))
     for x, y in ((a, b), (a[:, :, ::2], b[:, ::2]), (b.transpose(1, 2), a.transpose(1, 2)), many, short):
         torch.testing.assert_close(matmul.bmm(x, y), torch.bmm(x, y), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("along", [False, True])
+def test_one_row_as_a_chip_would_cut_it(along: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items by lanes in the tiles and parts of Hopper: few columns, short sums, uneven lines, parts of long sums."""
+    shapes = [(3, 5, 7), (2, 3, 600), (3, 20, 130), (2, 90, 70), (2, 1030, 12), (3, 401, 45), (2, 1200, 33), (2, 130, 19)]
+    for items, k, n in shapes:
+        with monkeypatch.context() as patch:
+            patch.setattr(chips, "current", lambda: chips.HOPPER)
+            by_lanes = streamed_cuts.goes_by_lanes(items, 1, n, k, along)
+            cut = streamed_cuts.default(items, 1, n, k, along, 2, False)
+        if not by_lanes:
+            assert along and k < 32
+            continue
+        monkeypatch.setattr(tune, "remembered", lambda name, shape, cut=cut: cut)
+        a, b = torch.randint(-3, 4, (items, 1, k)).float(), torch.randint(-3, 4, (items, n, k) if along else (items, k, n)).float()
+        b = b.transpose(1, 2) if along else b
+        assert torch.equal(matmul.bmm(a, b), torch.bmm(a, b)), (items, k, n, cut)
 
 
 def test_what_was_not_measured_fits_the_chip(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,23 +174,25 @@ def test_what_was_not_measured_fits_the_chip(monkeypatch: pytest.MonkeyPatch) ->
         for n in (8, 64, 1000, 4096, 6144, 8456, 28672, 151936):
             for k in (8, 72, 896, 4096, 28672):
                 for along in (False, True):
-                    config = streamed._default(1, room, n, k, along, 2, True)
+                    config = streamed_cuts.default(1, room, n, k, along, 2, True)
                     held = config["stages"] * (config["N"] + room) * config["K"] * 2
                     assert held <= chips.HOPPER.shared_memory and config["stages"] > 1 and config["copied"]
                     assert config["splits"] == 1 or k // config["splits"] >= config["K"]
                     for items in (2, 32, 4096) if room < 64 else ():
-                        config = streamed._default(items, room, n, k, along, 2, True)
+                        config = streamed_cuts.default(items, room, n, k, along, 2, True)
                         held = config["stages"] * (config["N"] + room) * config["K"] * 2
                         assert held <= chips.HOPPER.shared_memory and min(config["N"], config["K"]) >= 16
                         assert not config.get("copied") or along or k % config["K"] == 0
+                        one = streamed_cuts.default(items, 1, n, k, along, 2, False)
+                        assert one["N"] * one["K"] <= 4096 and one["splits"] * one["K"] <= max(k, one["K"])
     # 96 programs, one a multiprocessor; 112 wide tiles in one round, where 448 narrow ones took two
-    assert streamed._default(1, 32, 6144, 4096, True, 2, True) == streamed._config(64, 256, 1, 4, 4, True)
-    assert streamed._default(1, 32, 28672, 4096, True, 2, True) == streamed._config(256, 128, 1, 4, 3, True)
+    assert streamed_cuts.default(1, 32, 6144, 4096, True, 2, True) == streamed_cuts.config(64, 256, 1, 4, 4, True)
+    assert streamed_cuts.default(1, 32, 28672, 4096, True, 2, True) == streamed_cuts.config(256, 128, 1, 4, 3, True)
 
 
 def test_what_no_descriptor_says_is_streamed_by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, y = torch.randn(1, 8, 2, 64)[:, :, 0], torch.randn(1, 48, 65)[..., :64], torch.empty(1, 8, 48)  # rows 260 bytes apart
-    monkeypatch.setitem(tune._known, ("rows.16.4.1", tune.shape_class(48, 64)), streamed._config(16, 32, 1, 4, 3, True))
+    monkeypatch.setitem(tune._known, ("rows.16.4.1", tune.shape_class(48, 64)), streamed_cuts.config(16, 32, 1, 4, 3, True))
     streamed.few_rows(x, w, y, None, 1.0, 0.0, "ieee")
     torch.testing.assert_close(y[0], x[0] @ w[0].t(), rtol=1e-4, atol=1e-4)
 

@@ -1,0 +1,238 @@
+"""How products of few rows are cut: tiles, parts of the sum, warps, and whether descriptors bring them. Knows sizes, the chip and
+what was measured on an H200; nothing of tensors or kernels. Shapes are rows x summed elements x columns, after a batch's items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trireme.kernels import chips
+from trireme.kernels.launch import blocks, next_power
+
+_SPLITS_MOST = 16
+
+
+def config(n: int, k: int, splits: int, warps: int, stages: int, copied: bool = False) -> dict[str, Any]:
+    return {"N": n, "K": k, "splits": splits, "warps": warps, "stages": stages} | ({"copied": True} if copied else {})
+
+
+def _level(tiles: int, k: int, tile_k: int, places: int, most: int) -> int:
+    """The number of parts that leaves the least of the last round of programs idle, the smallest of those; none shorter than two
+    tiles."""
+    most = max(1, min(most, _SPLITS_MOST, k // (2 * tile_k)))
+    return max(range(1, most + 1), key=lambda splits: (round(_filled(tiles * splits, places), 2), -splits))
+
+
+def _filled(programs: int, places: int) -> float:
+    """The share of the rounds' places that programs take."""
+    return programs / (blocks(programs, places) * places)
+
+
+def default(items: int, rows: int, n: int, k: int, along: bool, size: int, copyable: bool) -> dict[str, Any]:
+    """`along`: the streamed matrix is contiguous along the summed dimension."""
+    chip = chips.current()
+    if chip.interpreted:
+        return config(max(16, min(64, next_power(n))), max(16, min(512, next_power(k))), 2 if k > 64 else 1, 4, 1)
+    if goes_by_lanes(items, rows, n, k, along):
+        return _by_lanes(n, k, size) if items == 1 else _along_by_lanes(items, n, k) if along else _across_by_lanes(items, n, k)
+    room = max(16, next_power(rows))
+    if items > 1:
+        return _of_batch(items, room, n, k, along, copyable and size == 2)
+    if copyable and size == 2:
+        return _copied(room, n, k, along)
+    splits = next_power(max(1, round(2 * chip.multiprocessors / blocks(n, 64))))
+    return config(64, 64, max(1, min(splits, _SPLITS_MOST, k // 128)), 4, 4)
+
+
+def _by_lanes(n: int, k: int, size: int) -> dict[str, Any]:
+    """One row: 2048 or 4096 elements at once, as much of the summed dimension as there is; more programs where outputs are few."""
+    if 32 < k <= 128 and k % 16:  # single elements: 16 columns for one warp, since several would meet in shared memory for each
+        return config(16, next_power(k), 1, 1, 2)
+    if k <= 128:
+        return config(2048 // max(16, next_power(k)), max(16, next_power(k)), 1, 4, 2)
+    if k < 1024:
+        return config(*((32, 128) if n > 1 << 15 else (16, 256)), 1, 4, 2)
+    tile_n, tile_k = (4, 512) if size == 4 or 0 < k % 1024 <= 512 else (2, 1024)
+    wanted = 2 * chips.current().multiprocessors // blocks(n, tile_n)
+    return config(tile_n, tile_k, max(1, min(wanted, _SPLITS_MOST, k // (2 * tile_k))), 4, 2)
+
+
+def goes_by_lanes(items: int, rows: int, n: int, k: int, along: bool) -> bool:
+    """Whether each lane sums its own columns: for one row along the summed dimension; and in a batch where tiles for the tensor
+    cores were few or nearly empty (32 x 1 x 2048 x 128 4.5 µs with these, so 3.8) or come element by element (531 x 1 x 1089 x 41
+    39 µs, so 18)."""
+    if rows > 1:
+        return False
+    if not along:
+        return items > 1 and crosses_by_lanes(items, n, k)
+    few = (k >= 512 and _few_tiles(items, n)) or (k >= 256 and n <= 8)
+    return items == 1 or few or (k % 8 > 0 and (k > 32 or (k > 16 and n > 32)))
+
+
+def _few_tiles(items: int, n: int) -> bool:
+    return items * blocks(n, 64) <= chips.current().multiprocessors
+
+
+def _along_by_lanes(items: int, n: int, k: int) -> dict[str, Any]:
+    """How one row of each item is cut along the summed dimension, from 50 shapes on an H200."""
+    if k >= 512 and (_few_tiles(items, n) or n <= 8):
+        return config(4, 512, 1, 4, 2)
+    if k >= 1024:
+        return config(8, 256, 1, 4, 2)
+    tile_k = 256 if k > 256 else 128 if k > 128 else 64 if k > 48 else 16
+    return config(1024 // tile_k, tile_k, 1, 1, 2)
+
+
+def crosses_by_lanes(items: int, n: int, k: int) -> bool:
+    """The same for one row of a batch across the summed dimension, of which lanes take turns: where few columns or short sums would
+    leave tiles nearly empty (3727 x 1 x 4 x 196 took 12.6 µs in these, so 3.6), and where neither descriptors nor whole lines bring
+    them (48 x 1 x 1025 x 343 took 21, so 11.7)."""
+    even = n % 16 == 0 or (n % 8 == 0 and worth_copying(items, k, False))
+    few = n <= 16 or k <= 32 or (n <= 32 and k <= 128) or _fill_lanes(items, n, k)
+    return few or (k > 64 and not even)
+
+
+def _fill_lanes(items: int, n: int, k: int) -> bool:
+    """Whether sums that are not long come in programs enough for each lane to walk them alone."""
+    return k <= 128 and items * blocks(n, 128) >= min(8 * k, 512)
+
+
+def _across_by_lanes(items: int, n: int, k: int) -> dict[str, Any]:
+    """How these are cut, from 260 shapes on an H200."""
+    width, depth, processors = max(8, next_power(n)), max(2, next_power(k)), chips.current().multiprocessors
+    if n <= 32 and k <= 128:
+        return config(width, min(depth, 1024 // width), 1, 1, 2)
+    if n <= 16:
+        parts = min(3 * processors // items, _SPLITS_MOST, k // 256)
+        return config(width, 2048 // width, max(1, parts), 4, 2)
+    if k <= 32 or _fill_lanes(items, n, k):
+        tile_n, tile_k = (512, 4) if k <= 8 else (256, 4) if k <= 16 else (128, 16)
+        return config(min(tile_n, width), min(tile_k, depth), 1, 1 if n % 16 == 0 else 2, 2)
+    if k < 320 and items * blocks(n, 32) >= 900:
+        return config(32, 32, 1, 1, 2)
+    parts = min(4 * processors // (items * blocks(n, 16)), _SPLITS_MOST, k // 384)
+    return config(16, 128, max(1, parts), 4, 2)
+
+
+def longest_copied(items: int, k: int, along: bool) -> int:
+    """The longest tile that may be copied: across the summed dimension of a batch one that ends with its item."""
+    return k & -k if items > 1 and not along else 1 << 30
+
+
+def worth_copying(items: int, k: int, along: bool) -> bool:
+    return longest_copied(items, k, along) >= min(64, max(16, next_power(k)))
+
+
+def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool) -> dict[str, Any]:
+    """How a batch's items are cut, from 350 shapes of 1 to 32 rows on an H200: plain tiles had 0.3 to 1.2 of torch's speed."""
+    height, copied = max(16, next_power(n)), copyable and worth_copying(items, k, along)
+    if k > 128:
+        return _copied_items(items, room, height, n, k, along) if copied else _plain_items(items, height, n, k, along)
+    if not (copied or along) and n % 16 == 0 and height > 32 and 0 < k % 32 <= 16:
+        return config(min(128, height), 16, 1, 4, 4)  # 539 x 32 x 40 x 1408 took 49 µs in tiles of 32, so 38
+    # 256 x 32 x 64 x 1024 took 17.9 µs with one stage, so 12.9; 28603 x 4 x 48 x 16 40.5 with four warps, with one 20.0; by
+    # pointers 600 x 9 x 77 x 77 8.6 in tiles of 64, so 6.7; 5861 x 4 x 44 x 92 52 in wide ones, so 44.
+    tile_k, stages = (64, 2 if k > 32 else 1) if copied else (32, 4) if height > 32 else _tile_of(k)
+    tile_n = min(128 if copied else 64, height)
+    return config(tile_n, min(tile_k, max(16, next_power(k))), 1, 1 if height <= 32 else 4, stages, copied)
+
+
+def _tile_of(k: int) -> tuple[int, int]:
+    """How long tiles of a sum are for one warp, and how many are on their way: those of which the last is fuller."""
+    return (32, 4) if blocks(k, 32) % 2 else (64, 2) if k <= 96 else (128, 2)
+
+
+def _copied_items(items: int, room: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
+    """Long sums of items that descriptors bring."""
+    chip, longest = chips.current(), longest_copied(items, k, along)
+    if _fills(n, 128) and _filled(items * blocks(n, 128), chip.multiprocessors) >= 0.8:
+        tile_k = min(128 if room == 16 and _fills(k, 128) else 64, longest)
+        return config(128, tile_k, 1, 4, 3 if tile_k == 128 else 4, True)
+    tiles = items * blocks(n, 64)
+    # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
+    least = 448 if tiles <= 16 else 1024  # shorter parts cost more to join than they save
+    parts = max(1, min(chip.multiprocessors // tiles, 4, k // least)) if tiles <= chip.multiprocessors // 3 else 1
+    if along and tiles > 3 * chip.multiprocessors and blocks(n, 32) % 2:
+        height = min(32, height)  # 357 x 8 x 440 x 152 took 15.3 µs in tiles of 64, so 12.9
+    if height < 64:  # 963 x 2 x 792 x 22 took 14.3 µs with four warps, with one 9.4
+        tile_k, warps = (128, 2) if tiles <= chip.multiprocessors else (64, 2 if tiles <= 3 * chip.multiprocessors else 1)
+        return config(height, min(tile_k, longest), parts, warps, 3, True)
+    if tiles > chip.multiprocessors:
+        return config(64, min(64, longest), 1, 4, 4 if room == 16 else 3, True)
+    tile_k = min(256, next_power(k), longest)
+    return config(64, tile_k, parts, 4, min(8, chip.shared_memory // ((64 + room) * tile_k * 2)), True)
+
+
+def _plain_items(items: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
+    """Long sums of items by pointers."""
+    processors, odd = chips.current().multiprocessors, (k if along else n) % 2
+    if odd and (height <= 32 or (not along and n > 64 and k >= 1024)):
+        # Elements that come one by one: 24 x 7 x 1001 x 333 took 13.4 µs in tiles of 64, so 8.1; 16 x 30 x 3001 x 130 unshared 41.
+        height = min(32, height)
+        if items >= 1000 and k <= 1024:
+            return _by_one_warp(height, k)
+        parts = 4 * processors // (items * blocks(n, height))
+        return config(height, 256, max(1, min(parts, 4, k // 384)), 4, 3)
+    if height <= 64 and items > 3 * processors:  # 402 x 4 x 164 x 45 took 4.5 µs with four warps, so 3.9
+        return config(height, 64, 1, 2, 3) if height == 64 else _by_one_warp(height, k)
+    height, tiles = min(64, height), items * blocks(n, 64)
+    # 17 x 4 x 2458 x 199 took 17 µs whole, in four parts 10.4; 219 x 24 x 618 x 62 7.6 whole, in two parts 10.5.
+    parts = min(3 * processors // tiles, 4, k // 192) if tiles <= processors else min(4 * processors // tiles, k // 1024)
+    tile_k, stages = (64, 4) if height == 64 else (128, 3)
+    return config(height, tile_k, max(1, parts), 4, stages)
+
+
+def _by_one_warp(height: int, k: int) -> dict[str, Any]:
+    return config(height, 32, 1, 1, 4) if k <= 256 and blocks(k, 32) % 2 else config(height, 64, 1, 1, 3)
+
+
+def _fills(size: int, tile: int) -> bool:
+    """Whether tiles of this size leave hardly more of the last one empty than those of half of it."""
+    return blocks(size, tile) * tile <= 1.15 * blocks(size, tile // 2) * tile // 2
+
+
+def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
+    """How descriptors bring tiles of half types where nothing was measured; from 27 shapes of 4 to 32 rows on an H200, of which
+    the best cut is 2 % faster in the mean."""
+    chip, tiles = chips.current(), blocks(n, 64)
+    if tiles <= chip.multiprocessors:
+        # One program a multiprocessor, with as much on its way as the shared memory holds: 32 x 4096 x 6144 took 11.6 µs in 96 of
+        # them, 13.4 to 14.0 in two or more a multiprocessor. Parts shorter than 1024 cost more to join than they save.
+        tile_k = min(256, max(16, next_power(k)))
+        stages = min(8, chip.shared_memory // ((64 + room) * tile_k * 2))
+        return config(64, tile_k, max(1, min(chip.multiprocessors // tiles, 4, k // 1024)), 4, stages, True)
+    narrow, wide = (64, 128), (256, 128) if along else (128, 64)
+    even, wide_even = (_evenness(blocks(n, a), 3 * (a + room) * b * 2) for a, b in (narrow, wide))
+    # Wide tiles read the few rows less often, which pays where narrow ones take several rounds and leave more of the last one idle.
+    return config(*(wide if even < 1 and wide_even >= even else narrow), 1, 4, 3, True)
+
+
+def _evenness(programs: int, held: int) -> float:
+    """1 if programs that hold so many bytes of shared memory lie on the chip at once, else what they fill of their rounds."""
+    chip = chips.current()
+    places = (chip.shared_memory + 1024) // (held + 1024) * chip.multiprocessors
+    return 1.0 if programs <= places else _filled(programs, places) if places else 0.0
+
+
+def candidates(items: int, rows: int, n: int, k: int, along: bool, copyable: bool) -> list[dict[str, Any]]:
+    """Shapes worth timing; splits follow from how many programs the columns give. `copyable`: descriptors may bring the tiles."""
+    if goes_by_lanes(items, rows, n, k, along):
+        shapes = [(2, 1024), (4, 512), (4, 1024), (8, 512), (16, 256), (16, 512), (2, 2048)]
+        across = [(8, 128), (16, 64), (16, 128), (32, 32), (32, 128), (64, 16), (128, 16), (256, 4), (512, 4)]
+        made = [(a, b, warps, 2, False) for a, b in (shapes if along else across) for warps in ((4, 8) if along else (1, 2, 4))]
+    else:
+        shapes = [(32, 128), (64, 64), (64, 128), (128, 64), (128, 128)] if along else [(64, 64), (128, 64), (64, 128)]
+        made = [(a, b, 4, stages, False) for a, b in shapes for stages in (3, 5)] + [(64, 64, 4, 7, False), (128, 64, 8, 4, False)]
+        copies = [(32, 256, 4), (64, 128, 3), (64, 128, 4), (64, 256, 4), (128, 64, 5), (128, 128, 2), (128, 128, 3), (128, 128, 4)]
+        copies = [*copies, (256, 128, 3), *([(256, 64, 3), (128, 64, 2), (64, 64, 2)] if items > 1 else [])]
+        made += [(a, b, 4, stages, True) for a, b, stages in copies if copyable and b <= longest_copied(items, k, along)]
+    processors, result = chips.current().multiprocessors, []
+    for a, b, warps, stages, copied in made:
+        tiles = items * blocks(n, a)
+        splits = _level(tiles, k, b, 2 * processors, max(1, 2 * processors // tiles))
+        counts = [splits, min(2 * splits, _SPLITS_MOST), _level(tiles, k, b, processors, _SPLITS_MOST)]
+        if items > 1 and tiles >= 2 * processors:
+            counts = [1]  # parts of many items are much memory, and many counters
+        elif tiles >= processors // 2:
+            counts.append(1)
+        result += [config(a, b, count, warps, stages, copied) for count in dict.fromkeys(counts)]
+    return result
