@@ -21,18 +21,23 @@ HERE = pathlib.Path(__file__).parent
 chipless = pytest.mark.skipif(torch.cuda.is_available(), reason="a chip is here")
 
 
-def compiled(chip: str, cache: pathlib.Path, *flags: str) -> int:
+def printed(cache: pathlib.Path, script: str, *flags: str) -> str:
+    """What a script prints that compiles, in a process where Triton does not interpret."""
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environ |= {
         "TRITON_CACHE_DIR": str(cache),
         "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent), str(HERE.parent.parent), environ.get("PYTHONPATH", ""))),
     }
-    command = [sys.executable, str(HERE / "compile_for.py"), chip, *flags]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1200)
+    done = subprocess.run([sys.executable, str(HERE / script), *flags], env=environ, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = re.search(r"(\d+) forms of (\d+) kernels", done.stdout)
-    assert found, done.stdout
-    assert int(found[2]) >= 20, done.stdout  # those of one formula each share a name
+    return done.stdout
+
+
+def compiled(chip: str, cache: pathlib.Path, *flags: str) -> int:
+    output = printed(cache, "compile_for.py", chip, *flags)
+    found = re.search(r"(\d+) forms of (\d+) kernels", output)
+    assert found, output
+    assert int(found[2]) >= 20, output  # those of one formula each share a name
     return int(found[1])
 
 
@@ -49,6 +54,14 @@ def test_kernels_compile_for(chip: str, tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("chip", ["sm_80", "sm_89", "sm_100", "sm_120", "gfx942", "gfx1100"])
 def test_all_forms_compile_for(chip: str, tmp_path: pathlib.Path) -> None:
     assert compiled(chip, tmp_path, "--all") > 120
+
+
+@chipless
+@pytest.mark.timeout(300)
+def test_kernels_take_what_the_driver_is_given(tmp_path: pathlib.Path) -> None:
+    """For each descriptor a map, sizes and strides, in the order of the compiled kernel; behind them two of Triton's own."""
+    assembly, ours, descriptors = printed(tmp_path, "parameters_of.py").split()
+    assert assembly == ours + "pp" and ours.count("m") == int(descriptors) == 3, (assembly, ours)
 
 
 class Cramped:
