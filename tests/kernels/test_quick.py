@@ -145,7 +145,6 @@ def test_a_driver_is_given_the_same(code: int, early: bool) -> None:
     assert seen == [(42, 5, 2, 1, 128, 1, 1, 4096, 77, None, x.data_ptr(), y.data_ptr(), 2.5, 0, 0)]
     assert len(started) == (code != 0)
     assert made(lambda *values: None, fresh, raw=raw._replace(kinds="pp")) is None, "too few kinds"
-    assert made(None, fresh, raw=None) is None, "somebody must start it"
 
 
 EXTENDED = ctypes.CFUNCTYPE(
@@ -185,16 +184,19 @@ def test_clusters_and_maps_reach_the_driver(early: bool) -> None:
     addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (call, readdress)]
     others = bytes(reversed(MAP))
     raw = quick.Raw(addresses[0], 42, 128, 4096, (5, 2, 1), "-" * PLACE + "mmf-", early, 8, MAP + others, addresses[1])
-    launch = made(None, fresh, raw=raw, pointers=[(PLACE, 0), (PLACE + 1, 1, 32)])
+    started: list[tuple] = []
+    launch = made(lambda *values: started.append(values), fresh, raw=raw, pointers=[(PLACE, 0), (PLACE + 1, 1, 32)])
     attributes = [(4, 8, 1, 0, 0, 0, 1, 0, 0, 0), (5, 1, *[0] * 8), *([(6, 1, *[0] * 8)] if early else [])]
     for x in (torch.randn(4), torch.randn(4)):
         y = launch((x, 2.5), {})
         maps = readdressed(MAP, x.data_ptr()), readdressed(others, y.data_ptr() + 32)
         assert seen.pop() == ([40, 2, 1, 128, 1, 1, 4096], attributes, *maps, 2.5)
+    assert not started
     code = 201
-    assert launch((x, 2.5), {}) is None and seen, "only the driver could have started it"
+    y = launch((x, 2.5), {})
+    assert seen and [values[PLACE : PLACE + 2] for values in started] == [(x.data_ptr(), y.data_ptr() + 32)], "refused"
     for wrong in ({"maps": MAP}, {"readdress": 0}, {"kinds": "-" * PLACE + "mpf-"}, {"maps": MAP * 5, "kinds": "-" * 12 + "mmmmm"}):
-        assert made(None, fresh, raw=raw._replace(**wrong), pointers=[]) is None, wrong
+        assert made(print, fresh, raw=raw._replace(**wrong), pointers=[]) is None, wrong
 
 
 @needs_compiler

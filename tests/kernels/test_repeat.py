@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from reference import check
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme import kernels
 from trireme.kernels import chips, launch, notes, pointwise, quick, registry, repeat, straight, tune
@@ -527,6 +530,86 @@ def test_graphs_record_repeated_calls(device: str, repeats: list[bool]) -> None:
     kernels.disable()
     torch.testing.assert_close(result, step(), rtol=2e-2, atol=2e-2)
     assert repeats.count(True) >= 3 and not chips.capturing()
+
+
+PLACE, NUMBER = ctypes.c_void_p, ctypes.c_uint
+DRIVER = ctypes.CFUNCTYPE(ctypes.c_int, PLACE, *[NUMBER] * 7, PLACE, ctypes.POINTER(PLACE), PLACE)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, PLACE, PLACE)
+def _readdress(at: int, pointer: int) -> int:
+    """As a driver puts another address into a map, which must lie evenly."""
+    ctypes.c_uint64.from_address(at).value = pointer
+    return at % 64
+
+
+@pytest.mark.skipif(quick._module() is None, reason="nothing can be built here")
+def test_a_descriptor_reaches_the_driver_as_a_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view as a map with its address of now, its sizes and strides; where the driver refuses, Triton's start gets a descriptor."""
+    seen: list[tuple[int, ...]] = []
+    refused: list[tuple[Any, ...]] = []
+    calls: list[torch.Tensor] = []
+    code = 0
+
+    def driver(function: int, *rest: Any) -> int:
+        types = (ctypes.c_uint64, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_int32)
+        seen.append(tuple(kind.from_address(rest[8][i]).value for i, kind in enumerate(types)))
+        return code
+
+    start = DRIVER(driver)
+    monkeypatch.setattr(chips, "driver_launch", lambda extended: ctypes.cast(start, PLACE).value)
+    monkeypatch.setattr(chips, "map_readdress", lambda: ctypes.cast(_readdress, PLACE).value)
+    monkeypatch.setattr(
+        chips, "tensor_map", lambda described, form: described(0).data_ptr().to_bytes(8, sys.byteorder) + bytes(120)
+    )
+    handle = launch.Handle(lambda *values: refused.append(values), 42, False, False, (4, 1, 0), "miiiipi-", ({},))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        y = launch.empty((4, 8), torch.float32, x.device)
+        if launch.current.recording is not None:
+            described = TensorDescriptor(x[1:], [3, 8], [8, 1], [2, 8])
+            launch._note(launch.current.recording, handle, (5,), (described, y, 7), {"C": "constant"})
+        return y
+
+    again = repeat.repeating(function)
+    for count in range(1, 6):
+        x = torch.randn(4, 8)
+        y = again(x)
+        assert len(calls) == min(count, 2) and len(seen) == max(0, count - 2)
+    assert seen[-1] == (x.data_ptr() + 32, 3, 8, 8, 1, y.data_ptr(), 7) and not refused
+    code = 201  # as in a thread that has no context yet
+    y = again(x)
+    described, *rest = refused.pop()[13:]
+    assert (described.base.data_ptr(), described.shape, described.strides) == (x.data_ptr() + 32, [3, 8], [8, 1])
+    assert rest == [y.data_ptr(), 7, "constant"] and len(calls) == 2
+
+
+@pytest.mark.gpu
+def test_descriptors_and_clusters_are_the_drivers_to_start(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a chip that has them; and in a thread of its own, which has no context before its first call."""
+    if not (chips.current().descriptors and chips.current().clusters):
+        pytest.skip("neither on this chip")
+    raws: list[Any] = []
+    original = notes._raw
+    monkeypatch.setattr(notes, "_raw", lambda *given: raws.append(original(*given)) or raws[-1])
+    kernels.only_enable(["mm", "native_layer_norm"])
+    a, b, x = (torch.randn(*shape, device=device).bfloat16() for shape in ((4096, 4096), (4096, 4096), (64, 65536)))
+    found: list[torch.Tensor] = []
+
+    def work() -> None:
+        found.extend((a @ b, torch.nn.functional.layer_norm(x, (65536,))))
+
+    for _ in range(3):
+        work()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert all(raws) and any(len(raw.maps) == 384 for raw in raws) and any(raw.cluster == 8 for raw in raws)
+    kernels.disable()
+    work()
+    for i in range(8):
+        torch.testing.assert_close(found[i], found[8 + i % 2], rtol=2e-2, atol=1.0 if i % 2 == 0 else 2e-2)
 
 
 @pytest.mark.gpu

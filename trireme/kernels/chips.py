@@ -142,7 +142,8 @@ def _driver_function(name: str) -> int | None:
         return None
 
 
-_MAP_BYTES, _MAP_ALIGNMENT, _MOVED = 128, 64, 4096
+_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
+_MOVED = 4096  # bytes; any multiple of 16 would do, and nothing reads the memory there
 
 
 def tensor_map(described: Callable[[int], Any], form: Any) -> bytes | None:
@@ -154,7 +155,7 @@ def tensor_map(described: Callable[[int], Any], form: Any) -> bytes | None:
         made = [make_tensordesc_arg(described(moved), form)[0] for moved in (0, _MOVED)]
         here, there = (ctypes.string_at(id(x) + type(x).__basicsize__ - _MAP_BYTES, _MAP_BYTES) for x in made)
         return here if here != there and _readdressed(here, described(_MOVED).data_ptr()) == there else None
-    except (ImportError, AttributeError, TypeError, IndexError, RuntimeError):
+    except Exception:  # another Triton, whose launcher then starts the kernel
         return None
 
 

@@ -11,7 +11,7 @@ typedef int (*Driver)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, 
  * structures, as they lie in memory. */
 typedef struct {
     int id, unused;
-    unsigned value[16];
+    unsigned value[16] __attribute__((aligned(8)));
 } Attribute;
 typedef struct {
     unsigned grid[3], block[3], shared;
@@ -20,7 +20,9 @@ typedef struct {
     unsigned num_attributes;
 } Configuration;
 typedef int (*ExtendedDriver)(const Configuration *, void *, void **, void **);
-enum { CLUSTER_SIZES = 4, CLUSTERS_LIE = 5, SERIALISED_BY_PROGRAM = 6, SPREAD = 1 }; /* CU_LAUNCH_ATTRIBUTE_…, CU_CLUSTER_SCHEDULING_… */
+/* CU_LAUNCH_ATTRIBUTE_…: sizes of a cluster, where clusters lie, and that a kernel may come early. */
+enum { CLUSTER_DIMENSION = 4, CLUSTER_SCHEDULING = 5, PROGRAMMATIC_SERIALISATION = 6, ATTRIBUTES = 3 };
+enum { SCHEDULE_EVENLY = 1 }; /* CU_CLUSTER_SCHEDULING_POLICY_SPREAD, as Triton wants clusters */
 
 /* Behind a kernel's own parameters stand two for memory that Triton would give it; none is wanted. */
 enum { PARAMETERS = 48, SCRATCH = 2 };
@@ -41,7 +43,6 @@ typedef struct {
     unsigned cluster; /* blocks that form one; 1: none */
     int early;
     Readdress readdress;
-    int num_maps;
     char maps[MAPS][MAP_BYTES]; /* of its parameters of kind m, as they were recorded */
 } Cut;
 
@@ -51,7 +52,6 @@ static int takes_maps(Cut *cut, const char *kinds, size_t num_kinds, const char 
     for (size_t i = 0; i < num_kinds; i++) wanted += kinds[i] == 'm';
     if (wanted > MAPS || num_bytes != wanted * MAP_BYTES || (wanted && !cut->readdress)) return 0;
     memcpy(cut->maps, maps, num_bytes);
-    cut->num_maps = (int)wanted;
     return 1;
 }
 
@@ -71,11 +71,12 @@ static int answer_of(const Cut *cut, void *stream, void **parameters) {
     const unsigned *grid = cut->grid;
     if (!cut->early && cut->cluster == 1)
         return ((Driver)cut->driver)(cut->function, grid[0], grid[1], grid[2], cut->threads, 1, 1, cut->shared, stream, parameters, 0);
-    Attribute attributes[] = {
-        {CLUSTER_SIZES, 0, {cut->cluster, 1, 1}}, {CLUSTERS_LIE, 0, {SPREAD}}, {SERIALISED_BY_PROGRAM, 0, {1}}};
-    Attribute *first = cut->cluster == 1 ? &attributes[2] : attributes;
-    unsigned count = (unsigned)(&attributes[cut->early ? 3 : 2] - first);
-    Configuration all = {{grid[0] * cut->cluster, grid[1], grid[2]}, {cut->threads, 1, 1}, cut->shared, stream, first, count};
+    Attribute sizes = {CLUSTER_DIMENSION, 0, {cut->cluster, 1, 1}}, places = {CLUSTER_SCHEDULING, 0, {SCHEDULE_EVENLY}};
+    Attribute may_come_early = {PROGRAMMATIC_SERIALISATION, 0, {1}}, attributes[ATTRIBUTES];
+    unsigned count = 0;
+    if (cut->cluster > 1) attributes[count++] = sizes, attributes[count++] = places;
+    if (cut->early) attributes[count++] = may_come_early;
+    Configuration all = {{grid[0] * cut->cluster, grid[1], grid[2]}, {cut->threads, 1, 1}, cut->shared, stream, attributes, count};
     return ((ExtendedDriver)cut->driver)(&all, cut->function, parameters, 0);
 }
 #endif

@@ -292,6 +292,8 @@ def _kinds(built: Any) -> tuple[str | None, tuple[Any, ...]]:
     of which it takes a map, sizes and strides."""
     try:
         letters, forms = "", tuple(getattr(built.metadata, "tensordesc_meta", None) or ())
+        if any(form["fp4_padded"] for form in forms):  # whose sizes are others than the descriptor's
+            return None, ()
         for kind in built.src.signature.values():
             if kind.startswith("tensordesc"):
                 letters += "m" + "i" * 2 * len(forms[letters.count("m")]["block_size"])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,6 +39,17 @@ class Plan:
     asks: list[Function]
 
 
+class _Launch(NamedTuple):
+    """A raw start, its arguments, and which of these to fill in; how the driver does the same, or None."""
+
+    start: Function
+    values: list[Any]
+    slots: list[tuple[int, int, int, Any]]  # place, memory, bytes into it, what a descriptor says besides
+    floats: list[tuple[int, Any]]  # place, argument
+    raw: Raw | None
+    drawn: list[tuple[int, int, int]]  # place, asking, place in the answer
+
+
 class Notes:
     """A recorded call in terms of its arguments. Memory is numbered: tensors among the arguments, then allocations."""
 
@@ -69,9 +80,7 @@ class Notes:
         quick = None if self.plan is None or chips.several_devices() else _quick(self.plan)
         return quick or _general(self, launches, returned, finish, shared)
 
-    def _launch(self, handle: Handle, grid: tuple[int, ...], values: tuple[Any, ...]) -> Any:
-        """A raw start, its arguments, and which of these to fill in: (place, memory, offset, descriptor), (place, float) and
-        (place, asking, place in the answer)."""
+    def _launch(self, handle: Handle, grid: tuple[int, ...], values: tuple[Any, ...]) -> _Launch:
         start, function, cooperative, dependent, metadata, *_ = handle
         template: list[Any] = [*grid, 0, function, cooperative, dependent, None, None, metadata, None, None, None, *values]
         slots: list[Any] = []
@@ -92,7 +101,7 @@ class Notes:
                     floats.append((place, same[0]))
         for place, *_ in slots:
             template[place] = None  # the recorded call's memory is not ours to keep
-        return start, template, slots, floats, _raw(handle, grid, values), drawn
+        return _Launch(start, template, slots, floats, _raw(handle, grid, values), drawn)
 
     def _origin(self, x: torch.Tensor) -> tuple[int, int]:
         """Which memory a tensor lies in and how far; memory that lasts has a number below zero."""
@@ -127,19 +136,19 @@ class Notes:
 
 def _raw(handle: Handle, grid: tuple[int, ...], values: tuple[Any, ...]) -> Raw | None:
     """How the driver itself starts the kernel; None for what only Triton's launcher knows."""
-    if handle.kinds is None or handle.cooperative:
-        return None
     described = [value for value in values if is_descriptor(value)]
+    spread = len(values) + sum(2 * len(value.shape) for value in described)
+    if handle.kinds is None or len(handle.kinds) != spread or len(handle.forms) != len(described) or handle.cooperative:
+        return None
     num_warps, cluster, shared = handle.metadata
     driver = chips.driver_launch(bool(handle.dependent) or cluster > 1)
-    if driver is None or len(handle.kinds) != len(values) + sum(2 * len(value.shape) for value in described):
-        return None
-    maps = [made for value, form in zip(described, handle.forms, strict=True) if (made := _map(value, form)) is not None]
-    if len(maps) < len(described):
+    maps = [_map(value, form) for value, form in zip(described, handle.forms, strict=True)]
+    if driver is None or None in maps:
         return None
     threads, kinds = num_warps * chips.current().warp_size, "-" * _VALUES + handle.kinds
     readdress = (chips.map_readdress() or 0) if maps else 0
-    return Raw(driver, handle.function, threads, shared, grid, kinds, bool(handle.dependent), cluster, b"".join(maps), readdress)
+    maps_in_a_row = b"".join(made for made in maps if made)
+    return Raw(driver, handle.function, threads, shared, grid, kinds, bool(handle.dependent), cluster, maps_in_a_row, readdress)
 
 
 def _map(value: Any, form: Any) -> bytes | None:
@@ -148,19 +157,16 @@ def _map(value: Any, form: Any) -> bytes | None:
     return chips.tensor_map(lambda moved: _Described(at + moved, *fixed), form)
 
 
-def _plan(notes: Notes, launches: list[Any], returned: list[Any], as_tuple: bool, shared: list[Any]) -> Plan | None:
+def _plan(notes: Notes, launches: list[_Launch], returned: list[Any], as_tuple: bool, shared: list[Any]) -> Plan | None:
     """The shortest way to repeat a call; None if something of it is only known to `_general`."""
-    named = any(type(i) is str for launch in launches for _, i in launch[3])
+    named = any(type(i) is str for launch in launches for _, i in launch.floats)
     if named or any(type(x) is not int for x in returned):
         return None
     kept, starts = notes.recording.lasting, []
-    for launch in launches:
-        if launch[4] is None and any(fixed for *_, fixed in launch[2]):
-            return None
-        start, values, slots, floats, raw, drawn = _spread(*launch)
-        for place, number, offset in slots:
+    for start, values, slots, floats, raw, drawn in map(_spread, launches):
+        for place, number, offset, _ in slots:
             values[place] = kept[-1 - number].data_ptr() + offset if number < 0 else None
-        starts.append((start, values, [slot for slot in slots if slot[1] >= 0], floats, raw, drawn))
+        starts.append((start, values, [slot[:3] for slot in slots if slot[1] >= 0], floats, raw, drawn))
     first = dict(shared)
     tensors = [(place, first.get(number, number)) for number, place in enumerate(notes.tensors)]
     device = chips.current_device()
@@ -169,18 +175,26 @@ def _plan(notes: Notes, launches: list[Any], returned: list[Any], as_tuple: bool
     return Plan(starts, tensors, notes.layouts, returned, as_tuple, device, kept, bound, settings, asks)
 
 
-def _spread(start: Any, template: list[Any], slots: list[Any], floats: list[Any], raw: Any, drawn: list[Any]) -> tuple[Any, ...]:
-    """A launch with each descriptor spread out to what the kernel takes, an address in a map, sizes and strides; such a one is only
-    the driver's to start."""
-    described = {place: fixed for place, *_, fixed in slots if fixed}
+def _spread(launch: _Launch) -> _Launch:
+    """A launch with an address, sizes and strides in the place of each descriptor, as the kernel takes it; its start makes
+    descriptors of them again."""
+    described = {place: fixed for place, *_, fixed in launch.slots if fixed}
     values: list[Any] = []
-    places: list[int] = []
-    for place, value in enumerate(template):
+    places: list[int] = []  # of each argument as it was
+    for place, value in enumerate(launch.values):
         places.append(len(values))
         shape, strides, _ = described.get(place, ((), (), None))
         values += [value, *shape, *strides]
-    moved = [[(places[place], *rest) for place, *rest in some] for some in ([slot[:3] for slot in slots], floats, drawn)]
-    return None if described else start, values, *moved[:2], raw, moved[2]
+
+    def start(*spread: Any) -> Any:
+        given = [spread[at] for at in places]
+        for place, fixed in described.items():
+            given[place] = _Described(given[place], *fixed)
+        return launch.start(*given)
+
+    changing = (launch.slots, launch.floats, launch.drawn)
+    slots, floats, drawn = ([(places[place], *rest) for place, *rest in some] for some in changing)
+    return _Launch(start if described else launch.start, values, slots, floats, launch.raw, drawn)
 
 
 def _quick(plan: Plan) -> Function | None:
@@ -191,7 +205,7 @@ def _quick(plan: Plan) -> Function | None:
     )  # fmt: skip
 
 
-def _general(notes: Notes, launches: list[Any], returned: list[Any], finish: Function, shared: list[Any]) -> Function:
+def _general(notes: Notes, launches: list[_Launch], returned: list[Any], finish: Function, shared: list[Any]) -> Function:
     """Repeats a call of any number of launches and results."""
     places, layouts = list(notes.tensors), notes.layouts
     lasting, asks = [x.data_ptr() for x in reversed(notes.recording.lasting)], notes.recording.asks
@@ -207,7 +221,7 @@ def _general(notes: Notes, launches: list[Any], returned: list[Any], finish: Fun
             together |= pointer
         if together & 15 or (unlike is not None and unlike(pointers, now)):
             return None
-        answers = [ask() for ask in asks]
+        answers: list[Any] = [ask() for ask in asks]
         if None in answers:
             return None
         for shape, stride, dtype in layouts:

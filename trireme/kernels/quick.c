@@ -19,7 +19,7 @@ typedef struct {
 
 /* One kernel to be started. */
 typedef struct {
-    PyObject *start;          /* Triton's raw start; None: only the driver does it */
+    PyObject *start;          /* Triton's raw start */
     PyObject *values[VALUES]; /* its arguments, those to be filled in NULL or of the recorded call */
     Slot pointers[TENSORS + MADE], floats[TENSORS];
     Slot drawn[DRAWN]; /* which of the asks, and `offset` into its answer */
@@ -81,14 +81,14 @@ static int driven(const Start *self, PyObject *const *values, PyObject *on) {
     unsigned long long bits[PARAMETERS], none = 0;
     void *parameters[PARAMETERS + SCRATCH], *stream = PyLong_AsVoidPtr(on);
     Map maps[MAPS];
-    int count = 0, used = 0, good = 1, code;
-    for (int i = 0; good && i < self->num_values; i++) {
+    int count = 0, used = 0, code;
+    for (int i = 0; i < self->num_values; i++) {
         if (self->kinds[i] == '-') continue;
-        good = count < PARAMETERS && bits_of(values[i], self->kinds[i], &bits[count]);
-        if (good) good = (parameters[count] = parameter_of(&self->cut, self->kinds[i], &bits[count], maps, &used)) != NULL;
-        count++;
+        if (count == PARAMETERS || !bits_of(values[i], self->kinds[i], &bits[count])) return PyErr_Clear(), 0;
+        parameters[count] = parameter_of(&self->cut, self->kinds[i], &bits[count], maps, &used);
+        if (!parameters[count++]) return 0;
     }
-    if (PyErr_Occurred() || !good) return PyErr_Clear(), 0;
+    if (PyErr_Occurred()) return PyErr_Clear(), 0;
     for (int i = 0; i < SCRATCH; i++) parameters[count + i] = &none; /* memory that Triton would give it; none is wanted */
     Py_BEGIN_ALLOW_THREADS;
     code = answer_of(&self->cut, stream, parameters);
@@ -110,7 +110,7 @@ static int filled(const Start *self, PyObject *const *answers, PyObject **values
     return 1;
 }
 
-/* Starts one kernel on this memory: 1 if it did, 0 if nobody can, -1 for an error. */
+/* Starts one kernel on this memory; 0 for an error. */
 static int started(const Start *self, PyObject *const *args, PyObject *const *addresses, PyObject *const *answers, int stream_place,
                    PyObject *stream) {
     PyObject *values[VALUES], *inner[TENSORS + MADE];
@@ -129,14 +129,13 @@ static int started(const Start *self, PyObject *const *args, PyObject *const *ad
     for (int i = 0; i < self->num_floats; i++) values[self->floats[i].place] = args[self->floats[i].index];
     good = good && filled(self, answers, values);
     values[stream_place] = stream;
-    int done = good ? self->cut.driver && driven(self, values, stream) : -1;
-    if (!done && self->start != Py_None) {
+    if (good && !(self->cut.driver && driven(self, values, stream))) {
         PyObject *answer = PyObject_Vectorcall(self->start, values, self->num_values, NULL);
-        done = answer ? 1 : -1;
+        good = answer != NULL;
         Py_XDECREF(answer);
     }
     while (num_inner) Py_DECREF(inner[--num_inner]);
-    return done;
+    return good;
 }
 
 /* 1 if all settings, (what to ask, what it must answer), are as they were, 0 if not, -1 for an error. */
@@ -164,8 +163,7 @@ static int may_run(const Launch *self, PyObject *stream) {
     return same;
 }
 
-/* New reference to the result; None where an argument lies otherwise than that of the recorded call, or the driver refuses what only it
- * can start; NULL for an error. */
+/* New reference to the result; None where an argument lies otherwise than that of the recorded call; NULL for an error. */
 static PyObject *repeat(const Launch *self, PyObject *const *args) {
     PyObject *memory[TENSORS + MADE], *addresses[TENSORS + MADE], *answers[ASKS], *stream = NULL, *result = NULL;
     unsigned long long value[TENSORS + MADE], together = 0;
@@ -197,11 +195,8 @@ static PyObject *repeat(const Launch *self, PyObject *const *args) {
             goto done;
         }
     }
-    for (int i = 0; i < self->num_starts; i++) {
-        int went = started(&self->starts[i], args, addresses, answers, self->stream_place, stream);
-        if (went == 0) result = Py_NewRef(Py_None);
-        if (went != 1) goto done;
-    }
+    for (int i = 0; i < self->num_starts; i++)
+        if (!started(&self->starts[i], args, addresses, answers, self->stream_place, stream)) goto done;
     result = results_of(self, memory);
 done:
     while (asked) Py_DECREF(answers[--asked]);
@@ -231,7 +226,7 @@ static int read_driver(PyObject *raw, Start *self) {
     Cut *cut = &self->cut;
     const char *kinds, *maps;
     Py_ssize_t length, bytes;
-    if (raw == Py_None) return self->start != Py_None;
+    if (raw == Py_None) return 1;
     if (!PyArg_ParseTuple(raw, "KKII(III)s#pIy#K", &driver, &function, &cut->threads, &cut->shared, &cut->grid[0], &cut->grid[1],
                           &cut->grid[2], &kinds, &length, &cut->early, &cut->cluster, &maps, &bytes, &readdress))
         return 0;

@@ -119,9 +119,8 @@ def launch(
     what they answered.
 
     Each start: a raw start, its arguments, which of them are addresses (place, number of the memory, bytes into it) and which are
-    floats (place, argument), how the driver starts it (`Raw`; None: only the raw start does, as only the driver does where that is
-    None), and which of the arguments every repetition draws anew (place, which of `asks`, place in its answer; answered with None
-    it is not repeated).
+    floats (place, argument), how the driver starts it (`Raw`; None: only the raw start does), and which of the arguments every
+    repetition draws anew (place, which of `asks`, place in its answer; answered with None it is not repeated).
     """
     module = _module()
     if module is None:
