@@ -545,7 +545,7 @@ def _readdress(at: int, pointer: int) -> int:
 
 @pytest.mark.skipif(quick._module() is None, reason="nothing can be built here")
 def test_a_descriptor_reaches_the_driver_as_a_map(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A view as a map with its address of now, its sizes and strides; where the driver refuses, Triton's start gets a descriptor."""
+    """A view as a map with its address of now, its sizes and strides; where it refuses, Triton's start gets a descriptor."""
     seen: list[tuple[int, ...]] = []
     refused: list[tuple[Any, ...]] = []
     calls: list[torch.Tensor] = []
@@ -594,11 +594,11 @@ def test_descriptors_and_clusters_are_the_drivers_to_start(device: str, monkeypa
     original = notes._raw
     monkeypatch.setattr(notes, "_raw", lambda *given: raws.append(original(*given)) or raws[-1])
     kernels.only_enable(["mm", "native_layer_norm"])
-    a, b, x = (torch.randn(*shape, device=device).bfloat16() for shape in ((4096, 4096), (4096, 4096), (64, 65536)))
+    a, b, x, w = (torch.randn(*shape, device=device).bfloat16() for shape in ((4096, 4096), (4096, 4096), (512, 65536), (65536,)))
     found: list[torch.Tensor] = []
 
     def work() -> None:
-        found.extend((a @ b, torch.nn.functional.layer_norm(x, (65536,))))
+        found.extend((a @ b, torch.nn.functional.layer_norm(x, (65536,), w)))
 
     for _ in range(3):
         work()
@@ -609,7 +609,7 @@ def test_descriptors_and_clusters_are_the_drivers_to_start(device: str, monkeypa
     kernels.disable()
     work()
     for i in range(8):
-        torch.testing.assert_close(found[i], found[8 + i % 2], rtol=2e-2, atol=1.0 if i % 2 == 0 else 2e-2)
+        torch.testing.assert_close(found[i], found[8 + i % 2], rtol=2e-2, atol=1.0 if i % 2 == 0 else 5e-2)
 
 
 @pytest.mark.gpu
