@@ -613,3 +613,24 @@ def test_cumsum_of_rows_in_parts(dtype: torch.dtype, device: str) -> None:
     ]:  # the last adds up its totals in two turns
         x = draw(shape, dtype, device)
         check(f"cumsum {shape} {dim}", function, aten("cumsum"), (x, dim), {}, length=shape[dim])
+
+
+@pytest.mark.gpu
+def test_one_long_row_adds_up_exactly(device: str) -> None:
+    """Parts of one tile, and of several where there are more than programs."""
+    for count in (600001, 1 << 20, (1 << 20) + 1, (1 << 22) + 4097):
+        x = torch.randint(-(2**40), 2**40, (1, count), device=device)
+        assert torch.equal(registry.OPERATORS["cumsum"].function(x, 1), torch.cumsum(x, 1)), count
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_moments_of_rows_that_fill_one_tile(dtype: torch.dtype, device: str) -> None:
+    for shape in ((400, 41, 516), (300, 64, 512), (120000, 3, 48), (50, 70000)):
+        x = torch.randn(shape, device=device).add(3).to(dtype)
+        dim = 0 if len(shape) == 2 else 1 if shape[1] > 3 else 2
+        x = x if dim < 2 else x.transpose(0, 2).contiguous().transpose(0, 2)  # side by side
+        variance, mean = registry.OPERATORS["var_mean.correction"].function(x, [dim])
+        wanted = torch.var_mean(x.double(), dim)
+        torch.testing.assert_close(variance.double(), wanted[0], rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(mean.double(), wanted[1], rtol=1e-2, atol=1e-3)
