@@ -102,11 +102,8 @@ def test_few_rows_of_a_batch(copied: bool, along: bool, splits: int, monkeypatch
         matmul._stream(matmul._Problem(a, b, c, None, 1.0, 0.0))
         torch.testing.assert_close(c[::2].double(), (a.double() @ b.double())[::2], rtol=1e-4, atol=1e-4)
         assert c[1::2].isnan().all()
-    assert [w for _, w in seen] == [
-        copied,
-        copied and along,
-        copied,
-    ]  # 200 is no multiple of 32, so a copied tile would reach into the next item
+    # 200 is no multiple of 32, so a copied tile would reach into the next item
+    assert [w for _, w in seen] == [copied, copied and along, copied]
 
 
 _VIEWS: list[Callable[[int, int, int], torch.Tensor]] = [  # of whole numbers, so that any order of sums gives the same

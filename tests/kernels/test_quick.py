@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+from fake_driver import EXTENDED_START, START, address, readdress
 
 from trireme.kernels import pointwise, quick, repeat
 
@@ -97,23 +98,6 @@ def test_a_launch_fills_in_what_changes() -> None:
     assert launch((x,), {}) is None and launch((), {}) is None
 
 
-class Attribute(ctypes.Structure):
-    """CUDA's launch attribute, as cuda.h lays it out."""
-
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_ubyte * 60))
-
-
-class Configuration(ctypes.Structure):
-    """CUDA's launch configuration."""
-
-    _fields_ = (
-        ("sizes", ctypes.c_uint * 7),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(Attribute)),
-        ("count", ctypes.c_uint),
-    )
-
-
 @needs_compiler
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("code", [0, 201])
@@ -121,9 +105,6 @@ def test_a_driver_is_given_the_same(code: int, early: bool) -> None:
     """The kernel's parameters bit by bit; a launch that the driver refuses is made again by Triton's start."""
     seen: list[tuple] = []
     started: list[tuple] = []
-    number, place = ctypes.c_uint, ctypes.c_void_p
-    plain = ctypes.CFUNCTYPE(ctypes.c_int, place, *[number] * 7, place, ctypes.POINTER(place), place)
-    extended = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Configuration), place, ctypes.POINTER(place), place)
 
     def driver(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):  # type: ignore[no-untyped-def]
         types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_float, ctypes.c_uint64, ctypes.c_uint64)
@@ -136,9 +117,8 @@ def test_a_driver_is_given_the_same(code: int, early: bool) -> None:
         assert given.count == 1 and (given.attributes[0].id, given.attributes[0].value) == (6, 1), "may come early"
         return driver(function, *given.sizes, given.stream, parameters, extra)
 
-    call = extended(early_driver) if early else plain(driver)
-    address = ctypes.cast(call, ctypes.c_void_p).value
-    raw = quick.Raw(address or 0, 42, 128, 4096, (5, 2, 1), "-" * PLACE + "ppf-", early)
+    call = EXTENDED_START(early_driver) if early else START(driver)
+    raw = quick.Raw(address(call), 42, 128, 4096, (5, 2, 1), "-" * PLACE + "ppf-", early)
     launch = made(lambda *values: started.append(values), fresh, raw=raw)
     x = torch.randn(4)
     y = launch((x, 2.5), {})
@@ -147,23 +127,11 @@ def test_a_driver_is_given_the_same(code: int, early: bool) -> None:
     assert made(lambda *values: None, fresh, raw=raw._replace(kinds="pp")) is None, "too few kinds"
 
 
-EXTENDED = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.POINTER(Configuration), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
-)
 MAP = bytes(range(128))
 
 
-@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-def readdress(at: int, pointer: int) -> int:
-    """As the driver puts another address into a map; it takes none that does not lie evenly."""
-    if at % 64:
-        return 1
-    ctypes.c_uint64.from_address(at + 8).value = pointer
-    return 0
-
-
 def readdressed(tensor_map: bytes, pointer: int) -> bytes:
-    return tensor_map[:8] + pointer.to_bytes(8, sys.byteorder) + tensor_map[16:]
+    return pointer.to_bytes(8, sys.byteorder) + tensor_map[8:]
 
 
 @needs_compiler
@@ -180,17 +148,17 @@ def test_clusters_and_maps_reach_the_driver(early: bool) -> None:
         seen.append((list(given.sizes), attributes, *maps, ctypes.c_float.from_address(parameters[2]).value))
         return code
 
-    call = EXTENDED(driver)
-    addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (call, readdress)]
+    call = EXTENDED_START(driver)
     others = bytes(reversed(MAP))
-    raw = quick.Raw(addresses[0], 42, 128, 4096, (5, 2, 1), "-" * PLACE + "mmf-", early, 8, MAP + others, addresses[1])
+    kinds, maps = "-" * PLACE + "mmf-", MAP + others
+    raw = quick.Raw(address(call), 42, 128, 4096, (5, 2, 1), kinds, early, 8, maps, address(readdress))
     started: list[tuple] = []
     launch = made(lambda *values: started.append(values), fresh, raw=raw, pointers=[(PLACE, 0), (PLACE + 1, 1, 32)])
     attributes = [(4, 8, 1, 0, 0, 0, 1, 0, 0, 0), (5, 1, *[0] * 8), *([(6, 1, *[0] * 8)] if early else [])]
     for x in (torch.randn(4), torch.randn(4)):
         y = launch((x, 2.5), {})
-        maps = readdressed(MAP, x.data_ptr()), readdressed(others, y.data_ptr() + 32)
-        assert seen.pop() == ([40, 2, 1, 128, 1, 1, 4096], attributes, *maps, 2.5)
+        wanted = readdressed(MAP, x.data_ptr()), readdressed(others, y.data_ptr() + 32)
+        assert seen.pop() == ([40, 2, 1, 128, 1, 1, 4096], attributes, *wanted, 2.5)
     assert not started
     code = 201
     y = launch((x, 2.5), {})

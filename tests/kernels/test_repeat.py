@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_driver import START, address, readdress
 from reference import check
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -532,17 +533,6 @@ def test_graphs_record_repeated_calls(device: str, repeats: list[bool]) -> None:
     assert repeats.count(True) >= 3 and not chips.capturing()
 
 
-PLACE, NUMBER = ctypes.c_void_p, ctypes.c_uint
-DRIVER = ctypes.CFUNCTYPE(ctypes.c_int, PLACE, *[NUMBER] * 7, PLACE, ctypes.POINTER(PLACE), PLACE)
-
-
-@ctypes.CFUNCTYPE(ctypes.c_int, PLACE, PLACE)
-def _readdress(at: int, pointer: int) -> int:
-    """As a driver puts another address into a map, which must lie evenly."""
-    ctypes.c_uint64.from_address(at).value = pointer
-    return at % 64
-
-
 @pytest.mark.skipif(quick._module() is None or not chips.current().interpreted, reason="host memory, in a driver's place")
 def test_a_descriptor_reaches_the_driver_as_a_map(monkeypatch: pytest.MonkeyPatch) -> None:
     """A view as a map with its address of now, its sizes and strides; where it refuses, Triton's start gets a descriptor."""
@@ -556,9 +546,9 @@ def test_a_descriptor_reaches_the_driver_as_a_map(monkeypatch: pytest.MonkeyPatc
         seen.append(tuple(kind.from_address(rest[8][i]).value for i, kind in enumerate(types)))
         return code
 
-    start = DRIVER(driver)
-    monkeypatch.setattr(chips, "driver_launch", lambda extended: ctypes.cast(start, PLACE).value)
-    monkeypatch.setattr(chips, "map_readdress", lambda: ctypes.cast(_readdress, PLACE).value)
+    start = START(driver)
+    monkeypatch.setattr(chips, "driver_launch", lambda extended: address(start))
+    monkeypatch.setattr(chips, "map_readdress", lambda: address(readdress))
     monkeypatch.setattr(
         chips, "tensor_map", lambda described, form: described(0).data_ptr().to_bytes(8, sys.byteorder) + bytes(120)
     )

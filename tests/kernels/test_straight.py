@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_driver import START, address, readdress
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -28,17 +29,8 @@ if not chips.current().interpreted:
 if straight.module(wait=240) is None:
     pytest.skip("no C++ compiler", allow_module_level=True)
 
-NUMBER, PLACE = ctypes.c_uint, ctypes.c_void_p
-DRIVER = ctypes.CFUNCTYPE(ctypes.c_int, PLACE, *[NUMBER] * 7, PLACE, ctypes.POINTER(PLACE), PLACE)
 SHAPE = (4, 8)
 MAPPED = 43  # a kernel that takes maps
-
-
-@ctypes.CFUNCTYPE(ctypes.c_int, PLACE, PLACE)
-def readdress(at: int, pointer: int) -> int:
-    """Puts an address into the first bytes of a map, which must lie evenly."""
-    ctypes.c_uint64.from_address(at).value = pointer
-    return at % 64
 
 
 class Chip:
@@ -49,8 +41,8 @@ class Chip:
         self.starts: list[tuple[int, ...]] = []
         self.maps: list[bytes] = []
         self.code = 0
-        self.callback = DRIVER(self._start)
-        self.address = ctypes.cast(self.callback, PLACE).value
+        self.callback = START(self._start)
+        self.address = address(self.callback)
 
     def _start(self, function: int, *rest: Any) -> int:
         grid, parameters = rest[:7], rest[8]
@@ -238,7 +230,7 @@ def test_addresses_in_maps(chip: Chip, standing: Callable[..., Standing]) -> Non
     """What the copy engine knows of a tensor comes along with the tensor's address of now."""
     start = plan(chip).starts[0]
     raw = start[4]._replace(function=MAPPED, kinds="-" * 13 + "mmmf-", maps=bytes(range(128)) * 3)
-    readdressed = raw._replace(readdress=ctypes.cast(readdress, PLACE).value)
+    readdressed = raw._replace(readdress=address(readdress))
     one = remembering(standing, plan(chip, starts=[(*start[:4], readdressed, [])]))
     for count in (1, 2):
         x, y = pair()
@@ -310,6 +302,7 @@ def test_removed_while_a_call_is_on_its_way(chip: Chip) -> None:
     """A call that came here before an operator was switched off, and can neither be repeated nor go on to Python, is torch's. (How
     calls that come in that moment find their kernel is torch's business, whose table is not made for it.)"""
     x, y = pair()
+    wanted = torch.atan2(x, y)
     asked: list[Any] = []
 
     def python(above: Any, torchs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -323,15 +316,16 @@ def test_removed_while_a_call_is_on_its_way(chip: Chip) -> None:
             above.remove()
             return 201
 
-        callback = DRIVER(remove)
-        raw = plan(chip).starts[0][4]._replace(driver=ctypes.cast(callback, PLACE).value or 0, kinds="-" * 13 + "ppp-")
+        callback = START(remove)
+        raw = plan(chip).starts[0][4]._replace(driver=address(callback), kinds="-" * 13 + "ppp-")
         removing = plan(chip, starts=[(None, [None] * 17, [(13, 0, 0), (14, 1, 0), (15, 2, 0)], [], raw, [])])
-        wanted = torch.atan2(x, y)
-        assert torch.equal(torch.atan2(x, y), wanted) and len(asked) == 1
+        for _ in range(2):  # remembered, and removed midway
+            assert torch.equal(torch.atan2(x, y), wanted) and len(asked) == 1
 
 
 def test_switched_while_another_thread_is_in_the_python_kernel() -> None:
     a, b = torch.randn(3, 4, 5), torch.randn(3, 5, 6)
+    wanted = torch.bmm(a, b)
     inside, switched, found = threading.Event(), threading.Event(), []
 
     def slow(above: Any, torchs: Any, *args: Any) -> Any:
@@ -348,7 +342,34 @@ def test_switched_while_another_thread_is_in_the_python_kernel() -> None:
             above.place()
         switched.set()
         thread.join(60)
-        torch.testing.assert_close(found[0], torch.einsum("bij,bjk->bik", a, b))
+    assert torch.equal(found[0], wanted)
+
+
+@pytest.mark.soak
+def test_switched_while_others_call() -> None:
+    """Calls that come while an operator is switched on and off. torch's own table, of which they read what is being written, is not
+    made for it: this has crashed, three times in one hour and never since, so `make test` has the two above in its place."""
+    a, b = torch.randn(3, 4, 5), torch.randn(3, 5, 6)
+    wanted, wrong, stop = torch.bmm(a, b), [], threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            if not torch.allclose(torch.bmm(a, b), wanted):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    with replaced(torch.ops.aten.bmm.default, lambda above, torchs, *args: torchs(*args)) as above:
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(15000):
+                above.remove()
+                above.place()
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(60)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
 
 
 def test_numbers_in_the_place_of_tensors() -> None:
@@ -363,8 +384,8 @@ def test_numbers_in_the_place_of_tensors() -> None:
         torch.frombuffer((ctypes.c_float * 32).from_address(out), dtype=torch.float32).fill_(got[-1])
         return 0
 
-    callback = DRIVER(start)
-    raw = Raw(ctypes.cast(callback, PLACE).value or 0, 42, 128, 64, (5, 2, 1), "-" * 13 + "pf-", False)
+    callback = START(start)
+    raw = Raw(address(callback), 42, 128, 64, (5, 2, 1), "-" * 13 + "pf-", False)
     values = [None] * 13 + [None, 0.5, "constant"]
     program = plan(Chip(), starts=[(None, values, [(13, 1, 0)], [(14, 1)], raw, [])], tensors=[(0, 0)], returned=[1])
 

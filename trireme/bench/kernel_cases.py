@@ -175,6 +175,10 @@ def product_shapes() -> list[tuple[int, int, int]]:
     return [*first, *few, *more, (8192, 8192, 8192), (1024, 4096, 4096)]
 
 
+def _batch(items: int, m: int, k: int, n: int, turned: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return normal(items, m, k), normal(items, n, k).transpose(1, 2) if turned else normal(items, k, n)
+
+
 def product_cases() -> Iterator[Case]:
     for rows, k, n in [
         *[(r, 4096, 4096) for r in (1, 2, 4, 8, 16, 32, 64, 256, 1024)],
@@ -207,14 +211,13 @@ def product_cases() -> Iterator[Case]:
         biased = functools.partial(lambda r: (normal(4096), normal(r, 4096), normal(4096, 4096).t()), rows)
         yield _case("addmm", f"{rows}x4096x4096 linear", biased, torch.addmm, 4096**2 * 2)
     for batch, m, k, n in ((4, 4096, 4096, 4096), (32, 2048, 128, 2048), (256, 512, 64, 512), (8, 1000, 1000, 1000)):
-        make = functools.partial(lambda b, x, y, z: (normal(b, x, y), normal(b, y, z)), batch, m, k, n)
+        make = functools.partial(_batch, batch, m, k, n)
         yield _case("bmm", f"{batch}x{m}x{k}x{n}", make, torch.bmm, 2 * batch * m * k * n, unit="TFLOP/s")
     # One step's queries by keys and weights by values, in 32 heads and in 256, and what a layer of eight experts has.
     for batch, m, k, n in ((32, 1, 128, 4096), (32, 1, 4096, 128), (256, 8, 128, 4096), (256, 8, 4096, 128), (8, 16, 4096, 4096)):
-        plain = functools.partial(lambda b, x, y, z: (normal(b, x, y), normal(b, y, z)), batch, m, k, n)
-        turned = functools.partial(lambda b, x, y, z: (normal(b, x, y), normal(b, z, y).transpose(1, 2)), batch, m, k, n)
+        make = functools.partial(_batch, batch, m, k, n, turned=k <= n)
         label, moved = f"{batch}x{m}x{k}x{n}{' linear' if k <= n else ''}", batch * (m * (k + n) + k * n) * 2
-        yield _case("bmm", label, turned if k <= n else plain, torch.bmm, moved)
+        yield _case("bmm", label, make, torch.bmm, moved)
     yield _case("mv", "4096x4096", lambda: (normal(4096, 4096), normal(4096)), torch.mv, 4096**2 * 2)
     yield _case("mv", "28672x4096", lambda: (normal(28672, 4096), normal(4096)), torch.mv, 4096 * 28672 * 2)
 

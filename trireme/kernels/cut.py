@@ -47,9 +47,7 @@ class Cut:
     across: bool  # neighbours in memory are elements of different rows
     beside: int  # rows that then lie side by side
     even: bool  # lines of memory begin where a thread may take several elements at once
-    eights: (
-        bool  # and no fewer than 8 elements are all that divides lines of rows side by side, as copies into shared memory like it
-    )
+    eights: bool  # and no fewer than 8 divide where lines of rows side by side begin, as copies into shared memory like it
     paired: bool  # if not, then where it may take two or a few, of many long rows side by side
     anywhere: bool  # rows are contiguous, one after the other, and begin anywhere
     matrix: bool  # those side by side are the columns of a matrix that lies together

@@ -121,10 +121,10 @@ def _cut(f: Fold, itemsize: int) -> tuple[int, int, int]:
             return 64, min(n, 16), 2
         # Programs of one warp are too few for very long ones: 8192 x 4096 took 168 µs so, with four warps for each tile 87.
         return (32, 32, 1) if _singly(f) else (min(64, next_power(f.rows)), 64, 4)
-    # Of many rows each in one piece if it fits: 35 against 38 µs for 8192 x 4096 on an H200. But 3776 sums of int64 over 4847 took
-    # 281 µs in pieces of 4096, so 119.
     if f.rows == 1 and f.length > 1 << 20 and itemsize == 8:  # whose parts have several tiles: 4194304 32.7 µs as below, so 30.2
         return 1, 2048, 8
+    # Of many rows each in one piece if it fits: 35 against 38 µs for 8192 x 4096 on an H200. But 3776 sums of int64 over 4847 took
+    # 281 µs in pieces of 4096, so 119.
     if n > (4096 if many and itemsize < 8 else 1024):
         return 1, 1024, 8 if processors <= f.rows and not many else 4
     if n <= 256 and (n > 32 or itemsize == 8):

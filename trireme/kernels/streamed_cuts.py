@@ -129,16 +129,19 @@ def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool
         return _copied_items(items, room, height, n, k, along) if copied else _plain_items(items, height, n, k, along)
     if not (copied or along) and n % 16 == 0 and height > 32 and 0 < k % 32 <= 16:
         return config(min(128, height), 16, 1, 4, 4)  # 539 x 32 x 40 x 1408 took 49 µs in tiles of 32, so 38
+    if not copied and height <= 32:
+        return _by_one_warp(height, k)
     # 256 x 32 x 64 x 1024 took 17.9 µs with one stage, so 12.9; 28603 x 4 x 48 x 16 40.5 with four warps, with one 20.0; by
     # pointers 600 x 9 x 77 x 77 8.6 in tiles of 64, so 6.7; 5861 x 4 x 44 x 92 52 in wide ones, so 44.
-    tile_k, stages = (64, 2 if k > 32 else 1) if copied else (32, 4) if height > 32 else _tile_of(k)
-    tile_n = min(128 if copied else 64, height)
-    return config(tile_n, min(tile_k, max(16, next_power(k))), 1, 1 if height <= 32 else 4, stages, copied)
+    tile_n, tile_k, stages = (128, 64, 2 if k > 32 else 1) if copied else (64, 32, 4)
+    return config(min(tile_n, height), min(tile_k, max(16, next_power(k))), 1, 1 if height <= 32 else 4, stages, copied)
 
 
-def _tile_of(k: int) -> tuple[int, int]:
-    """How long tiles of a sum are for one warp, and how many are on their way: those of which the last is fuller."""
-    return (32, 4) if blocks(k, 32) % 2 else (64, 2) if k <= 96 else (128, 2)
+def _by_one_warp(height: int, k: int) -> dict[str, Any]:
+    """Tiles by pointers for one warp each, of a length that leaves less of the last one empty."""
+    fuller = k <= 256 and blocks(k, 32) % 2
+    tile_k, stages = (32, 4) if fuller else (64, 2) if k <= 96 else (128, 2) if k <= 128 else (64, 3)
+    return config(height, min(tile_k, max(16, next_power(k))), 1, 1, stages)
 
 
 def _copied_items(items: int, room: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
@@ -179,10 +182,6 @@ def _plain_items(items: int, height: int, n: int, k: int, along: bool) -> dict[s
     parts = min(3 * processors // tiles, 4, k // 192) if tiles <= processors else min(4 * processors // tiles, k // 1024)
     tile_k, stages = (64, 4) if height == 64 else (128, 3)
     return config(height, tile_k, max(1, parts), 4, stages)
-
-
-def _by_one_warp(height: int, k: int) -> dict[str, Any]:
-    return config(height, 32, 1, 1, 4) if k <= 256 and blocks(k, 32) % 2 else config(height, 64, 1, 1, 3)
 
 
 def _fills(size: int, tile: int) -> bool:
