@@ -65,7 +65,8 @@ def goes_by_lanes(items: int, rows: int, n: int, k: int, along: bool) -> bool:
     if not along:
         return items > 1 and crosses_by_lanes(items, n, k)
     few = (k >= 512 and _few_tiles(items, n)) or (k >= 256 and n <= 8)
-    return items == 1 or few or (k % 8 > 0 and (k > 32 or (k > 16 and n > 32)))
+    short = k <= 16 and n > 32  # 6081 x 1 x 4 x 420 took 50 µs in tiles, so 12
+    return items == 1 or few or short or (k % 8 > 0 and (k > 32 or (k > 16 and n > 32)))
 
 
 def _few_tiles(items: int, n: int) -> bool:
@@ -73,7 +74,9 @@ def _few_tiles(items: int, n: int) -> bool:
 
 
 def _along_by_lanes(items: int, n: int, k: int) -> dict[str, Any]:
-    """How one row of each item is cut along the summed dimension, from 50 shapes on an H200."""
+    """How one row of each item is cut along the summed dimension, from 60 shapes on an H200."""
+    if k <= 16:
+        return config(min(128, next_power(n)), 4 if k <= 8 else 8, 1, 1 if k <= 8 else 2, 2)
     if k >= 512 and (_few_tiles(items, n) or n <= 8):
         return config(4, 512, 1, 4, 2)
     if k >= 1024:
@@ -123,25 +126,30 @@ def worth_copying(items: int, k: int, along: bool) -> bool:
 
 
 def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool) -> dict[str, Any]:
-    """How a batch's items are cut, from 350 shapes of 1 to 32 rows on an H200: plain tiles had 0.3 to 1.2 of torch's speed."""
+    """How a batch's items are cut, from 530 shapes of 1 to 32 rows on an H200: plain tiles had 0.3 to 1.2 of torch's speed."""
     height, copied = max(16, next_power(n)), copyable and worth_copying(items, k, along)
     if k > 128:
         return _copied_items(items, room, height, n, k, along) if copied else _plain_items(items, height, n, k, along)
-    if not (copied or along) and n % 16 == 0 and height > 32 and 0 < k % 32 <= 16:
-        return config(min(128, height), 16, 1, 4, 4)  # 539 x 32 x 40 x 1408 took 49 µs in tiles of 32, so 38
+    if k <= 16 and height > 32 and not (copied and along and room == 16):
+        # 167 x 8 x 16 x 3123 took 15.2 µs with four warps and four stages, so 8.8; 156 x 32 x 16 x 7760 by descriptors 42, so 31.
+        return config(min(128, height), 16, 1, 4, 1) if along or room > 16 else config(64, 16, 1, 1, 1)
     if not copied and height <= 32:
-        return _by_one_warp(height, k)
-    # 256 x 32 x 64 x 1024 took 17.9 µs with one stage, so 12.9; 28603 x 4 x 48 x 16 40.5 with four warps, with one 20.0; by
-    # pointers 600 x 9 x 77 x 77 8.6 in tiles of 64, so 6.7; 5861 x 4 x 44 x 92 52 in wide ones, so 44.
-    tile_n, tile_k, stages = (128, 64, 2 if k > 32 else 1) if copied else (64, 32, 4)
-    return config(min(tile_n, height), min(tile_k, max(16, next_power(k))), 1, 1 if height <= 32 else 4, stages, copied)
+        return _by_few_warps(height, k)
+    if not copied:
+        # 539 x 32 x 40 x 1408 took 49 µs in tiles of 32 that are left partly empty, so 38; 61 x 16 x 48 x 1498 6.4 and 5.2; but
+        # 600 x 9 x 77 x 77 and 5861 x 4 x 44 x 92 are faster in tiles that are not wide.
+        wide = n > 128
+        return config(128 if wide else 64, 16 if wide and 0 < k % 32 <= 16 else 32, 1, 4, 2)
+    # 256 x 32 x 64 x 1024 took 17.9 µs with one stage, so 12.9; 28603 x 4 x 48 x 16 40.5 with four warps, with one 20.0.
+    return config(min(128, height), min(64, max(16, next_power(k))), 1, 1 if height <= 32 else 4, 2 if k > 32 else 1, True)
 
 
-def _by_one_warp(height: int, k: int) -> dict[str, Any]:
-    """Tiles by pointers for one warp each, of a length that leaves less of the last one empty."""
-    fuller = k <= 256 and blocks(k, 32) % 2
-    tile_k, stages = (32, 4) if fuller else (64, 2) if k <= 96 else (128, 2) if k <= 128 else (64, 3)
-    return config(height, min(tile_k, max(16, next_power(k))), 1, 1, stages)
+def _by_few_warps(height: int, k: int) -> dict[str, Any]:
+    """Tiles by pointers for one warp or two, of a length that leaves less of the last one empty."""
+    if k > 256:  # 2468 x 32 x 1494 x 4 took 99 µs with one warp, so 88; 1081 x 26 x 486 x 27 40 and 24
+        return config(height, 32 if k <= 768 else 64, 1, 2, 3)
+    tile_k = 32 if k > 128 or blocks(k, 32) % 2 else 64 if k <= 96 else 128
+    return config(height, min(tile_k, max(16, next_power(k))), 1, 1, 2)
 
 
 def _copied_items(items: int, room: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
@@ -152,36 +160,72 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
         return config(128, tile_k, 1, 4, 3 if tile_k == 128 else 4, True)
     tiles = items * blocks(n, 64)
     # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
-    least = 448 if tiles <= 16 else 1024  # shorter parts cost more to join than they save
+    least = 448 if tiles <= 16 else 896  # shorter parts cost more to join than they save
     parts = max(1, min(chip.multiprocessors // tiles, 4, k // least)) if tiles <= chip.multiprocessors // 3 else 1
     if along and tiles > 3 * chip.multiprocessors and blocks(n, 32) % 2:
         height = min(32, height)  # 357 x 8 x 440 x 152 took 15.3 µs in tiles of 64, so 12.9
-    if height < 64:  # 963 x 2 x 792 x 22 took 14.3 µs with four warps, with one 9.4
-        tile_k, warps = (128, 2) if tiles <= chip.multiprocessors else (64, 2 if tiles <= 3 * chip.multiprocessors else 1)
-        return config(height, min(tile_k, longest), parts, warps, 3, True)
+    if height < 64:
+        # 963 x 2 x 792 x 22 took 14.3 µs with four warps, with one 9.4; 296 x 4 x 7296 x 8 38.8 in tiles of 64, so 29.
+        tile_k = min(128 if tiles <= chip.multiprocessors or k >= 1024 else 64, longest)
+        return config(height, tile_k, parts, 1 if tiles > 3 * chip.multiprocessors and tile_k <= 64 else 2, 3, True)
     if tiles > chip.multiprocessors:
+        if k >= 2048 and longest >= 128:  # 2 x 16 x 6640 x 5320 took 43 µs in tiles of 64, so 39
+            return config(64, 128, 1, 4, 4, True)
         return config(64, min(64, longest), 1, 4, 4 if room == 16 else 3, True)
-    tile_k = min(256, next_power(k), longest)
-    return config(64, tile_k, parts, 4, min(8, chip.shared_memory // ((64 + room) * tile_k * 2)), True)
+    if longest < 128:  # by pointers more is on its way: 2 x 16 x 1856 x 2096 took 7.2 µs by descriptors, so 5.0
+        return _plain_items(items, height, n, k, along)
+    return config(64, min(256, next_power(k), longest), parts, 4, _stages(k, min(256, next_power(k), longest)), True)
+
+
+def _stages(k: int, tile_k: int) -> int:
+    """Tiles on their way where a program has its multiprocessor alone, but no more than there are: 16 x 1024 x 1024 took 2.8 µs
+    with five of 256, with three 2.5; 23 x 16 x 1408 x 128 4.6 with eight of 128, with four 4.0."""
+    return max(2, min(4, blocks(k, tile_k) - 1))
 
 
 def _plain_items(items: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
     """Long sums of items by pointers."""
-    processors, odd = chips.current().multiprocessors, (k if along else n) % 2
-    if odd and (height <= 32 or (not along and n > 64 and k >= 1024)):
-        # Elements that come one by one: 24 x 7 x 1001 x 333 took 13.4 µs in tiles of 64, so 8.1; 16 x 30 x 3001 x 130 unshared 41.
-        height = min(32, height)
-        if items >= 1000 and k <= 1024:
-            return _by_one_warp(height, k)
-        parts = 4 * processors // (items * blocks(n, height))
-        return config(height, 256, max(1, min(parts, 4, k // 384)), 4, 3)
-    if height <= 64 and items > 3 * processors:  # 402 x 4 x 164 x 45 took 4.5 µs with four warps, so 3.9
-        return config(height, 64, 1, 2, 3) if height == 64 else _by_one_warp(height, k)
-    height, tiles = min(64, height), items * blocks(n, 64)
-    # 17 x 4 x 2458 x 199 took 17 µs whole, in four parts 10.4; 219 x 24 x 618 x 62 7.6 whole, in two parts 10.5.
-    parts = min(3 * processors // tiles, 4, k // 192) if tiles <= processors else min(4 * processors // tiles, k // 1024)
-    tile_k, stages = (64, 4) if height == 64 else (128, 3)
-    return config(height, tile_k, max(1, parts), 4, stages)
+    processors, tiles = chips.current().multiprocessors, items * blocks(n, 64)
+    if height <= 64 and items > 3 * processors:
+        return _many_items(items, height, n, k, along)
+    if (k if along else n) % 2:
+        return _few_odd_items(items, height, n, k, along)
+    if height < 64:  # 66 x 22 x 1740 x 16 took 5.1 µs whole, in four parts 4.4
+        return config(height, 64, max(1, min(3 * processors // tiles, 4, k // 192)), 4, 3)
+    if tiles <= processors:
+        # 7 x 32 x 434 x 1040 took 4.9 µs in two parts, whole 2.9; 2 x 7 x 1888 x 1564 in four 6.2, in two 5.2.
+        return config(64, 64, max(1, min(processors // tiles, 4, k // (192 if along else 768))), 4, 4)
+    parts, stages = min(4 * processors // tiles, k // 1024), 3 if k <= 1024 else 4
+    if not along and n > 128 and _fills(n, 128) and (parts <= 1 or n % 8 == 0):
+        return config(128, 32 if k <= 256 else 64, 1, 4, stages)  # 2 x 26 x 2016 x 4432 took 10.0 µs in tiles of 64, so 9.2
+    return config(64, 32 if k <= 256 else 64, max(1, parts), 4, stages)  # 171 x 8 x 156 x 102 5.1 in tiles of 64, so 3.9
+
+
+def _many_items(items: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
+    """So many that each needs few warps; elements of odd lines come one by one."""
+    odd = (k if along else n) % 2
+    if height == 64:
+        if odd and not along:  # 678 x 4 x 868 x 57 took 48 µs in tiles of 64 squared, so 35; 726 x 4 x 132 x 49 8.7 and 6.2
+            return config(64 if k <= 512 else 32, 32, 1, 2, 2)
+        return config(64, 32 if k <= 256 else 64, 1, 4, 3)  # 615 x 8 x 326 x 62 took 15.7 µs with two warps, so 10.2
+    if odd and along and k > 256:
+        return config(height, 128, 1, 4 if height == 32 else 2, 3)  # 496 x 32 x 681 x 32 took 16.9 µs in tiles of 256, so 11.9
+    if odd and k > 1024 and height == 32:  # 429 x 2 x 2264 x 17 took 33.8 µs in tiles of 256, so 28.5
+        return config(32, 32 if items >= 1000 else 64, 1, 4, 2 if items >= 1000 else 3)
+    return _by_few_warps(height, k)
+
+
+def _few_odd_items(items: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
+    """Elements that come one by one, of which more programs must ask."""
+    processors, tiles = chips.current().multiprocessors, items * blocks(n, 64)
+    if along and height > 32:  # 4 x 8 x 553 x 496 took 4.9 µs in two parts, so 3.8
+        return config(64, 64, max(1, min(2 * processors // tiles, 4, k // 112)), 4, 3)
+    if height > 32 and tiles > processors and k < 1024:
+        return config(64, 64, 1, 4, 3)
+    # 24 x 7 x 1001 x 333 took 13.4 µs in tiles of 64, so 8.1; 95 x 32 x 1383 x 4 8.7 in tiles of 256, so 6.4.
+    height = min(32, height)
+    parts = min(4 * processors // (items * blocks(n, height)), 4, k // (384 if along else 240))
+    return config(height, 128 if along else 64, max(1, parts), 4, 3)
 
 
 def _fills(size: int, tile: int) -> bool:
@@ -195,11 +239,14 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     chip, tiles = chips.current(), blocks(n, 64)
     if tiles <= chip.multiprocessors:
         # One program a multiprocessor, with as much on its way as the shared memory holds: 32 x 4096 x 6144 took 11.6 µs in 96 of
-        # them, 13.4 to 14.0 in two or more a multiprocessor. Parts shorter than 1024 cost more to join than they save.
+        # them, 13.4 to 14.0 in two or more a multiprocessor. Short parts cost more to join than they save: 32 x 4096 x 4096 took
+        # 8.1 µs in two, whole 7.0; 32 x 8192 x 2048 8.8 in four, in two 8.2.
         tile_k = min(256, max(16, next_power(k)))
-        stages = min(8, chip.shared_memory // ((64 + room) * tile_k * 2))
-        return config(64, tile_k, max(1, min(chip.multiprocessors // tiles, 4, k // 1024)), 4, stages, True)
+        least = 4096 if tiles >= 32 else 2048 if tiles > 8 else 1024
+        return config(64, tile_k, max(1, min(chip.multiprocessors // tiles, 4, k // least)), 4, _stages(k, tile_k), True)
     narrow, wide = (64, 128), (256, 128) if along else (128, 64)
+    if _evenness(tiles, 4 * (64 + room) * 128 * 2) == 1:
+        return config(*narrow, 1, 4, 4, True)  # 32 x 8192 x 10240 took 44.9 µs with three tiles on their way, so 42.3
     even, wide_even = (_evenness(blocks(n, a), 3 * (a + room) * b * 2) for a, b in (narrow, wide))
     # Wide tiles read the few rows less often, which pays where narrow ones take several rounds and leave more of the last one idle.
     return config(*(wide if even < 1 and wide_even >= even else narrow), 1, 4, 3, True)
