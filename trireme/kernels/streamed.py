@@ -210,9 +210,9 @@ def streams_batch(rows: int, w: torch.Tensor) -> bool:
     copied = chips.current().descriptors and one_matrix(lines, 1, 2) is not None and cuts.worth_copying(items, k, along)
     if rows == 1 and not along and (n <= 128 or k <= 32) and cuts.crosses_by_lanes(items, n, k):
         return True
-    if along and k % 2 and rows > 1 and rows * n <= 16:  # 687 x 2 x 823 x 2 took 12 µs, torch 3.4
+    if along and rows > 1 and rows * n <= 16 and (k % 2 or (k >= 1024 and not copied)):  # 687 x 2 x 823 x 2 took 12 µs, torch 3.4
         return False
-    suits_torch = n % 8 == k % 8 == lines.stride(1) % 8 == 0 and k >= 16
+    suits_torch = n % 8 == k % 8 == lines.stride(1) % 8 == 0 and k >= (16 if rows <= 16 else 8)
     return copied or not suits_torch or lines.stride(1) % 16 == 0
 
 
@@ -236,7 +236,8 @@ def few_rows(
     all_x = one_matrix(x, 1, 2) if copies and rows == room else None
     longest = cuts.longest_copied(items, k, along)
     x_of = w_of = 1
-    if k > 128:  # shorter ones come at once anyway: 21 x 1 x 24 x 7030 took 8.1 µs in pairs, one by one 4.8
+    # Shorter ones across come at once anyway: 21 x 1 x 24 x 7030 took 8.1 µs in pairs, one by one 4.8.
+    if k > (32 if along else 128):
         x_of = shared_by(k, *x_walk[:2]) if x_walk[2] == 1 else 1
         w_of = shared_by(k, *w_walk[:2]) if w_walk[2] == 1 else shared_by(n, w_walk[0], w_walk[2]) if w_walk[1] == 1 else 1
 

@@ -87,9 +87,10 @@ def _along_by_lanes(items: int, n: int, k: int) -> dict[str, Any]:
 
 def crosses_by_lanes(items: int, n: int, k: int) -> bool:
     """The same for one row of a batch across the summed dimension, of which lanes take turns: where few columns or short sums would
-    leave tiles nearly empty (3727 x 1 x 4 x 196 took 12.6 µs in these, so 3.6), and where neither descriptors nor whole lines bring
-    them (48 x 1 x 1025 x 343 took 21, so 11.7)."""
-    even = n % 16 == 0 or (n % 8 == 0 and worth_copying(items, k, False))
+    leave tiles nearly empty (3727 x 1 x 4 x 196 took 12.6 µs in these, so 3.6), where neither descriptors nor whole lines bring
+    them (48 x 1 x 1025 x 343 took 21, so 11.7), and of whole lines a few (14 x 1 x 6571 x 144 15.4, so 8.2)."""
+    copied = worth_copying(items, k, False)
+    even = (n % 16 == 0 and (copied or 3 * items * blocks(n, 64) > chips.current().multiprocessors)) or (n % 8 == 0 and copied)
     few = n <= 16 or k <= 32 or (n <= 32 and k <= 128) or _fill_lanes(items, n, k)
     return few or (k > 64 and not even)
 
@@ -105,11 +106,12 @@ def _across_by_lanes(items: int, n: int, k: int) -> dict[str, Any]:
     if n <= 32 and k <= 128:
         return config(width, min(depth, 1024 // width), 1, 1, 2)
     if n <= 16:
-        parts = min(3 * processors // items, _SPLITS_MOST, k // 256)
+        parts = min(4 * processors // items, _SPLITS_MOST, k // 256)
         return config(width, 2048 // width, max(1, parts), 4, 2)
     if k <= 32 or _fill_lanes(items, n, k):
         tile_n, tile_k = (512, 4) if k <= 8 else (256, 4) if k <= 16 else (128, 16)
-        return config(min(tile_n, width), min(tile_k, depth), 1, 1 if n % 16 == 0 else 2, 2)
+        # 511 x 1 x 16 x 180 took 4.8 µs with two warps, with four 1.9.
+        return config(min(tile_n, width), min(tile_k, depth), 1, 1 if n % 16 == 0 else 4 if 8 < k <= 16 else 2, 2)
     if k < 320 and items * blocks(n, 32) >= 900:
         return config(32, 32, 1, 1, 2)
     parts = min(4 * processors // (items * blocks(n, 16)), _SPLITS_MOST, k // 384)
@@ -130,26 +132,42 @@ def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool
     height, copied = max(16, next_power(n)), copyable and worth_copying(items, k, along)
     if k > 128:
         return _copied_items(items, room, height, n, k, along) if copied else _plain_items(items, height, n, k, along)
-    if k <= 16 and height > 32 and not (copied and along and room == 16):
-        # 167 x 8 x 16 x 3123 took 15.2 µs with four warps and four stages, so 8.8; 156 x 32 x 16 x 7760 by descriptors 42, so 31.
-        return config(min(128, height), 16, 1, 4, 1) if along or room > 16 else config(64, 16, 1, 1, 1)
-    if not copied and height <= 32:
-        return _by_few_warps(height, k)
-    if not copied:
-        # 539 x 32 x 40 x 1408 took 49 µs in tiles of 32 that are left partly empty, so 38; 61 x 16 x 48 x 1498 6.4 and 5.2; but
-        # 600 x 9 x 77 x 77 and 5861 x 4 x 44 x 92 are faster in tiles that are not wide.
-        wide = n > 128
-        return config(128 if wide else 64, 16 if wide and 0 < k % 32 <= 16 else 32, 1, 4, 2)
-    # 256 x 32 x 64 x 1024 took 17.9 µs with one stage, so 12.9; 28603 x 4 x 48 x 16 40.5 with four warps, with one 20.0.
-    return config(min(128, height), min(64, max(16, next_power(k))), 1, 1 if height <= 32 else 4, 2 if k > 32 else 1, True)
+    if copied and not (k <= 16 and height > 32 and (room > 16 or not along)):
+        # 256 x 32 x 64 x 1024 took 17.9 µs with one stage, so 12.9; 28603 x 4 x 48 x 16 40.5 with four warps, with one 20.0; but
+        # 156 x 32 x 16 x 7760 took 42, by pointers 31.
+        return config(min(128, height), min(64, max(16, next_power(k))), 1, 1 if height <= 32 else 4, 2 if k > 32 else 1, True)
+    if height <= 32:
+        return _by_few_warps(height, k, along)
+    if k <= 16:  # 167 x 8 x 16 x 3123 took 15.2 µs with four warps and four stages, so 8.8; 1000 x 32 x 12 x 1000 42 and 38
+        tile_n = 64 if not along and room == 16 else 256 if not along and n > 512 else 128
+        return config(min(tile_n, height), 16, 1, 1 if tile_n == 64 else 4, 1)
+    return _shallow(items, room, n, k, along)
 
 
-def _by_few_warps(height: int, k: int) -> dict[str, Any]:
+def _shallow(items: int, room: int, n: int, k: int, along: bool) -> dict[str, Any]:
+    """Sums of 17 to 128 elements by pointers, of more than 32 columns."""
+    if along:  # 2705 x 32 x 118 x 61 took 36 µs in tiles of 32, so 27; 3000 x 16 x 36 x 100 15.5 and 12.7
+        return config(64, 64, 1, 4, 1) if k > 32 else config(64, 16, 1, 2, 1)
+    if items * blocks(n, 128) <= 2 * chips.current().multiprocessors:  # 6 x 8 x 80 x 2746 took 4.5 µs in tiles of 16, so 2.5
+        return config(64, min(128, next_power(k)), 1, 4, 2)
+    # 539 x 32 x 40 x 1408 took 49 µs in tiles of 32 that are left partly empty, so 38; 61 x 16 x 48 x 1498 6.4 and 5.2. Narrower
+    # ones: 3081 x 32 x 68 x 52 21.8 and 19.7; 5861 x 4 x 44 x 92 39 and 27; 2497 x 8 x 40 x 336 31 in wide ones, so 28.8.
+    if n <= 64 or (room == 16 and n <= 512 and items * n * k > 1 << 24):
+        return config(64, 16, 1, 2, 1)
+    return config(128, 16 if 0 < k % 32 <= 16 else 32, 1, 2 if n <= 128 else 4, 2)
+
+
+def _by_few_warps(height: int, k: int, along: bool) -> dict[str, Any]:
     """Tiles by pointers for one warp or two, of a length that leaves less of the last one empty."""
     if k > 256:  # 2468 x 32 x 1494 x 4 took 99 µs with one warp, so 88; 1081 x 26 x 486 x 27 40 and 24
         return config(height, 32 if k <= 768 else 64, 1, 2, 3)
+    whole = max(16, next_power(k))
+    if along and height == 32 and 32 < k <= 128:  # 3800 x 32 x 110 x 32 took 27 µs with one warp, so 21
+        return config(32, whole, 1, 2, 1)
+    if along and 96 < k <= 128:
+        return config(height, 64, 1, 2, 2)  # 48497 x 16 x 108 x 4 took 120 µs in tiles of 128 with one warp, so 103
     tile_k = 32 if k > 128 or blocks(k, 32) % 2 else 64 if k <= 96 else 128
-    return config(height, min(tile_k, max(16, next_power(k))), 1, 1, 2)
+    return config(height, min(tile_k, whole), 1, 1, 2)
 
 
 def _copied_items(items: int, room: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
@@ -160,7 +178,7 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
         return config(128, tile_k, 1, 4, 3 if tile_k == 128 else 4, True)
     tiles = items * blocks(n, 64)
     # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
-    least = 448 if tiles <= 16 else 896  # shorter parts cost more to join than they save
+    least = 448 if tiles <= 16 else 1024  # shorter parts cost more to join than they save
     parts = max(1, min(chip.multiprocessors // tiles, 4, k // least)) if tiles <= chip.multiprocessors // 3 else 1
     if along and tiles > 3 * chip.multiprocessors and blocks(n, 32) % 2:
         height = min(32, height)  # 357 x 8 x 440 x 152 took 15.3 µs in tiles of 64, so 12.9
@@ -172,7 +190,7 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
         if k >= 2048 and longest >= 128:  # 2 x 16 x 6640 x 5320 took 43 µs in tiles of 64, so 39
             return config(64, 128, 1, 4, 4, True)
         return config(64, min(64, longest), 1, 4, 4 if room == 16 else 3, True)
-    if longest < 128:  # by pointers more is on its way: 2 x 16 x 1856 x 2096 took 7.2 µs by descriptors, so 5.0
+    if longest < 128 or (k < 1280 and not along):  # 2 x 16 x 1856 x 2096 took 7.2 µs by descriptors, so 5.0
         return _plain_items(items, height, n, k, along)
     return config(64, min(256, next_power(k), longest), parts, 4, _stages(k, min(256, next_power(k), longest)), True)
 
@@ -193,6 +211,8 @@ def _plain_items(items: int, height: int, n: int, k: int, along: bool) -> dict[s
     if height < 64:  # 66 x 22 x 1740 x 16 took 5.1 µs whole, in four parts 4.4
         return config(height, 64, max(1, min(3 * processors // tiles, 4, k // 192)), 4, 3)
     if tiles <= processors:
+        if k >= 4096:  # 2 x 32 x 7888 x 3152 took 38 µs in tiles of 64, so 30
+            return config(64, 256, 1, 4, 4) if 2 * tiles > processors else config(64, 128, min(2 * processors // tiles, 8), 4, 4)
         # 7 x 32 x 434 x 1040 took 4.9 µs in two parts, whole 2.9; 2 x 7 x 1888 x 1564 in four 6.2, in two 5.2.
         return config(64, 64, max(1, min(processors // tiles, 4, k // (192 if along else 768))), 4, 4)
     parts, stages = min(4 * processors // tiles, k // 1024), 3 if k <= 1024 else 4
@@ -212,7 +232,7 @@ def _many_items(items: int, height: int, n: int, k: int, along: bool) -> dict[st
         return config(height, 128, 1, 4 if height == 32 else 2, 3)  # 496 x 32 x 681 x 32 took 16.9 µs in tiles of 256, so 11.9
     if odd and k > 1024 and height == 32:  # 429 x 2 x 2264 x 17 took 33.8 µs in tiles of 256, so 28.5
         return config(32, 32 if items >= 1000 else 64, 1, 4, 2 if items >= 1000 else 3)
-    return _by_few_warps(height, k)
+    return _by_few_warps(height, k, along)
 
 
 def _few_odd_items(items: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
@@ -224,7 +244,7 @@ def _few_odd_items(items: int, height: int, n: int, k: int, along: bool) -> dict
         return config(64, 64, 1, 4, 3)
     # 24 x 7 x 1001 x 333 took 13.4 µs in tiles of 64, so 8.1; 95 x 32 x 1383 x 4 8.7 in tiles of 256, so 6.4.
     height = min(32, height)
-    parts = min(4 * processors // (items * blocks(n, height)), 4, k // (384 if along else 240))
+    parts = min(4 * processors // (items * blocks(n, height)), 4, k // (192 if along else 240))
     return config(height, 128 if along else 64, max(1, parts), 4, 3)
 
 
@@ -239,11 +259,10 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     chip, tiles = chips.current(), blocks(n, 64)
     if tiles <= chip.multiprocessors:
         # One program a multiprocessor, with as much on its way as the shared memory holds: 32 x 4096 x 6144 took 11.6 µs in 96 of
-        # them, 13.4 to 14.0 in two or more a multiprocessor. Short parts cost more to join than they save: 32 x 4096 x 4096 took
-        # 8.1 µs in two, whole 7.0; 32 x 8192 x 2048 8.8 in four, in two 8.2.
+        # them, 13.4 to 14.0 in two or more a multiprocessor. Parts of few tiles may be short, but joining costs with every row.
         tile_k = min(256, max(16, next_power(k)))
-        least = 4096 if tiles >= 32 else 2048 if tiles > 8 else 1024
-        return config(64, tile_k, max(1, min(chip.multiprocessors // tiles, 4, k // least)), 4, _stages(k, tile_k), True)
+        parts = min(k // 512, max(4, k // 1100), 8) if tiles < 32 and room == 16 else min(k // 1024, 4)
+        return config(64, tile_k, max(1, min(chip.multiprocessors // tiles, parts)), 4, _stages(k, tile_k), True)
     narrow, wide = (64, 128), (256, 128) if along else (128, 64)
     if _evenness(tiles, 4 * (64 + room) * 128 * 2) == 1:
         return config(*narrow, 1, 4, 4, True)  # 32 x 8192 x 10240 took 44.9 µs with three tiles on their way, so 42.3
