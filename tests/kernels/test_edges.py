@@ -142,7 +142,7 @@ def test_a_measured_cut_that_holds_whole_what_rules_would_not(monkeypatch: pytes
     x = torch.ones(3, 301, device=device)
     monkeypatch.setattr(Cut, "shifted", property(lambda self: self.anywhere))
     whole = {"M": 1, "N": 512, "warps": 4, "splits": 1, "unroll": 1, "stages": 1}
-    monkeypatch.setattr(reduce, "best_cut", lambda name, f, start: f.cut.by(whole))
+    monkeypatch.setattr(reduce, "best_cut", lambda name, f, start, default: f.cut.by(whole))
     assert registry.OPERATORS["sum.dim_IntList"].function(x, [1]).tolist() == [301.0] * 3
 
 

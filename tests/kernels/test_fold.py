@@ -462,6 +462,30 @@ def test_uneven_rows_side_by_side_read_one_by_one(dtype: torch.dtype, monkeypatc
             torch.testing.assert_close(norm.double(), torch.linalg.vector_norm(x.double() + 5, order, 0), rtol=1e-2, atol=0)
 
 
+def test_short_rows_in_lines_of_pairs_are_held_whole(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """By folds to a value, of two bytes; what is read beside a row that does not fill its tile changes nothing."""
+    with monkeypatch.context() as patch:
+        patch.setattr(chips, "current", lambda: chips.HOPPER)
+        held = {(8, 26): (256, 8, 4), (16, 26): (128, 16, 2), (9, 27): (128, 16, 4), (24, 26): (256, 4, 2), (32, 50): (64, 32, 2)}
+        for (length, columns), tile in held.items():
+            choice = cut((40000, length, columns), 1, torch.float16).at_once
+            assert tuple(choice[name] for name in ("M", "N", "warps")) == tile, (length, columns)
+        for length, columns in ((4, 26), (8, 27), (16, 28), (16, 24), (16, 32), (24, 27), (33, 26)):
+            assert not cut((40000, length, columns), 1, torch.float16).at_once, (length, columns)
+        assert not cut((40000, 16, 26), 1).at_once and not cut((4, 16, 26), 1, torch.float16).at_once
+    monkeypatch.setattr(Cut, "at_once", {"M": 128, "N": 16, "warps": 2, "splits": 1, "unroll": 1, "stages": 1})
+    x = torch.randint(1, 4, (9, 12, 26), device=device).half()
+    fold._folds.clear()
+    for name in ("sum.dim_IntList", "amax"):
+        assert torch.equal(registry.OPERATORS[name].function(-x, [1]), (-x).sum(1) if name.startswith("sum") else (-x).amax(1)), (
+            name
+        )
+    assert torch.equal(registry.OPERATORS["prod.dim_int"].function(x.int(), 1), x.int().prod(1))
+    for order in (0, 1, 2, float("inf"), float("-inf")):
+        norm = registry.OPERATORS["linalg_vector_norm"].function(x, order, [1])
+        torch.testing.assert_close(norm.double(), torch.linalg.vector_norm(x.double(), order, 1), rtol=1e-3, atol=0)
+
+
 _CLASSES = [  # one for each way to cut rows side by side
     ((150, 70000), 0), ((77, 20000), 0), ((300, 32768), 0), ((500, 20000), 0), ((28, 33812), 0), ((40, 70001), 0), ((9, 33364), 0),
     ((64, 77, 996), 1), ((64, 77, 999), 1), ((700, 104, 8), 1), ((600, 90, 20), 1), ((128, 300, 33), 1), ((5000, 740), 0),

@@ -135,11 +135,11 @@ def test_one_row_of_a_batch() -> None:
     """By lanes if items and outputs are few and long; few columns stand for few rows."""
     a, b = torch.randn(2, 1, 520), torch.randn(2, 6, 520).transpose(1, 2)
     assert streamed_cuts.goes_by_lanes(2, 1, 60, 520, True) and not streamed_cuts.goes_by_lanes(9, 1, 60, 520, True)
-    assert streamed_cuts.goes_by_lanes(9, 1, 60, 521, True) and not streamed_cuts.goes_by_lanes(9, 1, 60, 16, True)
+    assert streamed_cuts.goes_by_lanes(9, 1, 60, 521, True) and not streamed_cuts.goes_by_lanes(9, 1, 30, 16, True)
     assert streamed_cuts.goes_by_lanes(99, 1, 6, 520, True) and not streamed_cuts.goes_by_lanes(2, 2, 6, 520, False)
-    for n, k in ((60, 520), (16, 520), (600, 32), (1000, 90), (1001, 4096), (1000, 4090)):
+    for n, k in ((60, 520), (16, 520), (600, 32), (1000, 90), (1001, 4096), (1002, 4090)):
         assert streamed_cuts.goes_by_lanes(99, 1, n, k, False), (n, k)
-    for n, k in ((64, 520), (1000, 4096), (1000, 60)):
+    for n, k in ((64, 512), (1000, 4096), (1000, 60)):
         assert not streamed_cuts.goes_by_lanes(2, 1, n, k, False), (n, k)
     many, short = (torch.randn(12, 1, 40), torch.randn(12, 40, 3)), (torch.randn(12, 1, 3), torch.randn(12, 3, 70))
     for x, y in ((a, b), (a[:, :, ::2], b[:, ::2]), (b.transpose(1, 2), a.transpose(1, 2)), many, short):
@@ -164,6 +164,25 @@ def test_one_row_as_a_chip_would_cut_it(along: bool, monkeypatch: pytest.MonkeyP
         assert torch.equal(matmul.bmm(a, b), torch.bmm(a, b)), (items, k, n, cut)
 
 
+@pytest.mark.parametrize("along", [False, True])
+def test_few_rows_as_a_chip_would_cut_them(along: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items in the tiles and parts of a chip like Hopper, but of two multiprocessors, so that a few items are many."""
+    small, seen = dataclasses.replace(chips.HOPPER, multiprocessors=2), set()
+    for items, rows, k, n in itertools.product((2, 7), (2, 17), (6, 40, 111, 300, 1281), (20, 38, 77, 136)):
+        with monkeypatch.context() as patch:
+            patch.setattr(chips, "current", lambda: small)
+            cut = streamed_cuts.default(items, rows, n, k, along, 2, False)
+        seen.add(tuple(cut.values()))
+        a, b = (
+            torch.randint(-3, 4, (items, rows, k)).float(),
+            torch.randint(-3, 4, (items, n, k) if along else (items, k, n)).float(),
+        )
+        b = b.transpose(1, 2) if along else b
+        monkeypatch.setattr(tune, "remembered", lambda name, shape, cut=cut: cut)
+        assert torch.equal(matmul.bmm(a, b), torch.bmm(a, b)), (items, rows, k, n, cut)
+    assert len(seen) > 9
+
+
 def test_what_was_not_measured_fits_the_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts of shapes that no table knows: within the shared memory, no program without work."""
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
@@ -181,7 +200,8 @@ def test_what_was_not_measured_fits_the_chip(monkeypatch: pytest.MonkeyPatch) ->
                         assert held <= chips.HOPPER.shared_memory and min(config["N"], config["K"]) >= 16
                         assert not config.get("copied") or along or k % config["K"] == 0
                         one = streamed_cuts.default(items, 1, n, k, along, 2, False)
-                        assert one["N"] * one["K"] <= 4096 and one["splits"] * one["K"] <= max(k, one["K"])
+                        lanes = streamed_cuts.goes_by_lanes(items, 1, n, k, along)
+                        assert one["N"] * one["K"] <= (4096 if lanes else 16384) and one["splits"] * one["K"] <= max(k, one["K"])
     # 96 programs, one a multiprocessor; 112 wide tiles in one round, where 448 narrow ones took two
     assert streamed_cuts.default(1, 32, 6144, 4096, True, 2, True) == streamed_cuts.config(64, 256, 1, 4, 4, True)
     assert streamed_cuts.default(1, 32, 28672, 4096, True, 2, True) == streamed_cuts.config(256, 128, 1, 4, 3, True)

@@ -47,7 +47,7 @@ class Cut:
     across: bool  # neighbours in memory are elements of different rows
     beside: int  # rows that then lie side by side
     even: bool  # lines of memory begin where a thread may take several elements at once
-    eights: bool  # and no fewer than 8 divide where lines of rows side by side begin, as copies into shared memory like it
+    common: int  # the power of two up to eight that divides where lines of rows side by side begin; 1 if sixteen does, or none
     paired: bool  # if not, then where it may take two or a few, of many long rows side by side
     anywhere: bool  # rows are contiguous, one after the other, and begin anywhere
     matrix: bool  # those side by side are the columns of a matrix that lies together
@@ -78,6 +78,25 @@ class Cut:
         many = self.rows >= (60000 if self.length > 32 else 16384 if self.even else 30000)
         longest = 64 if self.even or self.itemsize in (1, 8) else 32  # 273 x 56 x 527 halves took 9.0 µs, in tiles 4.4
         return self.across and self.length <= longest and many and not chips.current().interpreted
+
+    @functools.cached_property
+    def eights(self) -> bool:
+        """Whether lines that are even begin at eights at least, as copies into shared memory like it."""
+        return self.common in (1, 8)
+
+    @functools.cached_property
+    def at_once(self) -> dict[str, int]:
+        """What a fold to a value puts in the place of the rules where very many short rows of two bytes lie side by side, in lines
+        that begin at pairs or anywhere: a tile that holds them whole, of which each thread would take single elements."""
+        anywhere = self.common == 1 and not self.even
+        lines = (self.common == 2 and self.length > 4) or (anywhere and 8 < self.length <= 16)
+        if not (self.wide and self.itemsize == 2 and lines):
+            return {}
+        if self.length <= 16:  # norms of 46008 x 16 x 26 took 14.0 µs, so 8.2; sums of 46008 x 8 x 26 5.4 and 4.0
+            m, n, warps = (256, 8, 4) if self.length <= 8 else (128, 16, 4 if anywhere else 2)
+        else:  # norms of 9000 x 32 x 50 took 7.7 µs, so 6.2
+            m, n, warps = (256, 4, 2) if self.length <= 24 else (64, 32, 2)
+        return dict(zip(_CHOICE, (m, n, warps, 1, 1, 1), strict=True))
 
     @functools.cached_property
     def bare(self) -> bool:

@@ -182,7 +182,7 @@ class Fold:
     def cut(self) -> Cut:
         """How it is cut into tiles on this chip."""
         matrix = self.across and self.step == self.columns and self.walk[1 if self.inner > 1 else 0] == 1
-        lines = (self.across, self.columns, self.even, self._common in (1, 8), self.paired, self.anywhere, matrix)
+        lines = (self.across, self.columns, self.even, self._common, self.paired, self.anywhere, matrix)
         return Cut(self.rows, self.length, self.itemsize, *lines)
 
 

@@ -134,7 +134,7 @@ class Pointwise:
             kernel = self.kernels[key] = self._build(rank, forms, compute)
         if plan.dense or flat:
             even = not flat and all(x.data_ptr() % 16 == 0 for x in (*inputs, *outs) if isinstance(x, torch.Tensor))
-            block, warps = self._cut(plan.count, widths, even)
+            block, warps = self._cut(plan.count, widths, even, flat)
             grid = (blocks(plan.count, block),)
             walk = (*_divisor(plan.sizes[1]), *_uneven(plan, forms)) if flat else ()
             kernel(grid, *inputs, *scalars, *outs, *walk, plan.count, BLOCK=block, TAIL=plan.count % 16 != 0, WIDE=plan.wide,
@@ -148,9 +148,9 @@ class Pointwise:
         kernel(grid, *inputs, *scalars, *outs, *walk, ROWS=rows, COLUMNS=columns, WIDE=plan.wide, warps=warps,
                dependent=grid[0] <= _FEW)  # fmt: skip
 
-    def _cut(self, count: int, widths: Sequence[int], even: bool) -> tuple[int, int]:
+    def _cut(self, count: int, widths: Sequence[int], even: bool, flat: bool) -> tuple[int, int]:
         """Elements and warps of one program, where it counts through elements of so many bytes; even: a thread takes 16 bytes of
-        them at once."""
+        them at once; flat: not all lie as they are counted."""
         chip, widest = chips.current(), max(widths)
         block = chip.pointwise_block
         if count <= block * chip.multiprocessors // 2:
@@ -163,11 +163,12 @@ class Pointwise:
             size = sum(widths)
             if size == 16 and count <= _LITTLE:  # one: 300000 gelu of float64 took 2.7 µs with four, so 2.4
                 return block // 4, max(4, block // 128)
-            if size < 16 or (size == 16 and count < _MANY):  # four for each thread
+            if size < 16 or (size == 16 and count < _MANY and not flat):  # four for each thread
                 return block // 2, max(4, block // 256)
             if size < 24 and even:  # comparisons: 2²¹ took 5.5 µs with half as many, so 4.9
                 return block // 2, max(4, block // 128)
-            # Two: 4553 x 127 comparisons of float64 that begin anywhere took 3.4 µs with four, so 2.1.
+            # Two: 4553 x 127 comparisons of float64 that begin anywhere took 3.4 µs with four, so 2.1; every other of 4096 x 257
+            # of int64 3.0 and 2.1.
             return block // 4, max(4, block // 256)
         elif self.costly and (widest > 2 or count >= _MANY):
             # 32 bytes for each thread: 600000 powers of float32 took 4.3 µs, so 3.4; 2²⁵ of bfloat16 61.6, so 53.9.

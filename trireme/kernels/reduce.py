@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -396,15 +397,15 @@ def _run(
         _run_narrow(kind, work, x, f, out, divisor, order)
         return out
     start = functools.partial(_start, kind, work, x, f, out, divisor, order)
-    start(best_cut(f"fold{kind}", f, start))
+    start(best_cut(f"fold{kind}", f, start, f.cut.at_once))
     return out
 
 
-def best_cut(name: str, f: Fold, start: Callable[[Cut], None]) -> Cut:
-    """How a fold is cut that `start` folds: as was measured for its class, if it was, or as the rules say."""
+def best_cut(name: str, f: Fold, start: Callable[[Cut], None], default: Mapping[str, int] = MappingProxyType({})) -> Cut:
+    """How a fold is cut that `start` folds: as was measured for its class, if it was, or by `default`, or as the rules say."""
     lines = f"across{f.of}" if f.across else "anywhere" if f.anywhere else "along"
     kind, shape = f"{name}.{lines}.{int(f.even)}.{f.itemsize}", tune.shape_class(f.rows, f.length)
-    return f.cut.by(tune.choose(kind, shape, {}, f.cut.choices(), lambda choice: start(f.cut.by(choice))))
+    return f.cut.by(tune.choose(kind, shape, dict(default), f.cut.choices(), lambda choice: start(f.cut.by(choice))))
 
 
 def _start(kind: int, work: int, x: torch.Tensor, f: Fold, out: torch.Tensor, divisor: int, order: float, cut: Cut) -> None:

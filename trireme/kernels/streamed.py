@@ -193,10 +193,12 @@ def _lies_along(w: torch.Tensor) -> bool:
     return w.stride(-1) == 1 or w.stride(-2) != 1
 
 
-def streams(w: torch.Tensor) -> bool:
-    """Whether one row goes past a matrix [n, k] at the speed of the memory: along the summed dimension always; across it where
-    there are columns enough to fill the chip, and tensor cores take them by whole lines."""
+def streams(rows: int, w: torch.Tensor) -> bool:
+    """Whether few rows go past a matrix [n, k] as fast as torch's do. One goes at the speed of the memory: along the summed
+    dimension always; across it where there are columns enough to fill the chip, and tensor cores take them by whole lines."""
     n, k = w.shape
+    if rows > 1:  # long sums whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9
+        return rows <= 16 or k < 12288 or not 256 < n <= 768
     return _lies_along(w) or (describable(w.t(), 0, 1) and n > 512 and (w.element_size() == 2 or k >= 1024))
 
 
@@ -235,11 +237,8 @@ def few_rows(
     # A copy of rows that are not there takes its time: 4 x 3584 x 4608 8.4 µs with it, 6.9 without.
     all_x = one_matrix(x, 1, 2) if copies and rows == room else None
     longest = cuts.longest_copied(items, k, along)
-    x_of = w_of = 1
-    # Shorter ones across come at once anyway: 21 x 1 x 24 x 7030 took 8.1 µs in pairs, one by one 4.8.
-    if k > (32 if along else 128):
-        x_of = shared_by(k, *x_walk[:2]) if x_walk[2] == 1 else 1
-        w_of = shared_by(k, *w_walk[:2]) if w_walk[2] == 1 else shared_by(n, w_walk[0], w_walk[2]) if w_walk[1] == 1 else 1
+    x_of = shared_by(k, *x_walk[:2]) if x_walk[2] == 1 else 1
+    w_of = shared_by(k, *w_walk[:2]) if w_walk[2] == 1 else shared_by(n, w_walk[0], w_walk[2]) if w_walk[1] == 1 else 1
 
     def run(config: dict[str, Any]) -> None:
         tile_n, tile_k, splits = config["N"], config["K"], config["splits"]

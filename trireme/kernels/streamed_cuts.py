@@ -90,7 +90,7 @@ def crosses_by_lanes(items: int, n: int, k: int) -> bool:
     leave tiles nearly empty (3727 x 1 x 4 x 196 took 12.6 µs in these, so 3.6), where neither descriptors nor whole lines bring
     them (48 x 1 x 1025 x 343 took 21, so 11.7), and of whole lines a few (14 x 1 x 6571 x 144 15.4, so 8.2)."""
     copied = worth_copying(items, k, False)
-    even = (n % 16 == 0 and (copied or 3 * items * blocks(n, 64) > chips.current().multiprocessors)) or (n % 8 == 0 and copied)
+    even = n % 8 == 0 and (copied or 3 * items * blocks(n, 64) > chips.current().multiprocessors)
     few = n <= 16 or k <= 32 or (n <= 32 and k <= 128) or _fill_lanes(items, n, k)
     return few or (k > 64 and not even)
 
@@ -109,9 +109,11 @@ def _across_by_lanes(items: int, n: int, k: int) -> dict[str, Any]:
         parts = min(4 * processors // items, _SPLITS_MOST, k // 256)
         return config(width, 2048 // width, max(1, parts), 4, 2)
     if k <= 32 or _fill_lanes(items, n, k):
+        if n % 16 and 8 < k <= 16:
+            # 511 x 1 x 16 x 180 took 4.8 µs with two warps, so 1.9; 14773 x 1 x 12 x 69 19.9 with four, so 11.7.
+            return config(256, 4, 1, 4, 2) if n > 128 else config(min(128, width), 8, 1, 1, 2)
         tile_n, tile_k = (512, 4) if k <= 8 else (256, 4) if k <= 16 else (128, 16)
-        # 511 x 1 x 16 x 180 took 4.8 µs with two warps, with four 1.9.
-        return config(min(tile_n, width), min(tile_k, depth), 1, 1 if n % 16 == 0 else 4 if 8 < k <= 16 else 2, 2)
+        return config(min(tile_n, width), min(tile_k, depth), 1, 1 if n % 16 == 0 else 2, 2)
     if k < 320 and items * blocks(n, 32) >= 900:
         return config(32, 32, 1, 1, 2)
     parts = min(4 * processors // (items * blocks(n, 16)), _SPLITS_MOST, k // 384)
@@ -164,9 +166,10 @@ def _by_few_warps(height: int, k: int, along: bool) -> dict[str, Any]:
     whole = max(16, next_power(k))
     if along and height == 32 and 32 < k <= 128:  # 3800 x 32 x 110 x 32 took 27 µs with one warp, so 21
         return config(32, whole, 1, 2, 1)
-    if along and 96 < k <= 128:
-        return config(height, 64, 1, 2, 2)  # 48497 x 16 x 108 x 4 took 120 µs in tiles of 128 with one warp, so 103
-    tile_k = 32 if k > 128 or blocks(k, 32) % 2 else 64 if k <= 96 else 128
+    if along and k > 96 and height == 16:
+        # 48497 x 16 x 108 x 4 took 120 µs in tiles of 128 with one warp, so 103; 497 x 16 x 226 x 8 5.5 in tiles of 32, so 3.5.
+        return config(height, 64, 1, 2, 2 if k <= 128 else 3)
+    tile_k = 32 if k > 128 or height == 16 or blocks(k, 32) % 2 else 64 if k <= 96 else 128
     return config(height, min(tile_k, whole), 1, 1, 2)
 
 
@@ -192,13 +195,14 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
         return config(64, min(64, longest), 1, 4, 4 if room == 16 else 3, True)
     if longest < 128 or (k < 1280 and not along):  # 2 x 16 x 1856 x 2096 took 7.2 µs by descriptors, so 5.0
         return _plain_items(items, height, n, k, along)
-    return config(64, min(256, next_power(k), longest), parts, 4, _stages(k, min(256, next_power(k), longest)), True)
+    tile_k = min(256, next_power(k), longest)
+    return config(64, tile_k, parts, 4, _stages(k, tile_k, room), True)
 
 
-def _stages(k: int, tile_k: int) -> int:
+def _stages(k: int, tile_k: int, room: int) -> int:
     """Tiles on their way where a program has its multiprocessor alone, but no more than there are: 16 x 1024 x 1024 took 2.8 µs
     with five of 256, with three 2.5; 23 x 16 x 1408 x 128 4.6 with eight of 128, with four 4.0."""
-    return max(2, min(4, blocks(k, tile_k) - 1))
+    return max(2, min(4, blocks(k, tile_k) - 1, chips.current().shared_memory // ((64 + room) * tile_k * 2)))
 
 
 def _plain_items(items: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
@@ -212,10 +216,12 @@ def _plain_items(items: int, height: int, n: int, k: int, along: bool) -> dict[s
         return config(height, 64, max(1, min(3 * processors // tiles, 4, k // 192)), 4, 3)
     if tiles <= processors:
         if k >= 4096:  # 2 x 32 x 7888 x 3152 took 38 µs in tiles of 64, so 30
-            return config(64, 256, 1, 4, 4) if 2 * tiles > processors else config(64, 128, min(2 * processors // tiles, 8), 4, 4)
+            return config(64, 256, 1, 4, 4) if 2 * tiles > processors else config(64, 64, min(2 * processors // tiles, 4), 4, 4)
         # 7 x 32 x 434 x 1040 took 4.9 µs in two parts, whole 2.9; 2 x 7 x 1888 x 1564 in four 6.2, in two 5.2.
         return config(64, 64, max(1, min(processors // tiles, 4, k // (192 if along else 768))), 4, 4)
-    parts, stages = min(4 * processors // tiles, k // 1024), 3 if k <= 1024 else 4
+    if along and 5 * blocks(n, 32) <= 8 * blocks(n, 64):  # 69 x 2 x 4804 x 77 took 37.7 µs in tiles of 64, so 19.1
+        return config(32, 64, max(1, min(6 * processors // (items * blocks(n, 32)), 3, k // 700)), 2, 3)
+    parts, stages = min(6 * processors // tiles, 3, k // 700), 3 if k <= 1024 else 4
     if not along and n > 128 and _fills(n, 128) and (parts <= 1 or n % 8 == 0):
         return config(128, 32 if k <= 256 else 64, 1, 4, stages)  # 2 x 26 x 2016 x 4432 took 10.0 µs in tiles of 64, so 9.2
     return config(64, 32 if k <= 256 else 64, max(1, parts), 4, stages)  # 171 x 8 x 156 x 102 5.1 in tiles of 64, so 3.9
@@ -239,7 +245,7 @@ def _few_odd_items(items: int, height: int, n: int, k: int, along: bool) -> dict
     """Elements that come one by one, of which more programs must ask."""
     processors, tiles = chips.current().multiprocessors, items * blocks(n, 64)
     if along and height > 32:  # 4 x 8 x 553 x 496 took 4.9 µs in two parts, so 3.8
-        return config(64, 64, max(1, min(2 * processors // tiles, 4, k // 112)), 4, 3)
+        return config(64, 64, max(1, min((4 if k >= 1024 else 2) * processors // tiles, 4, k // 112)), 4, 3)
     if height > 32 and tiles > processors and k < 1024:
         return config(64, 64, 1, 4, 3)
     # 24 x 7 x 1001 x 333 took 13.4 µs in tiles of 64, so 8.1; 95 x 32 x 1383 x 4 8.7 in tiles of 256, so 6.4.
@@ -261,8 +267,14 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
         # One program a multiprocessor, with as much on its way as the shared memory holds: 32 x 4096 x 6144 took 11.6 µs in 96 of
         # them, 13.4 to 14.0 in two or more a multiprocessor. Parts of few tiles may be short, but joining costs with every row.
         tile_k = min(256, max(16, next_power(k)))
-        parts = min(k // 512, max(4, k // 1100), 8) if tiles < 32 and room == 16 else min(k // 1024, 4)
-        return config(64, tile_k, max(1, min(chip.multiprocessors // tiles, parts)), 4, _stages(k, tile_k), True)
+        if tiles <= 8 and k >= 2048:  # 8 x 16384 x 128 took 6.0 µs in tiles of 64 and 8 parts, so 4.5; 32 x 16384 x 128 8.5 and 5.5
+            tile_n, most = (16, 8 if k < 12288 else 16) if room > 16 and n <= 256 else (32, 8 if room > 16 else 16)
+            return config(tile_n, tile_k, min(most, k // (512 if room > 16 else 256)), 4, _stages(k, tile_k, room), True)
+        parts = min(k // 1024, 4)
+        if tiles < 32:  # 16 x 4096 x 1024 took 5.4 µs in two parts, in four 4.4; 32 x 4096 x 1536 6.2 in four, in three 5.5
+            parts = k // 1300 if room > 16 else 1 if k < 2048 else min(k // 512, 4 if k < 12288 else 6)
+            parts = min(parts, 4 if room > 16 else 6)
+        return config(64, tile_k, max(1, min(chip.multiprocessors // tiles, parts)), 4, _stages(k, tile_k, room), True)
     narrow, wide = (64, 128), (256, 128) if along else (128, 64)
     if _evenness(tiles, 4 * (64 + room) * 128 * 2) == 1:
         return config(*narrow, 1, 4, 4, True)  # 32 x 8192 x 10240 took 44.9 µs with three tiles on their way, so 42.3
