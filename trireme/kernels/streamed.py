@@ -197,8 +197,8 @@ def streams(rows: int, w: torch.Tensor) -> bool:
     """Whether few rows go past a matrix [n, k] as fast as torch's do. One goes at the speed of the memory: along the summed
     dimension always; across it where there are columns enough to fill the chip, and tensor cores take them by whole lines."""
     n, k = w.shape
-    if rows > 1:  # long sums whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9
-        return rows <= 16 or k < 12288 or not 256 < n <= 768
+    if rows > 1:  # long sums whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9; 16 x 16384 x 200 7.4 and 6.0
+        return not (k >= 9216 and 128 < n <= 768 if rows > 16 else k >= 12288 and n % 32 and n <= 512)
     return _lies_along(w) or (describable(w.t(), 0, 1) and n > 512 and (w.element_size() == 2 or k >= 1024))
 
 

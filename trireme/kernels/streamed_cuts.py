@@ -103,8 +103,8 @@ def _fill_lanes(items: int, n: int, k: int) -> bool:
 def _across_by_lanes(items: int, n: int, k: int) -> dict[str, Any]:
     """How these are cut, from 260 shapes on an H200."""
     width, depth, processors = max(8, next_power(n)), max(2, next_power(k)), chips.current().multiprocessors
-    if n <= 32 and k <= 128:
-        return config(width, min(depth, 1024 // width), 1, 1, 2)
+    if n <= 32 and k <= 128:  # 19178 x 1 x 88 x 9 took 25.7 µs in tiles of 64, so 16.5
+        return config(width, min(depth, 32 if width == 16 and n % 8 else 1024 // width), 1, 1, 2)
     if n <= 16:
         parts = min(4 * processors // items, _SPLITS_MOST, k // 256)
         return config(width, 2048 // width, max(1, parts), 4, 2)
@@ -153,10 +153,10 @@ def _shallow(items: int, room: int, n: int, k: int, along: bool) -> dict[str, An
     if items * blocks(n, 128) <= 2 * chips.current().multiprocessors:  # 6 x 8 x 80 x 2746 took 4.5 µs in tiles of 16, so 2.5
         return config(64, min(128, next_power(k)), 1, 4, 2)
     # 539 x 32 x 40 x 1408 took 49 µs in tiles of 32 that are left partly empty, so 38; 61 x 16 x 48 x 1498 6.4 and 5.2. Narrower
-    # ones: 3081 x 32 x 68 x 52 21.8 and 19.7; 5861 x 4 x 44 x 92 39 and 27; 2497 x 8 x 40 x 336 31 in wide ones, so 28.8.
-    if n <= 64 or (room == 16 and n <= 512 and items * n * k > 1 << 24):
+    # ones: 3081 x 32 x 68 x 52 21.8 and 19.7; 5861 x 4 x 44 x 92 39 and 27. More on its way of what no cache holds.
+    if n <= 64:
         return config(64, 16, 1, 2, 1)
-    return config(128, 16 if 0 < k % 32 <= 16 else 32, 1, 2 if n <= 128 else 4, 2)
+    return config(128, 16 if 0 < k % 32 <= 16 else 32, 1, 2 if n <= 128 else 4, 4 if items * n * k > 1 << 24 else 2)
 
 
 def _by_few_warps(height: int, k: int, along: bool) -> dict[str, Any]:
@@ -178,7 +178,10 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
     chip, longest = chips.current(), longest_copied(items, k, along)
     if _fills(n, 128) and _filled(items * blocks(n, 128), chip.multiprocessors) >= 0.8:
         tile_k = min(128 if room == 16 and _fills(k, 128) else 64, longest)
-        return config(128, tile_k, 1, 4, 3 if tile_k == 128 else 4, True)
+        # As many on their way as leave room for all programs at once: 20 x 23 x 416 x 2800 took 13.5 µs with four tiles, in two rounds.
+        most, programs = 3 if tile_k == 128 else 4, items * blocks(n, 128)
+        fitting = (stages for stages in range(most, 1, -1) if _evenness(programs, stages * (128 + room) * tile_k * 2) == 1)
+        return config(128, tile_k, 1, 4, next(fitting, most), True)
     tiles = items * blocks(n, 64)
     # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
     least = 448 if tiles <= 16 else 1024  # shorter parts cost more to join than they save
@@ -212,6 +215,8 @@ def _plain_items(items: int, height: int, n: int, k: int, along: bool) -> dict[s
         return _many_items(items, height, n, k, along)
     if (k if along else n) % 2:
         return _few_odd_items(items, height, n, k, along)
+    if height < 64 and tiles > processors and k >= 1536:
+        return config(height, 128, 1, 2, 4)  # 260 x 8 x 3024 x 32 took 23.2 µs in tiles of 64 with four warps, so 16.8
     if height < 64:  # 66 x 22 x 1740 x 16 took 5.1 µs whole, in four parts 4.4
         return config(height, 64, max(1, min(3 * processors // tiles, 4, k // 192)), 4, 3)
     if tiles <= processors:
@@ -235,7 +240,8 @@ def _many_items(items: int, height: int, n: int, k: int, along: bool) -> dict[st
             return config(64 if k <= 512 else 32, 32, 1, 2, 2)
         return config(64, 32 if k <= 256 else 64, 1, 4, 3)  # 615 x 8 x 326 x 62 took 15.7 µs with two warps, so 10.2
     if odd and along and k > 256:
-        return config(height, 128, 1, 4 if height == 32 else 2, 3)  # 496 x 32 x 681 x 32 took 16.9 µs in tiles of 256, so 11.9
+        # 496 x 32 x 681 x 32 took 16.9 µs in tiles of 256, so 11.9; but 505 x 8 x 3041 x 6 46 and 27.
+        return config(height, 128 if k < 2048 else 256, 1, 4 if height == 32 else 2, 3)
     if odd and k > 1024 and height == 32:  # 429 x 2 x 2264 x 17 took 33.8 µs in tiles of 256, so 28.5
         return config(32, 32 if items >= 1000 else 64, 1, 4, 2 if items >= 1000 else 3)
     return _by_few_warps(height, k, along)
@@ -270,7 +276,10 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
         if tiles <= 8 and k >= 2048:  # 8 x 16384 x 128 took 6.0 µs in tiles of 64 and 8 parts, so 4.5; 32 x 16384 x 128 8.5 and 5.5
             tile_n, most = (16, 8 if k < 12288 else 16) if room > 16 and n <= 256 else (32, 8 if room > 16 else 16)
             return config(tile_n, tile_k, min(most, k // (512 if room > 16 else 256)), 4, _stages(k, tile_k, room), True)
-        parts = min(k // 1024, 4)
+        if tiles <= 16 and room > 16 and k >= 4096:  # 32 x 4096 x 1024 took 5.6 µs in tiles of 64, so 5.3
+            parts = 8 if k >= 12288 else max(1, min(chip.multiprocessors // blocks(n, 32), k // 1300))
+            return config(32, tile_k, parts, 4, _stages(k, tile_k, room), True)
+        parts = min(k // (1024 if tiles < 48 else 1536), 4)
         if tiles < 32:  # 16 x 4096 x 1024 took 5.4 µs in two parts, in four 4.4; 32 x 4096 x 1536 6.2 in four, in three 5.5
             parts = k // 1300 if room > 16 else 1 if k < 2048 else min(k // 512, 4 if k < 12288 else 6)
             parts = min(parts, 4 if room > 16 else 6)
