@@ -470,6 +470,8 @@ def test_short_rows_in_lines_of_pairs_are_held_whole(monkeypatch: pytest.MonkeyP
         for (length, columns), tile in held.items():
             choice = cut((40000, length, columns), 1, torch.float16).at_once
             assert tuple(choice[name] for name in ("M", "N", "warps")) == tile, (length, columns)
+        held = cut((30000, 60, 16), 1, torch.bfloat16).at_once
+        assert (held["M"], held["N"]) == (32, 64) and not cut((60, 480000), 0, torch.bfloat16).at_once
         for length, columns in ((4, 26), (8, 27), (16, 28), (16, 24), (16, 32), (24, 27), (33, 26)):
             assert not cut((40000, length, columns), 1, torch.float16).at_once, (length, columns)
         assert not cut((40000, 16, 26), 1).at_once and not cut((4, 16, 26), 1, torch.float16).at_once

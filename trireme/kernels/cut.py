@@ -87,7 +87,10 @@ class Cut:
     @functools.cached_property
     def at_once(self) -> dict[str, int]:
         """What a fold to a value puts in the place of the rules where very many short rows of two bytes lie side by side, in lines
-        that begin at pairs or anywhere: a tile that holds them whole, of which each thread would take single elements."""
+        that begin at pairs or anywhere, of which each thread would take single elements, or in short lines: a tile that holds them
+        whole."""
+        if self.wide and self.itemsize == 2 and self.even and self.length > 48 and self.beside <= 32:
+            return dict(zip(_CHOICE, (32, 64, 2, 1, 1, 1), strict=True))  # means of 26261 x 60 x 16 took 17.7 µs, so 13.9
         anywhere = self.common == 1 and not self.even
         lines = (self.common == 2 and self.length > 4) or (anywhere and 8 < self.length <= 16)
         if not (self.wide and self.itemsize == 2 and lines):
