@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -634,3 +635,39 @@ def test_moments_of_rows_that_fill_one_tile(dtype: torch.dtype, device: str) -> 
         wanted = torch.var_mean(x.double(), dim)
         torch.testing.assert_close(variance.double(), wanted[0], rtol=1e-2, atol=1e-3)
         torch.testing.assert_close(mean.double(), wanted[1], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("ours_only")
+@pytest.mark.parametrize("seed", range(12))
+def test_few_rows_of_drawn_items_add_up_exactly(seed: int, device: str) -> None:
+    """Batches and single matrices of any size, in whichever cut the rules give them: whole numbers, in any order of adding."""
+    rng = random.Random(seed)
+    for turned in (True, False) * 6:
+        rows = rng.choice((1, 2, 8, 16, 32, rng.randint(1, 32)))
+        even = rng.choices((1, 2, 8, 64), k=2)
+        k, n = (max(of, round(2 ** rng.uniform(1, 13)) // of * of) for of in even)
+        items = 1 if rng.random() < 0.2 else max(2, min(60000, round(2 ** rng.uniform(17, 22) / (k * n))))
+        a = torch.randint(-2, 3, (items, rows, k), device=device).bfloat16()
+        b = torch.randint(-2, 3, (items, n, k) if turned else (items, k, n), device=device).bfloat16()
+        b = b.transpose(1, 2) if turned else b
+        wanted = torch.bmm(a.double(), b.double()).bfloat16()
+        assert torch.equal(registry.OPERATORS["bmm"].function(a, b), wanted), (items, rows, k, n, turned)
+
+
+@pytest.mark.gpu
+def test_short_lines_of_halves_fold_exactly(device: str) -> None:
+    for shape in ((30000, 16, 26), (30000, 8, 26), (30000, 11, 27), (30000, 24, 26), (9000, 30, 50), (26261, 60, 16)):
+        x = torch.randint(-2, 3, shape, device=device).half()
+        assert torch.equal(registry.OPERATORS["sum.dim_IntList"].function(x, [1]), x.float().sum(1).half()), shape
+        assert torch.equal(registry.OPERATORS["amax"].function(x, [1]), x.amax(1)), shape
+        norm = registry.OPERATORS["linalg_vector_norm"].function(x, 2, [1])
+        torch.testing.assert_close(norm, torch.linalg.vector_norm(x.double(), 2, 1).half(), rtol=2e-3, atol=0)
+
+
+@pytest.mark.gpu
+def test_places_in_a_few_long_rows_of_eight_bytes(device: str) -> None:
+    for rows, length in ((342, 56400), (150, 40000), (700, 9000), (3, 100001)):
+        x = torch.randint(0, 9, (rows, length), device=device)
+        first = torch.argmax((x == x.amax(1, True)).int(), 1)  # the first of many
+        assert torch.equal(registry.OPERATORS["argmax"].function(x, 1), first), (rows, length)
