@@ -273,7 +273,8 @@ def _implementations(names: Iterable[str]) -> Iterator[tuple[str, str, Function,
 
 
 def enable() -> None:
-    """Every operator of the library replaces torch's on this chip, in all threads of the process."""
+    """Every operator of the library replaces torch's on this chip, in all threads of the process. Switch, here and below, while no
+    other thread computes: torch's table of kernels is not made to be read as it is written, and may crash whoever does."""
     _activate(frozenset(OPERATORS))
 
 

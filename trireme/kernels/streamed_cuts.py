@@ -177,11 +177,13 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
     """Long sums of items that descriptors bring."""
     chip, longest = chips.current(), longest_copied(items, k, along)
     if _fills(n, 128) and _filled(items * blocks(n, 128), chip.multiprocessors) >= 0.8:
-        tile_k = min(128 if room == 16 and _fills(k, 128) else 64, longest)
-        # As many on their way as leave room for all programs at once: 20 x 23 x 416 x 2800 took 13.5 µs with four, so 9.0.
-        most, programs = 3 if tile_k == 128 else 4, items * blocks(n, 128)
-        fitting = (stages for stages in range(most, 1, -1) if _evenness(programs, stages * (128 + room) * tile_k * 2) == 1)
-        return config(128, tile_k, 1, 4, next(fitting, most), True)
+        # As much on its way as leaves room for all programs at once: 20 x 23 x 416 x 2800 took 13.5 µs with four tiles, so 9.0.
+        ways = [(128, 3)] if room == 16 and longest >= 128 and _fills(k, 128) else []
+        ways += [(min(64, longest), stages) for stages in (4, 3, 2)]
+        programs = items * blocks(n, 128)
+        fitting = [way for way in ways if _evenness(programs, way[1] * (128 + room) * way[0] * 2) == 1]
+        tile_k, stages = (fitting or ways)[0]
+        return config(128, tile_k, 1, 4, stages, True)
     tiles = items * blocks(n, 64)
     # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
     least = 448 if tiles <= 16 else 1024  # shorter parts cost more to join than they save
