@@ -9,6 +9,10 @@ from trireme.kernels import chips
 from trireme.kernels.launch import blocks, next_power
 
 _SPLITS_MOST = 16
+_SMALL = [  # tiles, warps and stages that small items of a batch may want
+    (16, 32, 1, 2), (16, 64, 2, 3), (16, 128, 2, 3), (32, 32, 1, 2), (32, 32, 2, 3), (32, 64, 4, 3), (32, 128, 2, 4),
+    (64, 16, 2, 1), (64, 32, 2, 2), (64, 64, 4, 1), (64, 256, 4, 4), (128, 16, 4, 2),
+]  # fmt: skip
 
 
 def config(n: int, k: int, splits: int, warps: int, stages: int, copied: bool = False) -> dict[str, Any]:
@@ -313,6 +317,7 @@ def candidates(items: int, rows: int, n: int, k: int, along: bool, copyable: boo
         copies = [(32, 256, 4), (64, 128, 3), (64, 128, 4), (64, 256, 4), (128, 64, 5), (128, 128, 2), (128, 128, 3), (128, 128, 4)]
         copies = [*copies, (256, 128, 3), *([(256, 64, 3), (128, 64, 2), (64, 64, 2)] if items > 1 else [])]
         made += [(a, b, 4, stages, True) for a, b, stages in copies if copyable and b <= longest_copied(items, k, along)]
+        made += [(*cut, False) for cut in _SMALL] if items > 1 else []
     processors, result = chips.current().multiprocessors, []
     for a, b, warps, stages, copied in made:
         tiles = items * blocks(n, a)
