@@ -147,10 +147,10 @@ def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool
     if k <= 16:  # 167 x 8 x 16 x 3123 took 15.2 µs with four warps and four stages, so 8.8; 1000 x 32 x 12 x 1000 42 and 38
         tile_n = 64 if not along and room == 16 else 256 if not along and n > 512 else 128
         return config(min(tile_n, height), 16, 1, 1 if tile_n == 64 else 4, 1)
-    return _shallow(items, room, n, k, along)
+    return _shallow(items, n, k, along)
 
 
-def _shallow(items: int, room: int, n: int, k: int, along: bool) -> dict[str, Any]:
+def _shallow(items: int, n: int, k: int, along: bool) -> dict[str, Any]:
     """Sums of 17 to 128 elements by pointers, of more than 32 columns."""
     if along:  # 2705 x 32 x 118 x 61 took 36 µs in tiles of 32, so 27; 3000 x 16 x 36 x 100 15.5 and 12.7
         return config(64, 64, 1, 4, 1) if k > 32 else config(64, 16, 1, 2, 1)
@@ -272,30 +272,36 @@ def _fills(size: int, tile: int) -> bool:
 
 
 def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
-    """How descriptors bring tiles of half types where nothing was measured; from 27 shapes of 4 to 32 rows on an H200, of which
-    the best cut is 2 % faster in the mean."""
+    """How descriptors bring tiles of one matrix of half types where nothing was measured; from 230 shapes of 2 to 32 rows on an
+    H200."""
     chip, tiles = chips.current(), blocks(n, 64)
     if tiles <= chip.multiprocessors:
-        # One program a multiprocessor, with as much on its way as the shared memory holds: 32 x 4096 x 6144 took 11.6 µs in 96 of
-        # them, 13.4 to 14.0 in two or more a multiprocessor. Parts of few tiles may be short, but joining costs with every row.
-        tile_k = min(256, max(16, next_power(k)))
-        if tiles <= 8 and k >= 2048:  # 8 x 16384 x 128 took 6.0 µs in tiles of 64 and 8 parts, so 4.5; 32 x 16384 x 128 8.5 and 5.5
-            tile_n, most = (16, 8 if k < 12288 else 16) if room > 16 and n <= 256 else (32, 8 if room > 16 else 16)
-            return config(tile_n, tile_k, min(most, k // (512 if room > 16 else 256)), 4, _stages(k, tile_k, room), True)
-        if tiles <= 16 and room > 16 and k >= 4096:  # 32 x 4096 x 1024 took 5.6 µs in tiles of 64, so 5.3
-            parts = 8 if k >= 12288 else max(1, min(chip.multiprocessors // blocks(n, 32), k // 1300))
-            return config(32, tile_k, parts, 4, _stages(k, tile_k, room), True)
-        parts = min(k // (1024 if tiles < 48 else 1536), 4)
-        if tiles < 32:  # 16 x 4096 x 1024 took 5.4 µs in two parts, in four 4.4; 32 x 4096 x 1536 6.2 in four, in three 5.5
-            parts = k // 1300 if room > 16 else 1 if k < 2048 else min(k // 512, 4 if k < 12288 else 6)
-            parts = min(parts, 4 if room > 16 else 6)
-        return config(64, tile_k, max(1, min(chip.multiprocessors // tiles, parts)), 4, _stages(k, tile_k, room), True)
+        return _few_copied(room, n, k)
     narrow, wide = (64, 128), (256, 128) if along else (128, 64)
     if _evenness(tiles, 4 * (64 + room) * 128 * 2) == 1:
         return config(*narrow, 1, 4, 4, True)  # 32 x 8192 x 10240 took 44.9 µs with three tiles on their way, so 42.3
     even, wide_even = (_evenness(blocks(n, a), 3 * (a + room) * b * 2) for a, b in (narrow, wide))
     # Wide tiles read the few rows less often, which pays where narrow ones take several rounds and leave more of the last one idle.
     return config(*(wide if even < 1 and wide_even >= even else narrow), 1, 4, 3, True)
+
+
+def _few_copied(room: int, n: int, k: int) -> dict[str, Any]:
+    """One program a multiprocessor at most, with much on its way: 32 x 4096 x 6144 took 11.6 µs in 96 of them, 13.4 to 14.0 in two
+    or more a multiprocessor. Parts of few tiles may be short, but joining costs with every row."""
+    processors, tiles, many, tile_k = chips.current().multiprocessors, blocks(n, 64), room > 16, min(256, max(16, next_power(k)))
+    tile_n = 64
+    if tiles <= 8 and k >= 2048:  # 8 x 16384 x 128 took 6.0 µs in tiles of 64 and 8 parts, so 4.5; 32 x 16384 x 128 8.5 and 5.5
+        tile_n = 16 if many and n <= 256 else 32
+        parts = min(8 if many and (tile_n == 32 or k < 12288) else 16, k // (512 if many else 256))
+    elif tiles <= 16 and many and k >= 4096:  # 32 x 4096 x 1024 took 5.6 µs in tiles of 64, so 5.3
+        tile_n = 32
+        parts = 8 if k >= 12288 else min(processors // blocks(n, 32), k // 1300)
+    elif tiles < 32:  # 16 x 4096 x 1024 took 5.4 µs in two parts, in four 4.4; 32 x 4096 x 1536 6.2 in four, in three 5.5
+        parts = min(processors // tiles, 4, k // 1300) if many else min(processors // tiles, 4 if k < 12288 else 6, k // 512)
+        parts = parts if k >= 2048 else 1
+    else:
+        parts = min(processors // tiles, 4, k // (1024 if tiles < 48 else 1536))
+    return config(tile_n, tile_k, max(1, parts), 4, _stages(k, tile_k, room), True)
 
 
 def _evenness(programs: int, held: int) -> float:
