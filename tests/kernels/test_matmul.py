@@ -231,6 +231,50 @@ def test_what_torch_does_faster_stays_torchs(monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(matmul.mm(a, b).float(), a.float() @ b.float(), rtol=2e-2, atol=2e-1)
 
 
+def test_a_batch_that_torch_does_faster_becomes_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When measured; ours where torch's may not be had, and the rules' where nothing was measured."""
+    x, w, y = torch.randint(-3, 4, (3, 4, 40)).float(), torch.randint(-3, 4, (3, 50, 40)).float(), torch.empty(3, 4, 50)
+    called: list[int] = []
+    torchs = lambda: called.append(1)  # noqa: E731
+    streamed.few_rows(x, w, y, None, 1.0, 0.0, "ieee", torchs)
+    assert torch.equal(y, torch.bmm(x, w.transpose(1, 2))) and not called
+    monkeypatch.setattr(tune, "_known", {})
+    monkeypatch.setattr(tune, "_enabled", True)
+    monkeypatch.setattr(tune, "_lookup", lambda key: None)
+    monkeypatch.setattr(tune, "_database", lambda: (_ for _ in ()).throw(OSError))
+    monkeypatch.setattr(tune, "_microseconds", lambda call: call() or (1.0 if called else 9.0))
+    with pytest.raises(Unsupported, match="faster"):
+        streamed.few_rows(x, w, y, None, 1.0, 0.0, "ieee", torchs)
+    assert called
+    with pytest.raises(Unsupported, match="faster"):  # remembered
+        streamed.few_rows(x, w, y, None, 1.0, 0.0, "ieee", torchs)
+    y.zero_()
+    streamed.few_rows(x, w, y, None, 1.0, 0.0, "ieee")
+    assert torch.equal(y, torch.bmm(x, w.transpose(1, 2)))
+
+
+def test_timing_takes_no_counters_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the recorded calls are free again, also if one of them fails."""
+    arena, device = [torch.zeros(64, dtype=torch.int32), 8], torch.device("cpu")
+    monkeypatch.setattr(streamed, "_arenas", {0: arena})
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    monkeypatch.setattr(chips, "elapsed", lambda call: 1.0)
+    recorded: list[torch.Tensor] = []
+
+    def record(call: Callable[[], None], count: int) -> Callable[[], None]:
+        recorded.extend(streamed._recorded_counters(device, 3) for _ in range(count))
+        if len(recorded) > count:
+            raise RuntimeError("nothing more can be recorded")
+        return call
+
+    monkeypatch.setattr(chips, "record", record)
+    tune._microseconds(lambda: None)
+    assert len(recorded) == tune._CALLS and arena[1] == 8
+    with pytest.raises(RuntimeError):
+        tune._microseconds(lambda: None)
+    assert arena[1] == 8
+
+
 def halves(batch: int, m: int, k: int, n: int, turned: bool = False) -> matmul._Problem:
     """A problem without memory: only its sizes are asked for."""
     a = torch.empty(batch, m, k, dtype=torch.bfloat16, device="meta")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 
@@ -140,60 +139,3 @@ def test_a_fold_is_cut_as_was_measured(monkeypatch: pytest.MonkeyPatch, device: 
     torch.testing.assert_close(registry.OPERATORS["sum.dim_IntList"].function(x, [0]), x.sum(0))
     torch.testing.assert_close(registry.OPERATORS["amax"].function(x, [0]), x.amax(0))
     assert starts == [f.cut.by(wanted), f.cut]
-
-
-class Compiling:
-    """The chip as tuning sees it, not interpreted."""
-
-    current = staticmethod(lambda: dataclasses.replace(chips.current(), interpreted=False))
-    capturing = staticmethod(chips.capturing)
-
-
-def test_a_call_that_torch_does_faster_stays_torchs(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    """Found when tuning is on, kept when it is off, of calls like it only; and nothing is asked before the first was found."""
-    ours: list[tuple[int, ...]] = []
-
-    def exp(x: torch.Tensor) -> torch.Tensor:
-        ours.append(tuple(x.shape))
-        return registry.OPERATORS["exp"].function(x)
-
-    monkeypatch.setattr(tune, "chips", Compiling)
-    function = registry._guarded(registry.Operator("exp", exp))
-    small, large = torch.randn(4, device=device), torch.randn(70, device=device)
-    with monkeypatch.context() as patch:
-        patch.setattr(registry, "_described", lambda args, kwargs: pytest.fail("asked"))
-        torch.testing.assert_close(function(small), small.exp())
-    took = lambda torchs: 1.0 if torchs == (len(ours) < 3) else 9.0  # noqa: E731
-    monkeypatch.setattr(tune, "_microseconds", lambda call: (call(), took(call.args[0]["torch"]))[1])
-    tune.enable()
-    torch.testing.assert_close(function(small), small.exp())  # ours was asked for its time, and torch's taken
-    assert ours == [(4,), (4,)] and list(tune._known.values()) == [{"torch": True}]
-    for _ in range(4):
-        torch.testing.assert_close(function(small), small.exp())
-    assert ours == [(4,), (4,)]
-    torch.testing.assert_close(function(large), large.exp())
-    assert ours == [(4,), (4,), (70,), (70,)] and list(tune._known.values()) == [{"torch": True}, {"torch": False}]
-    tune.enable(False)
-    torch.testing.assert_close(function(small), small.exp())
-    torch.testing.assert_close(function(large), large.exp())
-    assert ours == [(4,), (4,), (70,), (70,), (70,)]
-
-
-def test_the_interpreter_is_not_timed_against_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chips, "current", lambda: dataclasses.replace(chips.HOPPER, interpreted=True))
-    tune.enable()
-    assert not tune.torch_is_faster("exp", lambda: pytest.fail("asked"), lambda: None, lambda: None)
-
-
-def test_calls_are_described_by_what_their_time_depends_on(device: str) -> None:
-    x = torch.zeros(3, 9, device=device)
-    same = [registry._described((x, 0.25), {"dim": [1]}), registry._described((x.clone(), 0.75), {"dim": [1]})]
-    assert same[0] == same[1] and str(same[0]).startswith("float32[3, 9] by [9, 1]")
-    others = [((x.t(), 0.25), {}), ((x, 2.0), {}), ((x[:, 1:], 0.25), {}), ((x.half(), 0.25), {}), ((x.flatten()[1:], 0.25), {})]
-    assert len({same[0], *(registry._described(args, kwargs) for args, kwargs in others)}) == 6
-
-
-def test_what_no_graph_records_is_never_timed() -> None:
-    for name in ("rand", "randn", "rand_like", "native_dropout", "allclose"):
-        function = registry.OPERATORS[name].function
-        assert registry._unless_slower(registry.OPERATORS[name], function, function) is function

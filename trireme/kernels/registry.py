@@ -34,13 +34,12 @@ from trireme.kernels import (
     shape,
     softmax,
     straight,
-    tune,
     unary,
 )
 from trireme.kernels.launch import Unsupported
 from trireme.kernels.originals import original, overload_of
 from trireme.kernels.quick import standing_for
-from trireme.kernels.repeat import or_else, repeating, token
+from trireme.kernels.repeat import or_else, repeating
 
 MEASURED = Path(__file__).with_name("measured.json")
 Function = Callable[..., Any]
@@ -133,44 +132,14 @@ def _select(names: Iterable[Any]) -> set[str]:
 @functools.cache
 def _guarded(operator: Operator) -> Function:
     """Ours, or torch's for what ours does not cover."""
-    function, torchs = operator.function, _Torchs(operator)
+    function = operator.function
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if _elsewhere(args):
             raise Unsupported("memory of another device")
         return function(*args, **kwargs)
 
-    return repeating(_unless_slower(operator, call, torchs), torchs)
-
-
-def _unless_slower(operator: Operator, ours: Function, torchs: Function) -> Function:
-    """Ours, but not for calls that torch's own was measured to do faster."""
-    if operator.name in _UNTIMED:
-        return ours
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        both = (functools.partial(function, *args, **kwargs) for function in (ours, torchs))
-        if tune.torch_is_faster(operator.name, lambda: _described(args, kwargs), *both):
-            raise Unsupported("torch's own kernel was measured to be faster")
-        return ours(*args, **kwargs)
-
-    return call
-
-
-def _described(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """A call by what its time depends on; None for arguments that only it has."""
-    try:
-        return ", ".join([_said(x) for x in args] + [f"{name}={_said(x)}" for name, x in kwargs.items()])
-    except (TypeError, RuntimeError):
-        return None
-
-
-def _said(x: Any) -> str:
-    if type(x) in _PLAIN:
-        aligned = "" if x.data_ptr() % 16 == 0 else " from anywhere"
-        return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} by {list(x.stride())}{aligned}"
-    known = token(x, [])
-    return known if type(known) is str else repr(known[1])
+    return repeating(call, _Torchs(operator))
 
 
 def _elsewhere(args: tuple[Any, ...]) -> bool:
@@ -231,8 +200,7 @@ def _with_gradient(operator: Operator) -> Function:
 
     # of the remembered calls the recent ones are tried here, before anything else is asked
     differentiable = operator.gradient != "none"
-    faster = _unless_slower(operator, readable(below), torchs.decompose)
-    parts = repeating(faster, torchs.decompose, ungraded=differentiable).__dict__
+    parts = repeating(readable(below), torchs.decompose, ungraded=differentiable).__dict__
     memory, keyed = parts["memory"], parts["keyed"]
     transformed = torch._C._functorch.peek_interpreter_stack
 
@@ -252,7 +220,6 @@ def _with_gradient(operator: Operator) -> Function:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_UNTIMED = {"rand", "randn", "rand_like", "native_dropout", "allclose"}  # which draw numbers, or wait for the device
 
 
 def _watched() -> int:

@@ -94,7 +94,7 @@ class _Memory:
 
     def _signs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Which arguments, by place or name, count by their sign alone."""
-        return [i for i, x in [*enumerate(args), *kwargs.items()] if type(x) is float and type(token(x, self.exact)) is str]
+        return [i for i, x in [*enumerate(args), *kwargs.items()] if type(x) is float and type(_token(x, self.exact)) is str]
 
     def stand_below(self, above: Any) -> None:
         """From now on `above` is asked first, and told what to remember; if it is new, so is every call."""
@@ -154,9 +154,9 @@ def repeating(function: Function, otherwise: Function | None = None, ungraded: b
                         return attempt(*args, **kwargs)
                     key += (x.dtype, x.shape, x.stride(), x.get_device())
                 else:
-                    key.append(token(x, exact))
+                    key.append(_token(x, exact))
             if kwargs:
-                key += [(name, token(x, exact)) for name, x in kwargs.items()]
+                key += [(name, _token(x, exact)) for name, x in kwargs.items()]
             key = tuple(key)
             found = known.get(key)
         except (TypeError, RuntimeError):  # no layout, or no value to remember it by
@@ -192,7 +192,7 @@ def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], again: Function, exact:
     if ungraded and any(args[i].requires_grad for i in places):
         alike = functools.partial(_alike_ungraded, alike)
     every = (*args, *kwargs.values())
-    tokens = [(i, token(x, exact)) for i, x in enumerate(every) if i not in tensors]
+    tokens = [(i, _token(x, exact)) for i, x in enumerate(every) if i not in tensors]
     others = [(i, type(every[i]), _kept(every[i])) for i, token in tokens if type(token) is not str]
     signs = [(i, token) for i, token in tokens if type(token) is str]
     return len(args), alike, places, others, signs, again, tuple(kwargs), twins
@@ -208,7 +208,7 @@ def _kept(x: Any) -> Any:
     return list(x) if type(x) is list else x
 
 
-def token(x: Any, exact: list[bool]) -> Any:
+def _token(x: Any, exact: list[bool]) -> Any:
     """What stands for an argument that is no tensor: its type and value; a float with a fraction only by its sign, since
     no operator decides anything by such a number, but for a half, which is a root. `quick.py`, `quick.c` and `straight.cpp` say
     the same."""

@@ -26,8 +26,8 @@ _LONG = 1000.0  # microseconds beyond which a launch does not show
 _rehearsing: tuple[int, int] | None = None
 _enabled = os.environ.get("TRIREME_TUNE", "") not in ("", "0")
 _known: dict[tuple[str, str], Config | None] = {}  # None: asked for, and nothing was there
-_MOST_KNOWN = 1 << 16
-_AGAINST = " or torch"  # what names of operators end in that were timed against torch's own
+# Whoever gives recorded calls memory for good notes here what it has given; what that returns takes back what was given since.
+notes_of_memory: list[Callable[[], Callable[[], None]]] = []
 
 
 def enable(on: bool = True) -> None:
@@ -64,24 +64,10 @@ def remembered(operator: str, shape: str) -> Config | None:
     return _known.get((operator, shape))
 
 
-def torch_is_faster(operator: str, call: Callable[[], str | None], ours: Callable[[], Any], torchs: Callable[[], Any]) -> bool:
-    """Whether torch's own was measured to do a call faster, which `call` describes if that can be; where tuning is on, now. Of the
-    interpreter nobody asks."""
-    name, chip = operator + _AGAINST, chips.current()
-    if chip.interpreted or not (_enabled or name in _compared(cache_folder(), chip.name)):
-        return False
-    shape = call()
-    if shape is None:
-        return False
-    return choose(name, shape, {"torch": False}, [{"torch": True}], lambda c: torchs() if c["torch"] else ours())["torch"]
-
-
 def choose(operator: str, shape: str, default: Config, candidates: Iterable[Config], run: Callable[[Config], None]) -> Config:
     """The configuration for this class: remembered, from the user's database, shipped, measured now if enabled, or `default`."""
     key = (operator, shape)
     if key not in _known:
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
         found = _lookup(key)
         if found is None and _enabled:
             if chips.capturing():
@@ -108,12 +94,6 @@ def _stored(folder: Path, chip: str) -> dict[tuple[str, str], str]:
         rows = database.execute("SELECT operator, shape, config FROM tuned WHERE chip = ?", (chip,)).fetchall()
         return {(operator, shape): config for operator, shape, config in rows}
     return {}
-
-
-@functools.cache
-def _compared(folder: Path, chip: str) -> frozenset[str]:
-    """Operators of which the user's database knows calls that were timed against torch's own."""
-    return frozenset(operator for operator, _ in _stored(folder, chip) if operator.endswith(_AGAINST))
 
 
 @functools.cache
@@ -158,7 +138,6 @@ def _measure(key: tuple[str, str], default: Config, candidates: Iterable[Config]
         row = (chips.current().name, *key, json.dumps(best, sort_keys=True), best_time)
         database.execute("INSERT OR REPLACE INTO tuned VALUES (?, ?, ?, ?, ?)", row)
         _stored.cache_clear()
-        _compared.cache_clear()
     return dict(best)  # no longer the default, even where that is what won
 
 
@@ -171,9 +150,14 @@ def _microseconds(call: Callable[[], None]) -> float:
     long = chips.elapsed(call) > _LONG
     # Recorded, since a kernel of a few microseconds would drown in its own launch.
     calls, repeats = (1, 3) if long else (_CALLS, _REPEATS)
-    replay = call if long else chips.record(call, calls)
-    replay()
-    return statistics.median(chips.elapsed(replay) for _ in range(repeats)) / calls
+    take_back = [note() for note in notes_of_memory]
+    try:
+        replay = call if long else chips.record(call, calls)
+        replay()
+        return statistics.median(chips.elapsed(replay) for _ in range(repeats)) / calls
+    finally:  # the graph is not replayed again
+        for give in take_back:
+            give()
 
 
 def export(path: Path) -> int:
@@ -204,5 +188,4 @@ def load(path: Path) -> int:
 def _forget() -> None:
     _known.clear()
     _stored.cache_clear()
-    _compared.cache_clear()
     repeat.forget()
