@@ -89,17 +89,20 @@ class Cut:
         """What a fold to a value puts in the place of the rules where very many short rows of two bytes lie side by side, in lines
         that begin at pairs or anywhere, of which each thread would take single elements, or in short lines: a tile that holds them
         whole."""
-        if self.wide and self.itemsize == 2 and self.even and self.length > 48 and self.beside <= 32:
-            return dict(zip(_CHOICE, (32, 64, 2, 1, 1, 1), strict=True))  # means of 26261 x 60 x 16 took 17.7 µs, so 13.9
         anywhere = self.common == 1 and not self.even
-        lines = (self.common == 2 and self.length > 4) or (anywhere and 8 < self.length <= 16)
-        if not (self.wide and self.itemsize == 2 and lines):
+        if not self.wide or self.itemsize != 2:
             return {}
-        if self.length <= 16:  # norms of 46008 x 16 x 26 took 14.0 µs, so 8.2; sums of 46008 x 8 x 26 5.4 and 4.0
-            m, n, warps = (256, 8, 4) if self.length <= 8 else (128, 16, 4 if anywhere else 2)
-        else:  # norms of 9000 x 32 x 50 took 7.7 µs, so 6.2
-            m, n, warps = (256, 4, 2) if self.length <= 24 else (64, 32, 2)
-        return dict(zip(_CHOICE, (m, n, warps, 1, 1, 1), strict=True))
+        if self.even and self.length > 48 and self.beside <= 32:
+            tile = 32, 64, 2  # means of 26261 x 60 x 16 took 17.7 µs, so 13.9
+        elif (anywhere or self.common == 2) and 8 < self.length <= 16:
+            tile = 128, 16, 4 if anywhere else 2  # norms of 46008 x 16 x 26 took 14.0 µs, so 8.2
+        elif self.common != 2 or self.length <= 4:
+            return {}
+        elif self.length <= 8:
+            tile = 256, 8, 4  # sums of 46008 x 8 x 26 took 5.4 µs, so 4.0
+        else:
+            tile = (256, 4, 2) if self.length <= 24 else (64, 32, 2)  # norms of 9000 x 32 x 50 took 7.7 µs, so 6.2
+        return dict(zip(_CHOICE, (*tile, 1, 1, 1), strict=True))
 
     @functools.cached_property
     def bare(self) -> bool:

@@ -3,7 +3,6 @@ tiles through plain pointers, and few rows, where the matrix is streamed once an
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -409,8 +408,7 @@ def _stream(p: _Problem) -> None:
         _leave("lines of items that no descriptor takes: 22.5 against 60.5 µs for 12 x 1 x 3000 x 1000")
     if x.shape[0] == 1 and not streams(x.shape[1], w[0]):
         _leave("few columns or uneven rows: one row by 100000 x 33 of float32 9.5 against 158 µs")
-    torchs = None if x.shape[0] == 1 or OURS_ONLY or chips.current().interpreted else functools.partial(_by_torch, p)
-    few_rows(x, w, y, bias, p.alpha, p.beta, precision(x.dtype), torchs)
+    few_rows(x, w, y, bias, p.alpha, p.beta, precision(x.dtype))
 
 
 def _by_pointers(p: _Problem) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -401,11 +400,11 @@ def _run(
     return out
 
 
-def best_cut(name: str, f: Fold, start: Callable[[Cut], None], default: Mapping[str, int] = MappingProxyType({})) -> Cut:
+def best_cut(name: str, f: Fold, start: Callable[[Cut], None], default: dict[str, int] | None = None) -> Cut:
     """How a fold is cut that `start` folds: as was measured for its class, if it was, or by `default`, or as the rules say."""
     lines = f"across{f.of}" if f.across else "anywhere" if f.anywhere else "along"
     kind, shape = f"{name}.{lines}.{int(f.even)}.{f.itemsize}", tune.shape_class(f.rows, f.length)
-    return f.cut.by(tune.choose(kind, shape, dict(default), f.cut.choices(), lambda choice: start(f.cut.by(choice))))
+    return f.cut.by(tune.choose(kind, shape, default or {}, f.cut.choices(), lambda choice: start(f.cut.by(choice))))
 
 
 def _start(kind: int, work: int, x: torch.Tensor, f: Fold, out: torch.Tensor, divisor: int, order: float, cut: Cut) -> None:

@@ -212,8 +212,10 @@ def streams(rows: int, w: torch.Tensor) -> bool:
     """Whether few rows go past a matrix [n, k] as fast as torch's do. One goes at the speed of the memory: along the summed
     dimension always; across it where there are columns enough to fill the chip, and tensor cores take them by whole lines."""
     n, k = w.shape
-    if rows > 1:  # long sums whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9; 16 x 16384 x 200 7.4 and 6.0
-        return not (k >= 9216 and 128 < n <= 768 if rows > 16 else k >= 12288 and n % 32 and n <= 512)
+    if rows > 16:  # long sums whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9
+        return k < 9216 or not 128 < n <= 768
+    if rows > 1:  # 16 x 16384 x 200 took 7.4 µs, torch 6.0
+        return k < 12288 or n % 32 == 0 or n > 512
     return _lies_along(w) or (describable(w.t(), 0, 1) and n > 512 and (w.element_size() == 2 or k >= 1024))
 
 
@@ -234,11 +236,9 @@ def streams_batch(rows: int, w: torch.Tensor) -> bool:
 
 
 def few_rows(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, alpha: float, beta: float, precision: str,
-    torchs: Callable[[], Any] | None = None,
-) -> None:  # fmt: skip
-    """y[item, rows, n] = α x[item, rows, k] w[item, n, k]ᵀ + β bias[rows, n], w read once; all strides are free. `torchs`: torch's
-    own product, which a measurement may find faster: then the call is left to it."""
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, alpha: float, beta: float, precision: str
+) -> None:
+    """y[item, rows, n] = α x[item, rows, k] w[item, n, k]ᵀ + β bias[rows, n], w read once; all strides are free."""
     (items, rows, k), n = x.shape, w.shape[1]
     x_walk, w_walk, y_walk = ((part.stride(0) if items > 1 else 0, *part.stride()[1:]) for part in (x, w, y))
     if rows == 1:  # any stride will do, but two of 1 would hide which way it lies
@@ -258,9 +258,6 @@ def few_rows(
     w_of = shared_by(k, *w_walk[:2]) if w_walk[2] == 1 else shared_by(n, w_walk[0], w_walk[2]) if w_walk[1] == 1 else 1
 
     def run(config: dict[str, Any]) -> None:
-        if torchs is not None and config.get("torch"):
-            torchs()
-            return
         tile_n, tile_k, splits = config["N"], config["K"], config["splits"]
         part = blocks(blocks(k, splits), tile_k) * tile_k
         splits = blocks(k, part)
@@ -283,11 +280,7 @@ def few_rows(
     if items > 1:
         name, shape = f"{name}.batched.{min(longest, 256)}", tune.shape_class(items, n, k)
     config = tune.remembered(name, shape)
-    if config is None or (config.get("torch") and torchs is None):
+    if config is None:
         default = cuts.default(items, rows, n, k, along, x.element_size(), all_w is not None)
-        candidates = cuts.candidates(items, rows, n, k, along, all_w is not None)
-        config = tune.choose(name, shape, default, [{"torch": True}, *candidates] if torchs is not None else candidates, run)
-        config = default if config.get("torch") and torchs is None else config
-    if config.get("torch"):
-        raise Unsupported("torch's own kernel was measured to be faster")
+        config = tune.choose(name, shape, default, cuts.candidates(items, rows, n, k, along, all_w is not None), run)
     run(config)

@@ -201,8 +201,6 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
     if tiles > chip.multiprocessors:
         if k >= 2048 and longest >= 128:  # 2 x 16 x 6640 x 5320 took 43 µs in tiles of 64, so 39
             return config(64, 128, 1, 4, 4, True)
-        if k >= 2048 and 4 * tiles < 5 * chip.multiprocessors:  # 18 x 11 x 3392 x 464 took 18.7 µs with twelve left over, so 17.5
-            return config(32, 64, 1, 2, 6)
         return config(64, min(64, longest), 1, 4, 4 if room == 16 else 3, True)
     if longest < 128 or (k < 1280 and not along):  # 2 x 16 x 1856 x 2096 took 7.2 µs by descriptors, so 5.0
         return _plain_items(items, height, n, k, along)
@@ -260,8 +258,8 @@ def _few_odd_items(items: int, height: int, n: int, k: int, along: bool) -> dict
     processors, tiles = chips.current().multiprocessors, items * blocks(n, 64)
     if along and height > 32:  # 4 x 8 x 553 x 496 took 4.9 µs in two parts, so 3.8
         return config(64, 64, max(1, min((4 if k >= 1024 else 2) * processors // tiles, 4, k // 112)), 4, 3)
-    if height > 32 and tiles > processors and k < 1024:  # but 3 x 2 x 208 x 6913 took 5.1 µs so, in tiles of 32 5.0
-        return config(64, 64, 1, 4, 3) if k > 256 else config(32, 64, 1, 4, 2)
+    if height > 32 and tiles > processors and k < 1024:
+        return config(64, 64, 1, 4, 3)
     # 24 x 7 x 1001 x 333 took 13.4 µs in tiles of 64, so 8.1; 95 x 32 x 1383 x 4 8.7 in tiles of 256, so 6.4.
     height = min(32, height)
     parts = min(4 * processors // (items * blocks(n, height)), 4, k // (192 if along else 240))
