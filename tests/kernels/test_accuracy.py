@@ -656,6 +656,29 @@ def test_few_rows_of_drawn_items_add_up_exactly(seed: int, device: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("ours_only")
+@pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 9, 16, 23, 32])
+def test_few_rows_past_one_matrix_add_up_exactly(rows: int, turned: bool, device: str) -> None:
+    """Lines that begin at multiples of 1 to 64 elements, longer than what is read of them, or one element after a multiple; with a
+    bias and without. Whole numbers, in any order of adding."""
+    rng = random.Random(rows)
+    for of, (beyond, first) in itertools.product((1, 2, 8, 64), ((0, 0), (8, 0), (3, 1))):
+        k, n = (max(of, round(2 ** rng.uniform(7, 13)) // of * of) for _ in range(2))
+        x = torch.randint(-2, 3, (rows, k), device=device).bfloat16()
+        line, height = (k, n) if turned else (n, k)
+        w = torch.randint(-2, 3, (height, line + beyond + first), device=device).bfloat16()[:, first : first + line]
+        w = w.t() if turned else w
+        bias = torch.randint(-9, 10, (n,), device=device).bfloat16()
+        wanted = x.double() @ w.double()
+        case = (k, n, w.stride(), first)
+        if beyond == 8:
+            assert torch.equal(registry.OPERATORS["addmm"].function(bias, x, w), (wanted + bias.double()).bfloat16()), case
+        else:
+            assert torch.equal(registry.OPERATORS["mm"].function(x, w), wanted.bfloat16()), case
+
+
+@pytest.mark.gpu
 def test_short_lines_of_halves_fold_exactly(device: str) -> None:
     for shape in ((30000, 16, 26), (30000, 8, 26), (30000, 11, 27), (30000, 24, 26), (9000, 30, 50), (26261, 60, 16)):
         x = torch.randint(-2, 3, shape, device=device).half()

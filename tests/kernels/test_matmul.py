@@ -189,7 +189,8 @@ def test_what_was_not_measured_fits_the_chip(monkeypatch: pytest.MonkeyPatch) ->
                 for along in (False, True):
                     config = streamed_cuts.default(1, room, n, k, along, 2, True)
                     held = config["stages"] * (config["N"] + room) * config["K"] * 2
-                    assert held <= chips.HOPPER.shared_memory and config["stages"] > 1 and config["copied"]
+                    assert held <= chips.HOPPER.shared_memory and config["stages"] > 1
+                    assert config.get("copied") or (along and n == k == 4096)  # of which two halves by pointers are faster
                     assert config["splits"] == 1 or k // config["splits"] >= config["K"]
                     for items in (2, 32, 4096) if room < 64 else ():
                         config = streamed_cuts.default(items, room, n, k, along, 2, True)

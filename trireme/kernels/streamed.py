@@ -56,12 +56,18 @@ def settle(total, added, parts, counters, y, row, column, rows, n, y_m, y_n, alp
 @kernel
 def _vector(
     x, w, y, bias, parts, counters, n, k, part, x_item, x_k, w_item, w_n, w_k, y_item, y_n, bias_n, alpha, beta,
-    N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    ALONG: tl.constexpr, X_OF: tl.constexpr, W_OF: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """y = w x for one row, each lane summing its own columns until the end"""
+    """y = w x for one row, each lane summing its own columns until the end; lines begin and end at multiples of X_OF and W_OF"""
     chips.begin(EARLY, OPEN=False)
     item = tl.program_id(2).to(tl.int64)
-    x, w, y = x + item * x_item, w + item * w_item, y + item * y_item
+    x, w, y = x + item * multiple(x_item, X_OF), w + item * multiple(w_item, W_OF), y + item * y_item
+    x_end, w_end, columns = multiple(k, X_OF), k, n
+    if ALONG:
+        w_n, w_end = multiple(w_n, W_OF), multiple(k, W_OF)
+    else:
+        w_k, columns = multiple(w_k, W_OF), multiple(n, W_OF)
     column = tl.program_id(0) * N + tl.arange(0, N)
     inner = tl.arange(0, K)
     start = tl.program_id(1) * part
@@ -74,9 +80,9 @@ def _vector(
     total = tl.zeros((N, K), tl.float32)
     for at in range(start, stop, K):
         here = at + inner
-        inside = here < k
-        weights = tl.load(base + (here * w_k)[None, :], mask=(column < n)[:, None] & inside[None, :], other=0.0).to(tl.float32)
-        total += weights * tl.load(x + here * x_k, mask=inside, other=0.0).to(tl.float32)[None, :]
+        mask = (column < columns)[:, None] & (here < w_end)[None, :]
+        weights = tl.load(base + (here * w_k)[None, :], mask=mask, other=0.0).to(tl.float32)
+        total += weights * tl.load(x + here * x_k, mask=here < x_end, other=0.0).to(tl.float32)[None, :]
     settle(tl.sum(total, 1)[None, :], added, parts, counters, y, row, column, 1, n, 0, y_n, alpha, SPLITS)
 
 
@@ -212,11 +218,14 @@ def streams(rows: int, w: torch.Tensor) -> bool:
     """Whether few rows go past a matrix [n, k] as fast as torch's do. One goes at the speed of the memory: along the summed
     dimension always; across it where there are columns enough to fill the chip, and tensor cores take them by whole lines."""
     n, k = w.shape
-    if rows > 16:  # long sums whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9
-        return k < 9216 or not 128 < n <= 768
+    along = _lies_along(w)
+    if rows > 16:  # long sums whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9; 29 x 5344 x 616 6.4 and 5.8
+        long = k >= (8192 if n <= 512 else 5248 if n <= 1024 else 9216)
+        uneven = w.stride(0 if along else 1) % 16 > 0  # 32 x 4360 x 24056 took 69 µs, torch 53
+        return not (long and 128 < n <= 2048) and not (uneven and _suits_torch(w, along))
     if rows > 1:  # 16 x 16384 x 200 took 7.4 µs, torch 6.0
         return k < 12288 or n % 32 == 0 or n > 512
-    return _lies_along(w) or (describable(w.t(), 0, 1) and n > 512 and (w.element_size() == 2 or k >= 1024))
+    return along or (describable(w.t(), 0, 1) and n > 512 and (w.element_size() == 2 or k >= 1024))
 
 
 def streams_batch(rows: int, w: torch.Tensor) -> bool:
@@ -231,8 +240,26 @@ def streams_batch(rows: int, w: torch.Tensor) -> bool:
         return True
     if along and rows > 1 and rows * n <= 16 and (k % 2 or (k >= 1024 and not copied)):  # 687 x 2 x 823 x 2 took 12 µs, torch 3.4
         return False
-    suits_torch = n % 8 == k % 8 == lines.stride(1) % 8 == 0 and k >= (16 if rows <= 16 else 8)
-    return copied or not suits_torch or lines.stride(1) % 16 == 0
+    if k < (16 if rows <= 16 else 8) or not _suits_torch(w, along):
+        return True
+    even = lines.stride(1) % 16 == 0
+    if rows <= 16:
+        return copied or even
+    tiles, processors = items * blocks(n, 64), chips.current().multiprocessors
+    if not even or k < 2048:  # 8 x 30 x 1408 x 472 by descriptors took 5.7 µs, torch 4.6
+        return even
+    if not copied or n <= 32:  # 2 x 32 x 4472 x 2784 took 15.8 µs, torch 12.2; 113 x 32 x 5328 x 24 28.8 and 21.8
+        return 2 * tiles <= processors
+    return rows == 32 or k >= 4096 or tiles <= processors  # rows that no descriptor takes: 2 x 21 x 2288 x 4544 10.4 µs, torch 8.8
+
+
+def _suits_torch(w: torch.Tensor, along: bool) -> bool:
+    """Whether torch takes lines and results of matrices [n, k] 16 bytes at once, and the sums are not few and long, which we do in
+    parts (2 x 18 x 6736 x 984 took 11.6 µs, torch 23.6)."""
+    n, k = w.shape[-2:]
+    items = w.numel() // max(1, n * k)
+    in_parts = k >= 2048 and 3 * items * blocks(n, 64) <= chips.current().multiprocessors
+    return n % 8 == k % 8 == w.stride(-2 if along else -1) % 8 == 0 and not in_parts
 
 
 def few_rows(
@@ -266,7 +293,7 @@ def few_rows(
         constants = {"N": tile_n, "K": tile_k, "SPLITS": splits, "warps": config["warps"], "stages": config["stages"]}
         if by_lanes:
             _vector(grid, x, w, y, bias, parts, counters, n, k, part, *x_walk[::2], *w_walk, *y_walk[::2], bias_walk[1], alpha,
-                    beta, **constants)  # fmt: skip
+                    beta, ALONG=along, X_OF=x_of, W_OF=w_of, **constants)  # fmt: skip
             return
         tall = all_w if config.get("copied") and tile_k <= longest else None
         thin = all_x if tall is not None else None
@@ -277,6 +304,8 @@ def few_rows(
                 PRECISION=precision, ROWS=room, **constants)  # fmt: skip
 
     name, shape = f"rows.{room}.{x.element_size()}.{int(along)}", tune.shape_class(n, k)
+    if items == 1 and copies and all_w is None:
+        name += ".apart"  # lines that no descriptor takes want cuts of their own
     if items > 1:
         name, shape = f"{name}.batched.{min(longest, 256)}", tune.shape_class(items, n, k)
     config = tune.remembered(name, shape)

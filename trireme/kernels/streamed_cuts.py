@@ -43,21 +43,47 @@ def default(items: int, rows: int, n: int, k: int, along: bool, size: int, copya
         return _of_batch(items, room, n, k, along, copyable and size == 2)
     if copyable and size == 2:
         return _copied(room, n, k, along)
-    splits = next_power(max(1, round(2 * chip.multiprocessors / blocks(n, 64))))
-    return config(64, 64, max(1, min(splits, _SPLITS_MOST, k // 128)), 4, 4)
+    return _plain(n, k, along, size)
+
+
+def _plain(n: int, k: int, along: bool, size: int) -> dict[str, Any]:
+    """One matrix by pointers, whose lines no descriptor takes."""
+    processors, tiles = chips.current().multiprocessors, blocks(n, 64)
+    if size == 4:
+        return config(64, 64, max(1, min(next_power(max(1, round(2 * processors / tiles))), _SPLITS_MOST, k // 128)), 4, 4)
+    if tiles <= 40:  # 17 x 1174 x 526 took 7.0 µs in tiles of 64, so 4.2; 16 x 2531 x 1441 17.7 and 7.8
+        columns = blocks(n, 32)
+        return config(32, 128, max(1, min(4 * processors // columns, 8 if columns > 8 else 12, k // 144)), 4, 2)
+    if k >= 8192 or (along and k >= 2048 and tiles > 80):
+        # 32 x 18838 x 6842 took 137 µs in tiles of 64 and four parts, in two of these 102; 2 x 4022 x 9401 30.3 in two.
+        return config(64, 128, max(1, min(9 * processors // (4 * tiles) if tiles > 80 else 3 * processors // tiles, 8)), 4, 2)
+    # 2 x 4625 x 4230 took 18.5 µs with four tiles on their way, with three 15.4 in eight parts; 23 x 4224 x 2364 11.8 and 9.9.
+    parts = max(min(4 * processors // tiles, k // 600), min(2 * processors // tiles, 3, k // 200))
+    return config(64, 64, max(1, min(parts, 8)), 4, 3)
 
 
 def _by_lanes(n: int, k: int, size: int) -> dict[str, Any]:
     """One row: 2048 or 4096 elements at once, as much of the summed dimension as there is; more programs where outputs are few."""
+    if size == 2 and k % 8 == 0 and 2048 <= k <= 4096 < n and blocks(n, 16) <= 3.5 * chips.current().multiprocessors:
+        return config(16, 256, 2, 4, 2)  # all at once: 4096 x 6144 took 14.4 µs in tiles of 1024, so 12.8
     if 32 < k <= 128 and k % 16:  # single elements: 16 columns for one warp, since several would meet in shared memory for each
         return config(16, next_power(k), 1, 1, 2)
     if k <= 128:
         return config(2048 // max(16, next_power(k)), max(16, next_power(k)), 1, 4, 2)
-    if k < 1024:
-        return config(*((32, 128) if n > 1 << 15 else (16, 256)), 1, 4, 2)
-    tile_n, tile_k = (4, 512) if size == 4 or 0 < k % 1024 <= 512 else (2, 1024)
+    if k < 1024:  # 727 x 1424 took 2.3 µs in tiles of 256, so 1.9
+        return config(*((32, 128) if n > 8192 and k <= 512 else (4, 512) if n <= 3072 and k > 512 else (16, 256)), 1, 4, 2)
+    if size == 2 and n <= 640 and k >= 4096:  # 5600 x 360 took 3.7 µs in tiles of 512 and two parts, so 2.2
+        tile_n, tile_k, warps = 1, 2048, 8
+    elif size == 2 and k >= 8192 and k % 8 == 0:  # 14440 x 2376 took 17.2 µs in tiles of 512, so 15.0
+        tile_n, tile_k, warps = 2, 2048, 8
+    elif size == 2 and k < 3072 and n >= 8192:  # 2560 x 9728 took 12.6 µs in tiles of 512, so 10.8
+        tile_n, tile_k, warps = 16, 256, 4
+    elif size == 2 and (n <= 1280 or (k % 8 == 0 and not 0 < k % 1024 <= 512)):
+        tile_n, tile_k, warps = 2, 1024, 4
+    else:
+        tile_n, tile_k, warps = 4, 512, 4
     wanted = 2 * chips.current().multiprocessors // blocks(n, tile_n)
-    return config(tile_n, tile_k, max(1, min(wanted, _SPLITS_MOST, k // (2 * tile_k))), 4, 2)
+    return config(tile_n, tile_k, max(1, min(wanted, _SPLITS_MOST, k // (2 * tile_k))), warps, 2)
 
 
 def goes_by_lanes(items: int, rows: int, n: int, k: int, along: bool) -> bool:
@@ -81,20 +107,22 @@ def _along_by_lanes(items: int, n: int, k: int) -> dict[str, Any]:
     """How one row of each item is cut along the summed dimension, from 60 shapes on an H200."""
     if k <= 16:
         return config(min(128, next_power(n)), 4 if k <= 8 else 8, 1, 1 if k <= 8 else 2, 2)
-    if k >= 512 and (_few_tiles(items, n) or n <= 8):
-        return config(4, 512, 1, 4, 2)
+    if k >= 512 and (_few_tiles(items, n) or n <= 8):  # 2 x 1 x 3368 x 3528 took 12.8 µs in tiles of 512, so 10.2
+        return config(*((4, 512) if items * n < 4096 else (8, 256)), 1, 4, 2)
     if k >= 1024:
         return config(8, 256, 1, 4, 2)
     tile_k = 256 if k > 256 else 128 if k > 128 else 64 if k > 48 else 16
-    return config(1024 // tile_k, tile_k, 1, 1, 2)
+    tile_n = min(1024 // tile_k, max(2, next_power(n)))  # 2335 x 1 x 41 x 8 took three times as long in tiles of 64 columns
+    return config(tile_n, min(1024 // tile_n, max(tile_k, next_power(k))), 1, 1, 2)
 
 
 def crosses_by_lanes(items: int, n: int, k: int) -> bool:
     """The same for one row of a batch across the summed dimension, of which lanes take turns: where few columns or short sums would
     leave tiles nearly empty (3727 x 1 x 4 x 196 took 12.6 µs in these, so 3.6), where neither descriptors nor whole lines bring
-    them (48 x 1 x 1025 x 343 took 21, so 11.7), and of whole lines a few (14 x 1 x 6571 x 144 15.4, so 8.2)."""
+    them (48 x 1 x 1025 x 343 took 21, so 11.7; 2 x 1 x 2909 x 5936 43 and 20), and of whole lines a few (14 x 1 x 6571 x 144 15.4,
+    so 8.2)."""
     copied = worth_copying(items, k, False)
-    even = n % 8 == 0 and (copied or 3 * items * blocks(n, 64) > chips.current().multiprocessors)
+    even = n % 8 == k % 8 == 0 and (copied or 3 * items * blocks(n, 64) > chips.current().multiprocessors)
     few = n <= 16 or k <= 32 or (n <= 32 and k <= 128) or _fill_lanes(items, n, k)
     return few or (k > 64 and not even)
 
@@ -113,15 +141,18 @@ def _across_by_lanes(items: int, n: int, k: int) -> dict[str, Any]:
         parts = min(4 * processors // items, _SPLITS_MOST, k // 256)
         return config(width, 2048 // width, max(1, parts), 4, 2)
     if k <= 32 or _fill_lanes(items, n, k):
-        if n % 16 and 8 < k <= 16:
+        if n % 8 and 8 < k <= 16:
             # 511 x 1 x 16 x 180 took 4.8 µs with two warps, so 1.9; 14773 x 1 x 12 x 69 19.9 with four, so 11.7.
             return config(256, 4, 1, 4, 2) if n > 128 else config(min(128, width), 8, 1, 1, 2)
+        if k > 16 and items * blocks(n, 128) <= 4 * processors:  # 18 x 1 x 32 x 1073 took 2.3 µs in tiles of 128, so 1.4
+            return config(min(64, width), min(32, depth), 1, 1, 2)
         tile_n, tile_k = (512, 4) if k <= 8 else (256, 4) if k <= 16 else (128, 16)
-        return config(min(tile_n, width), min(tile_k, depth), 1, 1 if n % 16 == 0 else 2, 2)
+        return config(min(tile_n, width), min(tile_k, depth), 1, 1 if n % 8 == 0 else 2, 2)
     if k < 320 and items * blocks(n, 32) >= 900:
         return config(32, 32, 1, 1, 2)
-    parts = min(4 * processors // (items * blocks(n, 16)), _SPLITS_MOST, k // 384)
-    return config(16, 128, max(1, parts), 4, 2)
+    tile_n = 32 if 2 * items * blocks(n, 32) > processors else 16  # 2 x 1 x 1093 x 6590 took 9.6 µs in tiles of 16, so 7.4
+    parts = min(4 * processors // (items * blocks(n, tile_n)), _SPLITS_MOST, k // 384)
+    return config(tile_n, 128, max(1, parts), 4, 2)
 
 
 def longest_copied(items: int, k: int, along: bool) -> int:
@@ -137,11 +168,14 @@ def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool
     """How a batch's items are cut, from 530 shapes of 1 to 32 rows on an H200: plain tiles had 0.3 to 1.2 of torch's speed."""
     height, copied = max(16, next_power(n)), copyable and worth_copying(items, k, along)
     if k > 128:
-        return _copied_items(items, room, height, n, k, along) if copied else _plain_items(items, height, n, k, along)
+        return (_copied_items if copied else _plain_items)(items, room, height, n, k, along)
     if copied and not (k <= 16 and height > 32 and (room > 16 or not along)):
         # 256 x 32 x 64 x 1024 took 17.9 µs with one stage, so 12.9; 28603 x 4 x 48 x 16 40.5 with four warps, with one 20.0; but
         # 156 x 32 x 16 x 7760 took 42, by pointers 31.
-        return config(min(128, height), min(64, max(16, next_power(k))), 1, 1 if height <= 32 else 4, 2 if k > 32 else 1, True)
+        tile_k = min(64, max(16, next_power(k)))
+        if n > 128 and not _fills(n, 128):  # 2243 x 32 x 32 x 192 took 22.9 µs in tiles of 128 with one stage, so 15.6
+            return config(64, tile_k, 1, 2, 2, True)
+        return config(min(128, height), tile_k, 1, 1 if height <= 32 else 4, 2 if k > 16 else 1, True)
     if height <= 32:
         return _by_few_warps(height, k, along)
     if k <= 16:  # 167 x 8 x 16 x 3123 took 15.2 µs with four warps and four stages, so 8.8; 1000 x 32 x 12 x 1000 42 and 38
@@ -154,19 +188,24 @@ def _shallow(items: int, n: int, k: int, along: bool) -> dict[str, Any]:
     """Sums of 17 to 128 elements by pointers, of more than 32 columns."""
     if along:  # 2705 x 32 x 118 x 61 took 36 µs in tiles of 32, so 27; 3000 x 16 x 36 x 100 15.5 and 12.7
         return config(64, 64, 1, 4, 1) if k > 32 else config(64, 16, 1, 2, 1)
+    if n % 2 and n > 64:  # 9 x 2 x 70 x 3291 took 5.4 µs in tiles of 128, so 3.6; 185 x 4 x 66 x 199 5.0 and 4.5
+        return config(64, 32, 1, 2, 2)
     if items * blocks(n, 128) <= 2 * chips.current().multiprocessors:  # 6 x 8 x 80 x 2746 took 4.5 µs in tiles of 16, so 2.5
         return config(64, min(128, next_power(k)), 1, 4, 2)
     # 539 x 32 x 40 x 1408 took 49 µs in tiles of 32 that are left partly empty, so 38; 61 x 16 x 48 x 1498 6.4 and 5.2. Narrower
     # ones: 3081 x 32 x 68 x 52 21.8 and 19.7; 5861 x 4 x 44 x 92 39 and 27. More on its way of what no cache holds.
     if n <= 64:
         return config(64, 16, 1, 2, 1)
-    return config(128, 16 if 0 < k % 32 <= 16 else 32, 1, 2 if n <= 128 else 4, 4 if items * n * k > 1 << 24 else 2)
+    tile_n = 128 if _fills(n, 128) else 64  # 5531 x 9 x 40 x 144 took 35.0 µs in tiles of 128, so 28.1; 529 x 4 x 84 x 134 9.3, 5.6
+    warps = 2 if n <= 128 or tile_n == 64 else 4
+    return config(tile_n, 16 if 0 < k % 32 <= 16 else 32, 1, warps, 4 if items * n * k > 1 << 24 else 2)
 
 
 def _by_few_warps(height: int, k: int, along: bool) -> dict[str, Any]:
     """Tiles by pointers for one warp or two, of a length that leaves less of the last one empty."""
     if k > 256:  # 2468 x 32 x 1494 x 4 took 99 µs with one warp, so 88; 1081 x 26 x 486 x 27 40 and 24
-        return config(height, 32 if k <= 768 else 64, 1, 2, 3)
+        # 430 x 16 x 3052 x 12 took 40.8 µs in tiles of 64, so 32.1.
+        return config(height, 32 if k <= 768 else 64 if k < 2048 or height > 16 else 256, 1, 2, 3)
     whole = max(16, next_power(k))
     if along and height == 32 and 32 < k <= 128:  # 3800 x 32 x 110 x 32 took 27 µs with one warp, so 21
         return config(32, whole, 1, 2, 1)
@@ -190,22 +229,46 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
         return config(128, tile_k, 1, 4, stages, True)
     tiles = items * blocks(n, 64)
     # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
-    least = 448 if tiles <= 16 else 1024  # shorter parts cost more to join than they save
+    least = 448 if tiles <= 16 else 768  # shorter parts cost more to join than they save
     parts = max(1, min(chip.multiprocessors // tiles, 4, k // least)) if tiles <= chip.multiprocessors // 3 else 1
     if along and tiles > 3 * chip.multiprocessors and blocks(n, 32) % 2:
         height = min(32, height)  # 357 x 8 x 440 x 152 took 15.3 µs in tiles of 64, so 12.9
     if height < 64:
-        # 963 x 2 x 792 x 22 took 14.3 µs with four warps, with one 9.4; 296 x 4 x 7296 x 8 38.8 in tiles of 64, so 29.
-        tile_k = min(128 if tiles <= chip.multiprocessors or k >= 1024 else 64, longest)
-        return config(height, tile_k, parts, 1 if tiles > 3 * chip.multiprocessors and tile_k <= 64 else 2, 3, True)
+        return _narrow_copied(tiles, height, k, longest)
     if tiles > chip.multiprocessors:
         if k >= 2048 and longest >= 128:  # 2 x 16 x 6640 x 5320 took 43 µs in tiles of 64, so 39
-            return config(64, 128, 1, 4, 4, True)
+            # 2 x 32 x 5696 x 9152 took 58 µs with four tiles on their way, with three, which leave room for all programs, 52.
+            return config(64, 128, 1, 4, 4 if _evenness(tiles, 4 * (64 + room) * 128 * 2) == 1 else 3, True)
+        if k >= 3072 and 10 * tiles <= 13 * chip.multiprocessors:  # 2 x 9 x 7232 x 4800 took 39.5 µs whole, so 34.6
+            return config(64, min(64, longest), 3, 4, 3, True)
         return config(64, min(64, longest), 1, 4, 4 if room == 16 else 3, True)
     if longest < 128 or (k < 1280 and not along):  # 2 x 16 x 1856 x 2096 took 7.2 µs by descriptors, so 5.0
-        return _plain_items(items, height, n, k, along)
+        return _plain_items(items, room, height, n, k, along)
+    if k < 1024:  # 2 x 15 x 624 x 3024 took 3.8 µs by descriptors, so 3.0; 14 x 8 x 296 x 184 2.7 and 2.0
+        return config(64, 64, parts, 4, 4)
     tile_k = min(256, next_power(k), longest)
     return config(64, tile_k, parts, 4, _stages(k, tile_k, room), True)
+
+
+def _narrow_copied(tiles: int, height: int, k: int, longest: int) -> dict[str, Any]:
+    """Few columns of items that descriptors bring."""
+    processors = chips.current().multiprocessors
+    if _narrow_parts(tiles, k) > 1:
+        return _in_narrow_parts(tiles, height, k)
+    # 963 x 2 x 792 x 22 took 14.3 µs with four warps, with one 9.4; 296 x 4 x 7296 x 8 38.8 in tiles of 64, so 29.
+    tile_k = min(128 if tiles <= processors or k >= 1024 else 64, longest)
+    return config(height, tile_k, 1, 1 if tiles > 3 * processors and tile_k <= 64 else 2, 3, True)
+
+
+def _narrow_parts(tiles: int, k: int) -> int:
+    processors = chips.current().multiprocessors
+    return max(1, min(8 if tiles <= processors // 3 else 4, 6 * processors // tiles, k // 384))
+
+
+def _in_narrow_parts(tiles: int, height: int, k: int) -> dict[str, Any]:
+    """Few columns in parts, by pointers: 84 x 16 x 6760 x 24 took 25.7 µs by descriptors and whole, so 11.6; 3 x 32 x 10024 x 23
+    27.5 and 14.8."""
+    return config(height, 64 if height == 32 else 128, _narrow_parts(tiles, k), 2, 4)
 
 
 def _stages(k: int, tile_k: int, room: int) -> int:
@@ -214,7 +277,7 @@ def _stages(k: int, tile_k: int, room: int) -> int:
     return max(2, min(4, blocks(k, tile_k) - 1, chips.current().shared_memory // ((64 + room) * tile_k * 2)))
 
 
-def _plain_items(items: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
+def _plain_items(items: int, room: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
     """Long sums of items by pointers."""
     processors, tiles = chips.current().multiprocessors, items * blocks(n, 64)
     if height <= 64 and items > 3 * processors:
@@ -222,32 +285,40 @@ def _plain_items(items: int, height: int, n: int, k: int, along: bool) -> dict[s
     if (k if along else n) % 2:
         return _few_odd_items(items, height, n, k, along)
     if height < 64 and tiles > processors and k >= 1536:
-        return config(height, 128, 1, 2, 4)  # 260 x 8 x 3024 x 32 took 23.2 µs in tiles of 64 with four warps, so 16.8
+        # 260 x 8 x 3024 x 32 took 23.2 µs in tiles of 64 with four warps, so 16.8.
+        return config(height, 128, 1, 2, 4) if k < 4096 else _in_narrow_parts(tiles, height, k)
     if height < 64:  # 66 x 22 x 1740 x 16 took 5.1 µs whole, in four parts 4.4
         return config(height, 64, max(1, min(3 * processors // tiles, 4, k // 192)), 4, 3)
     if tiles <= processors:
-        if k >= 4096:  # 2 x 32 x 7888 x 3152 took 38 µs in tiles of 64, so 30
-            return config(64, 256, 1, 4, 4) if 2 * tiles > processors else config(64, 64, min(2 * processors // tiles, 4), 4, 4)
+        if k >= 3072 and 2 * tiles > processors:  # 2 x 32 x 7888 x 3152 took 38 µs in tiles of 64, so 30
+            return config(64, 256, 1, 4, 4)
+        if k >= 4096:
+            return config(64, 64, min(2 * processors // tiles, 4), 4, 4)
         # 7 x 32 x 434 x 1040 took 4.9 µs in two parts, whole 2.9; 2 x 7 x 1888 x 1564 in four 6.2, in two 5.2.
         return config(64, 64, max(1, min(processors // tiles, 4, k // (192 if along else 768))), 4, 4)
     if along and 5 * blocks(n, 32) <= 8 * blocks(n, 64):  # 69 x 2 x 4804 x 77 took 37.7 µs in tiles of 64, so 19.1
         return config(32, 64, max(1, min(6 * processors // (items * blocks(n, 32)), 3, k // 700)), 2, 3)
     parts, stages = min(6 * processors // tiles, 3, k // 700), 3 if k <= 1024 else 4
     if not along and n > 128 and _fills(n, 128) and (parts <= 1 or n % 8 == 0):
-        return config(128, 32 if k <= 256 else 64, 1, 4, stages)  # 2 x 26 x 2016 x 4432 took 10.0 µs in tiles of 64, so 9.2
+        # 2 x 26 x 2016 x 4432 took 10.0 µs in tiles of 64, so 9.2; 13 x 32 x 368 x 5040 15.7 with three on their way, with two 12.9
+        tile_k = 32 if k <= 256 else 64
+        return config(128, tile_k, 1, 4, _stages_at_once(items * blocks(n, 128), room, (stages, 2, stages), tile_k))
     return config(64, 32 if k <= 256 else 64, max(1, parts), 4, stages)  # 171 x 8 x 156 x 102 5.1 in tiles of 64, so 3.9
 
 
 def _many_items(items: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
     """So many that each needs few warps; elements of odd lines come one by one."""
     odd = (k if along else n) % 2
+    if height == 16 and along and 128 < k <= 256 and items > 16 * chips.current().multiprocessors:
+        return config(16, 32, 1, 1, 2)  # 12588 x 4 x 134 x 8 took 40.0 µs in tiles of 64 with two warps, so 26.4
     if height == 64:
         if odd and not along:  # 678 x 4 x 868 x 57 took 48 µs in tiles of 64 squared, so 35; 726 x 4 x 132 x 49 8.7 and 6.2
             return config(64 if k <= 512 else 32, 32, 1, 2, 2)
         return config(64, 32 if k <= 256 else 64, 1, 4, 3)  # 615 x 8 x 326 x 62 took 15.7 µs with two warps, so 10.2
     if odd and along and k > 256:
-        # 496 x 32 x 681 x 32 took 16.9 µs in tiles of 256, so 11.9; but 505 x 8 x 3041 x 6 46 and 27.
-        return config(height, 128 if k < 2048 else 256, 1, 4 if height == 32 else 2, 3)
+        # 496 x 32 x 681 x 32 took 16.9 µs in tiles of 256, so 11.9; but 505 x 8 x 3041 x 6 46 and 27; 403 x 4 x 3687 x 20 58.6 with
+        # four warps, so 49.8.
+        return config(height, 128, 1, 4 if height == 32 else 2, 3) if k < 2048 else config(height, 256, 1, 2, 3)
     if odd and k > 1024 and height == 32:  # 429 x 2 x 2264 x 17 took 33.8 µs in tiles of 256, so 28.5
         return config(32, 32 if items >= 1000 else 64, 1, 4, 2 if items >= 1000 else 3)
     return _by_few_warps(height, k, along)
@@ -258,8 +329,8 @@ def _few_odd_items(items: int, height: int, n: int, k: int, along: bool) -> dict
     processors, tiles = chips.current().multiprocessors, items * blocks(n, 64)
     if along and height > 32:  # 4 x 8 x 553 x 496 took 4.9 µs in two parts, so 3.8
         return config(64, 64, max(1, min((4 if k >= 1024 else 2) * processors // tiles, 4, k // 112)), 4, 3)
-    if height > 32 and tiles > processors and k < 1024:
-        return config(64, 64, 1, 4, 3)
+    if height > 32 and tiles > processors and k < 1024:  # 98 x 2 x 474 x 67 took 9.1 µs in tiles of 64 squared, so 6.5
+        return config(32, 64, 1, 4, 2)
     # 24 x 7 x 1001 x 333 took 13.4 µs in tiles of 64, so 8.1; 95 x 32 x 1383 x 4 8.7 in tiles of 256, so 6.4.
     height = min(32, height)
     parts = min(4 * processors // (items * blocks(n, height)), 4, k // (192 if along else 240))
@@ -276,7 +347,19 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     H200."""
     chip, tiles = chips.current(), blocks(n, 64)
     if tiles <= chip.multiprocessors:
-        return _few_copied(room, n, k)
+        return _few_copied(room, n, k, along)
+    if k <= 128:  # 4 x 64 x 21440 took 2.5 µs in tiles of 64 x 128, so 1.9
+        return config(128, min(64, max(16, next_power(k))), 1, 4, 2, True)
+    uneven = n % 64 if not along else k % 16 and k <= 1600
+    if uneven and chip.multiprocessors // 2 < blocks(n, 256) <= chip.multiprocessors:
+        # Lines of memory that tiles share: 16 x 760 x 31912 took 13.4 µs in tiles of 128, so 11.5.
+        return config(256, 64, 1, 4, 4, True)
+    if not along and k <= 512 and n % 64 == 0:  # 16 x 384 x 21376 took 4.7 µs in tiles of 128, so 4.3
+        return config(64, 64, 1, 4, 4 if tiles <= 2 * chip.multiprocessors else 2, True)
+    if k <= 1600:  # 4 x 296 x 23688 took 5.5 µs in tiles of 64 x 128, so 4.4; 8 x 896 x 151936 68 and 66
+        return config(128, 64, 1, 4, _stages_at_once(blocks(n, 128), room, (4, 3)), True)
+    if not along and n % 64:  # 16 x 2656 x 10328 took 17.5 µs in tiles of 64, so 16.3
+        return config(128, 64, 1, 4, _stages_at_once(blocks(n, 128), room, (6, 4, 3, 2)), True)
     narrow, wide = (64, 128), (256, 128) if along else (128, 64)
     if _evenness(tiles, 4 * (64 + room) * 128 * 2) == 1:
         return config(*narrow, 1, 4, 4, True)  # 32 x 8192 x 10240 took 44.9 µs with three tiles on their way, so 42.3
@@ -285,23 +368,34 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     return config(*(wide if even < 1 and wide_even >= even else narrow), 1, 4, 3, True)
 
 
-def _few_copied(room: int, n: int, k: int) -> dict[str, Any]:
+def _stages_at_once(programs: int, room: int, stages: tuple[int, ...], tile_k: int = 64) -> int:
+    """The first of these counts of tiles of 128 columns on their way that leaves room for all programs at once, or the last."""
+    return next((count for count in stages if _evenness(programs, count * (128 + room) * tile_k * 2) == 1), stages[-1])
+
+
+def _few_copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     """One program a multiprocessor at most, with much on its way: 32 x 4096 x 6144 took 11.6 µs in 96 of them, 13.4 to 14.0 in two
     or more a multiprocessor. Parts of few tiles may be short, but joining costs with every row."""
     processors, tiles, many, tile_k = chips.current().multiprocessors, blocks(n, 64), room > 16, min(256, max(16, next_power(k)))
+    if 128 < k < 1024:  # 32 x 384 x 6272 took 3.3 µs in tiles of 256, so 2.7; 32 x 280 x 7056 4.3 and 3.1
+        return config(64, 64 if k <= 320 else 128, 1, 4, 4, True)
     tile_n = 64
     if tiles <= 8 and k >= 2048:  # 8 x 16384 x 128 took 6.0 µs in tiles of 64 and 8 parts, so 4.5; 32 x 16384 x 128 8.5 and 5.5
         tile_n = 16 if many and n <= 256 else 32
         parts = min(8 if many and (tile_n == 32 or k < 12288) else 16, k // (512 if many else 256))
-    elif tiles <= 16 and many and k >= 4096:  # 32 x 4096 x 1024 took 5.6 µs in tiles of 64, so 5.3
-        tile_n = 32
-        parts = 8 if k >= 12288 else min(processors // blocks(n, 32), k // 1300)
-    elif tiles < 32:  # 16 x 4096 x 1024 took 5.4 µs in two parts, in four 4.4; 32 x 4096 x 1536 6.2 in four, in three 5.5
-        parts = min(processors // tiles, 4, k // 1300) if many else min(processors // tiles, 4 if k < 12288 else 6, k // 512)
-        parts = parts if k >= 2048 else 1
+    elif tiles < 32 and many:  # 32 x 8192 x 1536 took 7.8 µs in four parts, in three 7.1; 25 x 2816 x 1376 5.7 in two, in three 5.0
+        parts = min(processors // tiles, 3, k // 700)
+    elif tiles < 32:  # 16 x 4096 x 1024 took 5.4 µs in two parts, in four 4.4; 16 x 10112 x 608 6.5 in four, in six 5.6
+        parts = min(processors // tiles, 4 if tiles > 12 and k < 12288 else 6, k // 512) if k >= 1400 else 1
     else:
-        parts = min(processors // tiles, 4, k // (1024 if tiles < 48 else 1536))
-    return config(tile_n, tile_k, max(1, parts), 4, _stages(k, tile_k, room), True)
+        parts = min(processors // tiles, 3 if many else 4, k // (1024 if tiles < 48 else 1536))
+    parts = max(1, parts)
+    if along and parts == 2 and tiles >= 48 and k <= 4608:  # 32 x 4096 x 4096 took 7.9 µs by descriptors, so 7.4
+        return config(64, 128, 2, 4, 4)
+    share = blocks(k, parts)
+    if tile_n == 64 and tile_k == 256 and blocks(share, 256) * 256 > 1.06 * blocks(share, 128) * 128:
+        tile_k = 128  # parts of as many tiles each: 8 x 3144 x 2640 took 6.6 µs in tiles of 256, so 5.9
+    return config(tile_n, tile_k, parts, 4, _stages(k, tile_k, room), True)
 
 
 def _evenness(programs: int, held: int) -> float:
