@@ -302,6 +302,29 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ((12, 1, 3072, 1000), True),
         ((24, 7, 100, 1000), True),
         ((9, 2, 1776, 128), True),
+        ((8, 30, 1408, 472), False),  # lines at multiples of 8
+        ((2, 18, 6736, 984), True),  # few and long
+        ((2, 32, 4472, 2784), False),
+        ((113, 24, 5328, 32), False),
+        ((2, 21, 2240, 4544), False),
+        ((3, 2, 200, 5687), False),  # one by one
+        ((9, 2, 2544, 279), True),
+        ((282, 32, 8, 6032), False),
     ):
         assert streamed.streams_batch(sizes[1], halves(*sizes).b.transpose(1, 2)) is streams, sizes
-    assert streamed.streams_batch(1, halves(12, 1, 3000, 1000, turned=True).b.transpose(1, 2))
+    for sizes, streams in (
+        ((12, 1, 3000, 1000), True),
+        ((2, 28, 1336, 1056), False),
+        ((39, 2, 1973, 98), False),
+        ((275, 4, 654, 5), False),
+    ):
+        assert streamed.streams_batch(sizes[1], halves(*sizes, turned=True).b.transpose(1, 2)) is streams, sizes
+    for rows, k, n, streams in (
+        (32, 4096, 4096, True),
+        (32, 4360, 24056, False),
+        (32, 5672, 136, True),
+        (32, 8192, 1024, False),
+        (2, 1395, 13155, False),
+        (3, 1395, 13155, True),
+    ):
+        assert streamed.streams(rows, torch.empty(k, n, dtype=torch.bfloat16).t()) is streams, (rows, k, n)

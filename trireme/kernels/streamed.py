@@ -224,7 +224,7 @@ def streams(rows: int, w: torch.Tensor) -> bool:
         uneven = w.stride(0 if along else 1) % 16 > 0  # 32 x 4360 x 24056 took 69 µs, torch 53
         return not (long and 128 < n <= 2048) and not (uneven and _suits_torch(w, along))
     if rows > 1:  # 16 x 16384 x 200 took 7.4 µs, torch 6.0
-        return k < 12288 or n % 32 == 0 or n > 512
+        return (k < 12288 or n % 32 == 0 or n > 512) and not (rows == 2 and _many_one_by_one(w, along))
     return along or (describable(w.t(), 0, 1) and n > 512 and (w.element_size() == 2 or k >= 1024))
 
 
@@ -238,10 +238,14 @@ def streams_batch(rows: int, w: torch.Tensor) -> bool:
     copied = chips.current().descriptors and one_matrix(lines, 1, 2) is not None and cuts.worth_copying(items, k, along)
     if rows == 1 and not along and (n <= 128 or k <= 32) and cuts.crosses_by_lanes(items, n, k):
         return True
-    if along and rows > 1 and rows * n <= 16 and (k % 2 or (k >= 1024 and not copied)):  # 687 x 2 x 823 x 2 took 12 µs, torch 3.4
+    if along and rows > 1 and rows * n <= 20 and (k % 2 or (k >= 512 and not copied)):
+        return False  # 687 x 2 x 823 x 2 took 12 µs, torch 3.4; 275 x 4 x 654 x 5 5.3 and 4.5
+    if rows == 2 and _many_one_by_one(w, along):
         return False
     if k < (16 if rows <= 16 else 8) or not _suits_torch(w, along):
         return True
+    if rows > 16 and k < 16 and n > 2048:  # 282 x 32 x 8 x 6032 took 70 µs, torch 61
+        return False
     even = lines.stride(1) % 16 == 0
     if rows <= 16:
         return copied or even
@@ -251,6 +255,15 @@ def streams_batch(rows: int, w: torch.Tensor) -> bool:
     if not copied or n <= 32:  # 2 x 32 x 4472 x 2784 took 15.8 µs, torch 12.2; 113 x 32 x 5328 x 24 28.8 and 21.8
         return 2 * tiles <= processors
     return rows == 32 or k >= 4096 or tiles <= processors  # rows that no descriptor takes: 2 x 21 x 2288 x 4544 10.4 µs, torch 8.8
+
+
+def _many_one_by_one(w: torch.Tensor, along: bool) -> bool:
+    """Whether matrices [n, k] have odd lines, whose elements come one by one, and many outputs: past two rows torch takes them as
+    fast (39 x 2 x 1973 x 98 11.2 µs, torch 9.5; 2 x 1395 x 13155 20.6 and 15.7), but few of them up to seven times as slowly."""
+    n, k = w.shape[-2:]
+    items = w.numel() // max(1, n * k)
+    many = k >= 1024 and items * n >= 3000 if along else items <= 3 and n >= 4096
+    return many and w.stride(-2 if along else -1) % 2 == 1
 
 
 def _suits_torch(w: torch.Tensor, along: bool) -> bool:
