@@ -112,7 +112,7 @@ def _along_by_lanes(items: int, n: int, k: int) -> dict[str, Any]:
     if k >= 1024:
         return config(8, 256, 1, 4, 2)
     tile_k = 256 if k > 256 else 128 if k > 128 else 64 if k > 48 else 16
-    tile_n = min(1024 // tile_k, max(2, next_power(n)))  # 2335 x 1 x 41 x 8 took three times as long in tiles of 64 columns
+    tile_n = min(1024 // tile_k, max(2, next_power(n)))  # 2335 x 1 x 41 x 8 took 5.7 µs in tiles of 64, so 2.8
     return config(tile_n, min(1024 // tile_n, max(tile_k, next_power(k))), 1, 1, 2)
 
 
