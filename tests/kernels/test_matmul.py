@@ -137,7 +137,7 @@ def test_one_row_of_a_batch() -> None:
     assert streamed_cuts.goes_by_lanes(2, 1, 60, 520, True) and not streamed_cuts.goes_by_lanes(9, 1, 60, 520, True)
     assert streamed_cuts.goes_by_lanes(9, 1, 60, 521, True) and not streamed_cuts.goes_by_lanes(9, 1, 30, 16, True)
     assert streamed_cuts.goes_by_lanes(99, 1, 6, 520, True) and not streamed_cuts.goes_by_lanes(2, 2, 6, 520, False)
-    for n, k in ((60, 520), (16, 520), (600, 32), (1000, 90), (1001, 4096), (1002, 4090)):
+    for n, k in ((60, 520), (16, 520), (600, 32), (1000, 90), (1001, 4096), (1002, 4090), (1000, 4090)):
         assert streamed_cuts.goes_by_lanes(99, 1, n, k, False), (n, k)
     for n, k in ((64, 512), (1000, 4096), (1000, 60)):
         assert not streamed_cuts.goes_by_lanes(2, 1, n, k, False), (n, k)
@@ -311,14 +311,14 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ((9, 2, 2544, 279), True),
         ((282, 32, 8, 6032), False),
     ):
-        assert streamed.streams_batch(sizes[1], halves(*sizes).b.transpose(1, 2)) is streams, sizes
+        assert streamed.streams(sizes[1], halves(*sizes).b.transpose(1, 2)) is streams, sizes
     for sizes, streams in (
         ((12, 1, 3000, 1000), True),
         ((2, 28, 1336, 1056), False),
         ((39, 2, 1973, 98), False),
         ((275, 4, 654, 5), False),
     ):
-        assert streamed.streams_batch(sizes[1], halves(*sizes, turned=True).b.transpose(1, 2)) is streams, sizes
+        assert streamed.streams(sizes[1], halves(*sizes, turned=True).b.transpose(1, 2)) is streams, sizes
     for rows, k, n, streams in (
         (32, 4096, 4096, True),
         (32, 4360, 24056, False),
@@ -327,4 +327,4 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         (2, 1395, 13155, False),
         (3, 1395, 13155, True),
     ):
-        assert streamed.streams(rows, torch.empty(k, n, dtype=torch.bfloat16).t()) is streams, (rows, k, n)
+        assert streamed.streams(rows, halves(1, rows, k, n).b.transpose(1, 2)) is streams, (rows, k, n)

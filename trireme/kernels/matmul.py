@@ -15,7 +15,7 @@ from trireme.kernels import chips, tune
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, setting, unrepeatable
 from trireme.kernels.originals import original
 from trireme.kernels.pointwise import Number
-from trireme.kernels.streamed import addend, few_rows, in_tiles, one_matrix, settle, streams, streams_batch, workspace
+from trireme.kernels.streamed import addend, few_rows, in_tiles, one_matrix, settle, streams, workspace
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Up to this many rows (or columns) the other matrix is read once and decides the time.
@@ -404,10 +404,8 @@ def _stream(p: _Problem) -> None:
     x, w, y, bias = p.a, p.b.transpose(1, 2), p.c, p.bias
     if m > _FEW or n <= m:
         x, w, y, bias = w, x, y.transpose(1, 2), None if bias is None else bias.t()
-    if x.shape[0] > 1 and not streams_batch(x.shape[1], w):
-        _leave("lines of items that no descriptor takes: 22.5 against 60.5 µs for 12 x 1 x 3000 x 1000")
-    if x.shape[0] == 1 and not streams(x.shape[1], w[0]):
-        _leave("few columns or uneven rows: one row by 100000 x 33 of float32 9.5 against 158 µs")
+    if not streams(x.shape[1], w):
+        _leave("torch streams these faster: 22.5 against 60.5 µs for 12 x 1 x 3000 x 1000")
     few_rows(x, w, y, bias, p.alpha, p.beta, precision(x.dtype))
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from trireme.kernels import chips, relay, tune
+from trireme.kernels import chips, relay, streamed_or_torch, tune
 from trireme.kernels import streamed_cuts as cuts
 from trireme.kernels.launch import Unsupported, blocks, kernel, lasting, next_power, shared_by
 from trireme.kernels.scalar import multiple
@@ -215,64 +215,11 @@ def _lies_along(w: torch.Tensor) -> bool:
 
 
 def streams(rows: int, w: torch.Tensor) -> bool:
-    """Whether few rows go past a matrix [n, k] as fast as torch's do. One goes at the speed of the memory: along the summed
-    dimension always; across it where there are columns enough to fill the chip, and tensor cores take them by whole lines."""
-    n, k = w.shape
-    along = _lies_along(w)
-    if rows > 16:  # long sums whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9; 29 x 5344 x 616 6.4 and 5.8
-        long = k >= (8192 if n <= 512 else 5248 if n <= 1024 else 9216)
-        uneven = w.stride(0 if along else 1) % 16 > 0  # 32 x 4360 x 24056 took 69 µs, torch 53
-        return not (long and 128 < n <= 2048) and not (uneven and _suits_torch(w, along))
-    if rows > 1:  # 16 x 16384 x 200 took 7.4 µs, torch 6.0
-        return (k < 12288 or n % 32 == 0 or n > 512) and not (rows == 2 and _many_one_by_one(w, along))
-    return along or (describable(w.t(), 0, 1) and n > 512 and (w.element_size() == 2 or k >= 1024))
-
-
-def streams_batch(rows: int, w: torch.Tensor) -> bool:
-    """Whether few rows of a batch go past its matrices [n, k] as fast as torch's do: unless these have sizes and lines that torch
-    takes 16 bytes at once, as descriptors do of whole items only, and the compiler if lines begin at multiples of 16 elements; or
-    give a handful of outputs."""
-    items, n, k = w.shape
-    along = _lies_along(w)
+    """Whether few rows go past matrices [items, n, k] as fast as torch's do."""
+    (items, n, k), along = w.shape, _lies_along(w)
     lines = w if along else w.transpose(1, 2)
-    copied = chips.current().descriptors and one_matrix(lines, 1, 2) is not None and cuts.worth_copying(items, k, along)
-    if rows == 1 and not along and (n <= 128 or k <= 32) and cuts.crosses_by_lanes(items, n, k):
-        return True
-    if along and rows > 1 and rows * n <= 20 and (k % 2 or (k >= 512 and not copied)):
-        return False  # 687 x 2 x 823 x 2 took 12 µs, torch 3.4; 275 x 4 x 654 x 5 5.3 and 4.5
-    if rows == 2 and _many_one_by_one(w, along):
-        return False
-    if k < (16 if rows <= 16 else 8) or not _suits_torch(w, along):
-        return True
-    if rows > 16 and k < 16 and n > 2048:  # 282 x 32 x 8 x 6032 took 70 µs, torch 61
-        return False
-    even = lines.stride(1) % 16 == 0
-    if rows <= 16:
-        return copied or even
-    tiles, processors = items * blocks(n, 64), chips.current().multiprocessors
-    if not even or k < 2048:  # 8 x 30 x 1408 x 472 by descriptors took 5.7 µs, torch 4.6
-        return even
-    if not copied or n <= 32:  # 2 x 32 x 4472 x 2784 took 15.8 µs, torch 12.2; 113 x 32 x 5328 x 24 28.8 and 21.8
-        return 2 * tiles <= processors
-    return rows == 32 or k >= 4096 or tiles <= processors  # rows that no descriptor takes: 2 x 21 x 2288 x 4544 10.4 µs, torch 8.8
-
-
-def _many_one_by_one(w: torch.Tensor, along: bool) -> bool:
-    """Whether matrices [n, k] have odd lines, whose elements come one by one, and many outputs: past two rows torch takes them as
-    fast (39 x 2 x 1973 x 98 11.2 µs, torch 9.5; 2 x 1395 x 13155 20.6 and 15.7), but few of them up to seven times as slowly."""
-    n, k = w.shape[-2:]
-    items = w.numel() // max(1, n * k)
-    many = k >= 1024 and items * n >= 3000 if along else items <= 3 and n >= 4096
-    return many and w.stride(-2 if along else -1) % 2 == 1
-
-
-def _suits_torch(w: torch.Tensor, along: bool) -> bool:
-    """Whether torch takes lines and results of matrices [n, k] 16 bytes at once, and the sums are not few and long, which we do in
-    parts (2 x 18 x 6736 x 984 took 11.6 µs, torch 23.6)."""
-    n, k = w.shape[-2:]
-    items = w.numel() // max(1, n * k)
-    in_parts = k >= 2048 and 3 * items * blocks(n, 64) <= chips.current().multiprocessors
-    return n % 8 == k % 8 == w.stride(-2 if along else -1) % 8 == 0 and not in_parts
+    described = one_matrix(lines, 1, 2) is not None
+    return streamed_or_torch.ours(items, rows, n, k, along, lines.stride(1), described, w.element_size())
 
 
 def few_rows(
@@ -317,10 +264,10 @@ def few_rows(
                 PRECISION=precision, ROWS=room, **constants)  # fmt: skip
 
     name, shape = f"rows.{room}.{x.element_size()}.{int(along)}", tune.shape_class(n, k)
-    if items == 1 and copies and all_w is None:
-        name += ".apart"  # lines that no descriptor takes want cuts of their own
     if items > 1:
         name, shape = f"{name}.batched.{min(longest, 256)}", tune.shape_class(items, n, k)
+    if copies and all_w is None:
+        name += ".apart"  # lines that no descriptor takes want cuts of their own
     config = tune.remembered(name, shape)
     if config is None:
         default = cuts.default(items, rows, n, k, along, x.element_size(), all_w is not None)

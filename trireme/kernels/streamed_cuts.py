@@ -223,9 +223,7 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
         # As much on its way as leaves room for all programs at once: 20 x 23 x 416 x 2800 took 13.5 µs with four tiles, so 9.0.
         ways = [(128, 3)] if room == 16 and longest >= 128 and _fills(k, 128) else []
         ways += [(min(64, longest), stages) for stages in (4, 3, 2)]
-        programs = items * blocks(n, 128)
-        fitting = [way for way in ways if _evenness(programs, way[1] * (128 + room) * way[0] * 2) == 1]
-        tile_k, stages = (fitting or ways)[0]
+        tile_k, stages = _at_once(items * blocks(n, 128), 128, room, ways) or ways[0]
         return config(128, tile_k, 1, 4, stages, True)
     tiles = items * blocks(n, 64)
     # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
@@ -238,7 +236,7 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
     if tiles > chip.multiprocessors:
         if k >= 2048 and longest >= 128:  # 2 x 16 x 6640 x 5320 took 43 µs in tiles of 64, so 39
             # 2 x 32 x 5696 x 9152 took 58 µs with four tiles on their way, with three, which leave room for all programs, 52.
-            return config(64, 128, 1, 4, 4 if _evenness(tiles, 4 * (64 + room) * 128 * 2) == 1 else 3, True)
+            return config(64, 128, 1, 4, 4 if _at_once(tiles, 64, room, [(128, 4)]) else 3, True)
         if k >= 3072 and 10 * tiles <= 13 * chip.multiprocessors:  # 2 x 9 x 7232 x 4800 took 39.5 µs whole, so 34.6
             return config(64, min(64, longest), 3, 4, 3, True)
         return config(64, min(64, longest), 1, 4, 4 if room == 16 else 3, True)
@@ -253,22 +251,19 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
 def _narrow_copied(tiles: int, height: int, k: int, longest: int) -> dict[str, Any]:
     """Few columns of items that descriptors bring."""
     processors = chips.current().multiprocessors
-    if _narrow_parts(tiles, k) > 1:
+    if tiles <= 3 * processors and k >= 768:
         return _in_narrow_parts(tiles, height, k)
     # 963 x 2 x 792 x 22 took 14.3 µs with four warps, with one 9.4; 296 x 4 x 7296 x 8 38.8 in tiles of 64, so 29.
     tile_k = min(128 if tiles <= processors or k >= 1024 else 64, longest)
     return config(height, tile_k, 1, 1 if tiles > 3 * processors and tile_k <= 64 else 2, 3, True)
 
 
-def _narrow_parts(tiles: int, k: int) -> int:
-    processors = chips.current().multiprocessors
-    return max(1, min(8 if tiles <= processors // 3 else 4, 6 * processors // tiles, k // 384))
-
-
 def _in_narrow_parts(tiles: int, height: int, k: int) -> dict[str, Any]:
     """Few columns in parts, by pointers: 84 x 16 x 6760 x 24 took 25.7 µs by descriptors and whole, so 11.6; 3 x 32 x 10024 x 23
     27.5 and 14.8."""
-    return config(height, 64 if height == 32 else 128, _narrow_parts(tiles, k), 2, 4)
+    processors = chips.current().multiprocessors
+    parts = min(8 if tiles <= processors // 3 else 4, 6 * processors // tiles, k // 384)
+    return config(height, 64 if height == 32 else 128, parts, 2, 4)
 
 
 def _stages(k: int, tile_k: int, room: int) -> int:
@@ -301,8 +296,9 @@ def _plain_items(items: int, room: int, height: int, n: int, k: int, along: bool
     parts, stages = min(6 * processors // tiles, 3, k // 700), 3 if k <= 1024 else 4
     if not along and n > 128 and _fills(n, 128) and (parts <= 1 or n % 8 == 0):
         # 2 x 26 x 2016 x 4432 took 10.0 µs in tiles of 64, so 9.2; 13 x 32 x 368 x 5040 15.7 with three on their way, with two 12.9
-        tile_k = 32 if k <= 256 else 64
-        return config(128, tile_k, 1, 4, _stages_at_once(items * blocks(n, 128), room, (stages, 2, stages), tile_k))
+        ways = [(32 if k <= 256 else 64, count) for count in (stages, 2)]
+        tile_k, stages = _at_once(items * blocks(n, 128), 128, room, ways) or ways[0]
+        return config(128, tile_k, 1, 4, stages)
     return config(64, 32 if k <= 256 else 64, max(1, parts), 4, stages)  # 171 x 8 x 156 x 102 5.1 in tiles of 64, so 3.9
 
 
@@ -357,20 +353,16 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     if not along and k <= 512 and n % 64 == 0:  # 16 x 384 x 21376 took 4.7 µs in tiles of 128, so 4.3
         return config(64, 64, 1, 4, 4 if tiles <= 2 * chip.multiprocessors else 2, True)
     if k <= 1600:  # 4 x 296 x 23688 took 5.5 µs in tiles of 64 x 128, so 4.4; 8 x 896 x 151936 68 and 66
-        return config(128, 64, 1, 4, _stages_at_once(blocks(n, 128), room, (4, 3)), True)
+        return config(128, 64, 1, 4, 4 if _at_once(blocks(n, 128), 128, room, [(64, 4)]) else 3, True)
     if not along and n % 64:  # 16 x 2656 x 10328 took 17.5 µs in tiles of 64, so 16.3
-        return config(128, 64, 1, 4, _stages_at_once(blocks(n, 128), room, (6, 4, 3, 2)), True)
+        tile_k, stages = _at_once(blocks(n, 128), 128, room, [(64, 6), (64, 4), (64, 3)]) or (64, 2)
+        return config(128, tile_k, 1, 4, stages, True)
     narrow, wide = (64, 128), (256, 128) if along else (128, 64)
-    if _evenness(tiles, 4 * (64 + room) * 128 * 2) == 1:
+    if _at_once(tiles, 64, room, [(128, 4)]):
         return config(*narrow, 1, 4, 4, True)  # 32 x 8192 x 10240 took 44.9 µs with three tiles on their way, so 42.3
     even, wide_even = (_evenness(blocks(n, a), 3 * (a + room) * b * 2) for a, b in (narrow, wide))
     # Wide tiles read the few rows less often, which pays where narrow ones take several rounds and leave more of the last one idle.
     return config(*(wide if even < 1 and wide_even >= even else narrow), 1, 4, 3, True)
-
-
-def _stages_at_once(programs: int, room: int, stages: tuple[int, ...], tile_k: int = 64) -> int:
-    """The first of these counts of tiles of 128 columns on their way that leaves room for all programs at once, or the last."""
-    return next((count for count in stages if _evenness(programs, count * (128 + room) * tile_k * 2) == 1), stages[-1])
 
 
 def _few_copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
@@ -396,6 +388,11 @@ def _few_copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     if tile_n == 64 and tile_k == 256 and blocks(share, 256) * 256 > 1.06 * blocks(share, 128) * 128:
         tile_k = 128  # parts of as many tiles each: 8 x 3144 x 2640 took 6.6 µs in tiles of 256, so 5.9
     return config(tile_n, tile_k, parts, 4, _stages(k, tile_k, room), True)
+
+
+def _at_once(programs: int, tile_n: int, room: int, ways: list[tuple[int, int]]) -> tuple[int, int] | None:
+    """The first of these lengths of tile and counts of them on their way that leaves room on the chip for all programs at once."""
+    return next((way for way in ways if _evenness(programs, way[1] * (tile_n + room) * way[0] * 2) == 1), None)
 
 
 def _evenness(programs: int, held: int) -> float:

@@ -1,0 +1,66 @@
+"""Which products of few rows are ours: those that an H200 showed to be as fast as torch's. Knows sizes, the chip and how lines lie;
+nothing of tensors or kernels. Shapes are rows x summed elements x columns, after a batch's items."""
+
+from __future__ import annotations
+
+from trireme.kernels import chips
+from trireme.kernels import streamed_cuts as cuts
+from trireme.kernels.launch import blocks
+
+
+def ours(items: int, rows: int, n: int, k: int, along: bool, line: int, described: bool, size: int) -> bool:
+    """`along`: the streamed matrices are contiguous along the summed dimension; `line`: elements from one of their lines to the
+    next; `described`: a descriptor can say where all of them lie; `size`: bytes of an element."""
+    if items == 1:
+        return _of_one_matrix(rows, n, k, along, line, described, size)
+    if rows == 1 and not along and (n <= 128 or k <= 32) and cuts.crosses_by_lanes(items, n, k):
+        return True
+    copied = described and chips.current().descriptors and cuts.worth_copying(items, k, along)
+    if along and rows > 1 and rows * n <= 20 and (k % 2 or (k >= 512 and not copied)):
+        return False  # a handful of outputs: 687 x 2 x 823 x 2 took 12 µs, torch 3.4; 275 x 4 x 654 x 5 5.3 and 4.5
+    if rows == 2 and _many_one_by_one(items, n, k, along, line):
+        return False
+    if k < (16 if rows <= 16 else 8) or not _suits_torch(items, n, k, line):
+        return True
+    # Torch takes 16 bytes at once; descriptors do of whole items only, and the compiler if lines begin at multiples of 16 elements.
+    even = line % 16 == 0
+    return _of_many_rows(items, rows, n, k, even, copied) if rows > 16 else copied or even
+
+
+def _of_one_matrix(rows: int, n: int, k: int, along: bool, line: int, described: bool, size: int) -> bool:
+    """One row goes at the speed of the memory: along the summed dimension always; across it where there are columns enough to fill
+    the chip, and tensor cores take them by whole lines."""
+    if rows == 1:
+        return along or (described and n > 512 and (size == 2 or k >= 1024))
+    if rows <= 16:  # 16 x 16384 x 200 took 7.4 µs, torch 6.0
+        return (k < 12288 or n % 32 == 0 or n > 512) and not (rows == 2 and _many_one_by_one(1, n, k, along, line))
+    # Long sums, whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9; 29 x 5344 x 616 6.4 and 5.8.
+    long = 128 < n <= 2048 and k >= (8192 if n <= 512 else 5248 if n <= 1024 else 9216)
+    uneven = line % 16 > 0 and _suits_torch(1, n, k, line)  # 32 x 4360 x 24056 took 69 µs, torch 53
+    return not (long or uneven)
+
+
+def _of_many_rows(items: int, rows: int, n: int, k: int, even: bool, copied: bool) -> bool:
+    """Of 17 to 32 rows of items that suit torch."""
+    tiles, processors = items * blocks(n, 64), chips.current().multiprocessors
+    if k < 16 and n > 2048:  # 282 x 32 x 8 x 6032 took 70 µs, torch 61
+        return False
+    if not even or k < 2048:  # 8 x 30 x 1408 x 472 by descriptors took 5.7 µs, torch 4.6
+        return even
+    if not copied or n <= 32:  # 2 x 32 x 4472 x 2784 took 15.8 µs, torch 12.2; 113 x 32 x 5328 x 24 28.8 and 21.8
+        return 2 * tiles <= processors
+    return rows == 32 or k >= 4096 or tiles <= processors  # rows that no descriptor takes: 2 x 21 x 2288 x 4544 10.4 µs, torch 8.8
+
+
+def _many_one_by_one(items: int, n: int, k: int, along: bool, line: int) -> bool:
+    """Whether lines are odd, so that elements come one by one, and outputs many: past two rows torch takes those as fast
+    (39 x 2 x 1973 x 98 11.2 µs, torch 9.5; 2 x 1395 x 13155 20.6 and 15.7), but few of them up to seven times as slowly."""
+    many = k >= 1024 and items * n >= 3000 if along else items <= 3 and n >= 4096
+    return many and line % 2 == 1
+
+
+def _suits_torch(items: int, n: int, k: int, line: int) -> bool:
+    """Whether torch takes lines and results 16 bytes at once, and the sums are not few and long, which we do in parts
+    (2 x 18 x 6736 x 984 took 11.6 µs, torch 23.6)."""
+    in_parts = k >= 2048 and 3 * items * blocks(n, 64) <= chips.current().multiprocessors
+    return n % 8 == k % 8 == line % 8 == 0 and not in_parts
