@@ -658,7 +658,7 @@ def test_few_rows_of_drawn_items_add_up_exactly(seed: int, device: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("ours_only")
 @pytest.mark.parametrize("turned", [True, False])
-@pytest.mark.parametrize("rows", [1, 2, 9, 16, 23, 32])
+@pytest.mark.parametrize("rows", [1, 2, 3, 9, 16, 23, 32])
 def test_few_rows_past_one_matrix_add_up_exactly(rows: int, turned: bool, device: str) -> None:
     """Lines that begin at multiples of 1 to 64 elements, longer than what is read of them, or one element after a multiple; with a
     bias and without. Whole numbers, in any order of adding."""

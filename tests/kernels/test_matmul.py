@@ -131,16 +131,50 @@ def test_batches_however_they_lie(copied: bool, monkeypatch: pytest.MonkeyPatch)
         assert torch.equal(matmul.bmm(a, b).nan_to_num(99), torch.bmm(a, b).nan_to_num(99)), case
 
 
+def goes_by_lanes(items: int, rows: int, n: int, k: int, along: bool, copyable: bool = False) -> bool:
+    return streamed_cuts.goes_by_lanes(items, rows, n, k, along, 2, copyable)
+
+
+def test_which_matrices_lanes_read() -> None:
+    """One row: what is smaller than a second-level cache, or no descriptor takes; a few rows: what comes one by one."""
+    for n, k in ((4096, 4096), (9728, 1024), (2176, 6144)):
+        assert goes_by_lanes(1, 1, n, k, True, copyable=True), (n, k)
+    for n, k in ((23296, 1024), (5376, 5312), (2112, 11904)):
+        assert not goes_by_lanes(1, 1, n, k, True, copyable=True) and goes_by_lanes(1, 1, n, k, True), (n, k)
+        assert streamed_cuts.goes_by_lanes(1, 1, n, k, True, 4, True), (n, k)
+    for items, rows, n, k in ((1, 2, 9316, 3679), (1, 2, 900, 1024), (39, 2, 98, 1974), (18, 3, 101, 6353), (5, 4, 423, 410)):
+        assert goes_by_lanes(items, rows, n, k, True), (items, rows, n, k)
+        assert not goes_by_lanes(items, rows, n, k, False) and not streamed_cuts.goes_by_lanes(items, rows, n, k, True, 4, False)
+    for items, rows, n, k in ((2, 2, 900, 1024), (1, 2, 900, 181), (136, 2, 76, 244), (18, 3, 101, 6354), (1, 5, 9316, 3679)):
+        assert not goes_by_lanes(items, rows, n, k, True), (items, rows, n, k)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_a_few_rows_by_lanes(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past lines of any length, with a bias and factors; rows that lie apart and rows that are turned."""
+    monkeypatch.setattr(tune, "remembered", lambda name, shape: streamed_cuts.config(4, 64, splits, 4, 2))
+    monkeypatch.setattr(streamed, "_tensor", None)
+    for (rows, k), n, items in itertools.product(((2, 203), (2, 262), (3, 1537), (4, 410)), (7, 30), (1, 2)):
+        x = [torch.randint(-3, 4, (items, *size)).half() for size in ((rows, k), (rows, k + 3), (k, rows))]
+        w, bias = torch.randint(-3, 4, (items, n, k)).half(), torch.randint(-3, 4, (rows, n)).half()
+        for few in (x[0], x[1][..., :k], x[2].transpose(1, 2)):
+            y = torch.full((items, rows, n), 7.0).half()
+            streamed.few_rows(few, w, y, bias if items == 1 else None, 0.5, 2.0, "ieee")
+            wanted = few.double() @ w.double().transpose(1, 2)
+            wanted = 0.5 * wanted + 2 * bias.double() if items == 1 else wanted
+            assert torch.equal(y, wanted.half()), (rows, k, n, items, few.stride())
+
+
 def test_one_row_of_a_batch() -> None:
     """By lanes if items and outputs are few and long; few columns stand for few rows."""
     a, b = torch.randn(2, 1, 520), torch.randn(2, 6, 520).transpose(1, 2)
-    assert streamed_cuts.goes_by_lanes(2, 1, 60, 520, True) and not streamed_cuts.goes_by_lanes(9, 1, 60, 520, True)
-    assert streamed_cuts.goes_by_lanes(9, 1, 60, 521, True) and not streamed_cuts.goes_by_lanes(9, 1, 30, 16, True)
-    assert streamed_cuts.goes_by_lanes(99, 1, 6, 520, True) and not streamed_cuts.goes_by_lanes(2, 2, 6, 520, False)
+    assert goes_by_lanes(2, 1, 60, 520, True) and not goes_by_lanes(9, 1, 60, 520, True)
+    assert goes_by_lanes(9, 1, 60, 521, True) and not goes_by_lanes(9, 1, 30, 16, True)
+    assert goes_by_lanes(99, 1, 6, 520, True) and not goes_by_lanes(2, 2, 6, 520, False)
     for n, k in ((60, 520), (16, 520), (600, 32), (1000, 90), (1001, 4096), (1002, 4090), (1000, 4090)):
-        assert streamed_cuts.goes_by_lanes(99, 1, n, k, False), (n, k)
+        assert goes_by_lanes(99, 1, n, k, False), (n, k)
     for n, k in ((64, 512), (1000, 4096), (1000, 60)):
-        assert not streamed_cuts.goes_by_lanes(2, 1, n, k, False), (n, k)
+        assert not goes_by_lanes(2, 1, n, k, False), (n, k)
     many, short = (torch.randn(12, 1, 40), torch.randn(12, 40, 3)), (torch.randn(12, 1, 3), torch.randn(12, 3, 70))
     for x, y in ((a, b), (a[:, :, ::2], b[:, ::2]), (b.transpose(1, 2), a.transpose(1, 2)), many, short):
         torch.testing.assert_close(matmul.bmm(x, y), torch.bmm(x, y), rtol=1e-4, atol=1e-4)
@@ -153,7 +187,7 @@ def test_one_row_as_a_chip_would_cut_it(along: bool, monkeypatch: pytest.MonkeyP
     for items, k, n in shapes:
         with monkeypatch.context() as patch:
             patch.setattr(chips, "current", lambda: chips.HOPPER)
-            by_lanes = streamed_cuts.goes_by_lanes(items, 1, n, k, along)
+            by_lanes = goes_by_lanes(items, 1, n, k, along)
             cut = streamed_cuts.default(items, 1, n, k, along, 2, False)
         if not by_lanes:
             assert along and k < 32
@@ -168,15 +202,17 @@ def test_one_row_as_a_chip_would_cut_it(along: bool, monkeypatch: pytest.MonkeyP
 def test_few_rows_as_a_chip_would_cut_them(along: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Items in the tiles and parts of a chip like Hopper, but of two multiprocessors, so that a few items are many."""
     small, seen = dataclasses.replace(chips.HOPPER, multiprocessors=2), set()
-    for items, rows, k, n in itertools.product((2, 7), (2, 17), (6, 40, 111, 300, 1281), (20, 38, 77, 136)):
+    for items, rows, k, n in itertools.product((2, 7), (2, 4, 17), (6, 40, 111, 300, 1281), (20, 38, 77, 136)):
         with monkeypatch.context() as patch:
             patch.setattr(chips, "current", lambda: small)
             cut = streamed_cuts.default(items, rows, n, k, along, 2, False)
         seen.add(tuple(cut.values()))
-        a, b = (torch.randint(-3, 4, (items, *size)).float() for size in ((rows, k), (n, k) if along else (k, n)))
+        a, b = (torch.randint(-3, 4, (items, *size)).half() for size in ((rows, k), (n, k) if along else (k, n)))
         b = b.transpose(1, 2) if along else b
         monkeypatch.setattr(tune, "remembered", lambda name, shape, cut=cut: cut)
-        assert torch.equal(matmul.bmm(a, b), torch.bmm(a, b)), (items, rows, k, n, cut)
+        c = torch.full((items, rows, n), 7.0).half()
+        streamed.few_rows(a, b.transpose(1, 2), c, None, 1.0, 0.0, "ieee")
+        assert torch.equal(c, (a.double() @ b.double()).half()), (items, rows, k, n, cut)
     assert len(seen) > 9
 
 
@@ -199,7 +235,7 @@ def test_what_was_not_measured_fits_the_chip(monkeypatch: pytest.MonkeyPatch) ->
                         assert not config.get("copied") or along or k % config["K"] == 0
                         one = streamed_cuts.default(items, 1, n, k, along, 2, False)
                         assert one["splits"] * one["K"] <= max(k, one["K"])
-                        if streamed_cuts.goes_by_lanes(items, 1, n, k, along):  # a tile lies in registers
+                        if goes_by_lanes(items, 1, n, k, along):  # a tile lies in registers
                             assert one["N"] * one["K"] <= 4096
                         else:
                             assert one["stages"] * (one["N"] + 16) * one["K"] * 2 <= chips.HOPPER.shared_memory
@@ -315,7 +351,7 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     for sizes, streams in (
         ((12, 1, 3000, 1000), True),
         ((2, 28, 1336, 1056), False),
-        ((39, 2, 1973, 98), False),
+        ((39, 2, 1973, 98), True),
         ((275, 4, 654, 5), False),
     ):
         assert streamed.streams(sizes[1], halves(*sizes, turned=True).b.transpose(1, 2)) is streams, sizes

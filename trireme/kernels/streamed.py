@@ -54,16 +54,17 @@ def settle(total, added, parts, counters, y, row, column, rows, n, y_m, y_n, alp
 
 
 @kernel
-def _vector(
-    x, w, y, bias, parts, counters, n, k, part, x_item, x_k, w_item, w_n, w_k, y_item, y_n, bias_n, alpha, beta,
-    ALONG: tl.constexpr, X_OF: tl.constexpr, W_OF: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr,
-    EARLY: tl.constexpr,
+def _lanes(
+    x, w, y, bias, parts, counters, rows, n, k, part, x_item, x_m, x_k, w_item, w_n, w_k, y_item, y_m, y_n, bias_m, bias_n,
+    alpha, beta, ALONG: tl.constexpr, X_OF: tl.constexpr, W_OF: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """y = w x for one row, each lane summing its own columns until the end; lines begin and end at multiples of X_OF and W_OF"""
+    """y = w x for one row or a few, each lane summing its own columns until the end; lines begin and end at multiples of X_OF and
+    W_OF"""
     chips.begin(EARLY, OPEN=False)
     item = tl.program_id(2).to(tl.int64)
     x, w, y = x + item * multiple(x_item, X_OF), w + item * multiple(w_item, W_OF), y + item * y_item
-    x_end, w_end, columns = multiple(k, X_OF), k, n
+    x_m, x_end, w_end, columns = multiple(x_m, X_OF), multiple(k, X_OF), k, n
     if ALONG:
         w_n, w_end = multiple(w_n, W_OF), multiple(k, W_OF)
     else:
@@ -72,18 +73,25 @@ def _vector(
     inner = tl.arange(0, K)
     start = tl.program_id(1) * part
     stop = tl.minimum(start + part, k)
-    row = tl.arange(0, 1)
+    row = tl.arange(0, ROWS)
     added = None
     if bias is not None:
-        added = addend(bias, row, column, 1, n, 0, bias_n, beta)
+        added = addend(bias, row, column, rows, n, bias_m, bias_n, beta)
     base = w + column[:, None].to(tl.int64) * w_n
-    total = tl.zeros((N, K), tl.float32)
+    # One row is not written as one of several: the compiler would read the matrix by single elements then (0.7 of the speed).
+    total = tl.zeros((N, K) if ROWS == 1 else (ROWS, N, K), tl.float32)
     for at in range(start, stop, K):
         here = at + inner
         mask = (column < columns)[:, None] & (here < w_end)[None, :]
         weights = tl.load(base + (here * w_k)[None, :], mask=mask, other=0.0).to(tl.float32)
-        total += weights * tl.load(x + here * x_k, mask=here < x_end, other=0.0).to(tl.float32)[None, :]
-    settle(tl.sum(total, 1)[None, :], added, parts, counters, y, row, column, 1, n, 0, y_n, alpha, SPLITS)
+        if ROWS == 1:
+            total += weights * tl.load(x + here * x_k, mask=here < x_end, other=0.0).to(tl.float32)[None, :]
+        else:
+            there = (row < rows)[:, None] & (here < x_end)[None, :]
+            values = tl.load(x + row[:, None] * x_m + (here * x_k)[None, :], mask=there, other=0.0).to(tl.float32)
+            total += weights[None, :, :] * values[:, None, :]
+    total = tl.sum(total, 1)[None, :] if ROWS == 1 else tl.sum(total, 2)
+    settle(total, added, parts, counters, y, row, column, rows, n, y_m, y_n, alpha, SPLITS)
 
 
 @kernel
@@ -234,12 +242,13 @@ def few_rows(
         raise Unsupported("rows, or elements that are summed, farther apart than 32 bits tell")
     along = _lies_along(w)
     bias_walk = (0, 0) if bias is None else bias.stride()
-    by_lanes = cuts.goes_by_lanes(items, rows, n, k, along)
-    room = 1 if by_lanes else max(16, next_power(rows))
-    copies = chips.current().descriptors and not by_lanes and items * max(n, k) < 2**31
+    copies = chips.current().descriptors and items * max(n, k) < 2**31
     all_w = one_matrix(w if along else w.transpose(1, 2), 1, 2) if copies else None
+    facts = (items, rows, n, k, along, x.element_size(), all_w is not None)
+    by_lanes = cuts.goes_by_lanes(*facts)
+    room = next_power(rows) if by_lanes else max(16, next_power(rows))
     # A copy of rows that are not there takes its time: 4 x 3584 x 4608 8.4 µs with it, 6.9 without.
-    all_x = one_matrix(x, 1, 2) if copies and rows == room else None
+    all_x = one_matrix(x, 1, 2) if copies and not by_lanes and rows == room else None
     longest = cuts.longest_copied(items, k, along)
     x_of = shared_by(k, *x_walk[:2]) if x_walk[2] == 1 else 1
     w_of = shared_by(k, *w_walk[:2]) if w_walk[2] == 1 else shared_by(n, w_walk[0], w_walk[2]) if w_walk[1] == 1 else 1
@@ -251,25 +260,24 @@ def few_rows(
         grid = (blocks(n, tile_n), splits, items)
         parts, counters = workspace(x.device, splits * items * rows * n, items * grid[0]) if splits > 1 else (None, None)
         constants = {"N": tile_n, "K": tile_k, "SPLITS": splits, "warps": config["warps"], "stages": config["stages"]}
+        constants |= {"ALONG": along, "X_OF": x_of, "ROWS": room}
+        sizes = (rows, n, k, part, *x_walk, *w_walk, *y_walk, *bias_walk, alpha, beta)
         if by_lanes:
-            _vector(grid, x, w, y, bias, parts, counters, n, k, part, *x_walk[::2], *w_walk, *y_walk[::2], bias_walk[1], alpha,
-                    beta, ALONG=along, X_OF=x_of, W_OF=w_of, **constants)  # fmt: skip
+            _lanes(grid, x, w, y, bias, parts, counters, *sizes, W_OF=w_of, **constants)
             return
         tall = all_w if config.get("copied") and tile_k <= longest else None
         thin = all_x if tall is not None else None
         streamed = w if tall is None else in_tiles(tall, *((tile_n, tile_k) if along else (tile_k, tile_n)))
         few = x if thin is None else in_tiles(thin, room, tile_k)
-        _tensor(grid, few, streamed, y, bias, parts, counters, rows, n, k, part, *x_walk, *w_walk, *y_walk, *bias_walk, alpha, beta,
-                X_COPIED=thin is not None, W_COPIED=tall is not None, ALONG=along, X_OF=x_of, W_OF=1 if tall is not None else w_of,
-                PRECISION=precision, ROWS=room, **constants)  # fmt: skip
+        _tensor(grid, few, streamed, y, bias, parts, counters, *sizes, X_COPIED=thin is not None, W_COPIED=tall is not None,
+                W_OF=1 if tall is not None else w_of, PRECISION=precision, **constants)  # fmt: skip
 
     name, shape = f"rows.{room}.{x.element_size()}.{int(along)}", tune.shape_class(n, k)
     if items > 1:
         name, shape = f"{name}.batched.{min(longest, 256)}", tune.shape_class(items, n, k)
-    if copies and all_w is None:
+    if copies and not by_lanes and all_w is None:
         name += ".apart"  # lines that no descriptor takes want cuts of their own
     config = tune.remembered(name, shape)
     if config is None:
-        default = cuts.default(items, rows, n, k, along, x.element_size(), all_w is not None)
-        config = tune.choose(name, shape, default, cuts.candidates(items, rows, n, k, along, all_w is not None), run)
+        config = tune.choose(name, shape, cuts.default(*facts), cuts.candidates(*facts), run)
     run(config)

@@ -32,11 +32,13 @@ def _filled(programs: int, places: int) -> float:
 
 
 def default(items: int, rows: int, n: int, k: int, along: bool, size: int, copyable: bool) -> dict[str, Any]:
-    """`along`: the streamed matrix is contiguous along the summed dimension."""
+    """`along`: the streamed matrix is contiguous along the summed dimension; `copyable`: descriptors may bring its tiles."""
     chip = chips.current()
     if chip.interpreted:
         return config(max(16, min(64, next_power(n))), max(16, min(512, next_power(k))), 2 if k > 64 else 1, 4, 1)
-    if goes_by_lanes(items, rows, n, k, along):
+    if goes_by_lanes(items, rows, n, k, along, size, copyable):
+        if rows > 1:
+            return _several_by_lanes(items, rows, n, k)
         return _by_lanes(n, k, size) if items == 1 else _along_by_lanes(items, n, k) if along else _across_by_lanes(items, n, k)
     room = max(16, next_power(rows))
     if items > 1:
@@ -64,8 +66,6 @@ def _plain(n: int, k: int, along: bool, size: int) -> dict[str, Any]:
 
 def _by_lanes(n: int, k: int, size: int) -> dict[str, Any]:
     """One row: 2048 or 4096 elements at once, as much of the summed dimension as there is; more programs where outputs are few."""
-    if size == 2 and k % 8 == 0 and 2048 <= k <= 4096 < n and blocks(n, 16) <= 3.5 * chips.current().multiprocessors:
-        return config(16, 256, 2, 4, 2)  # all at once: 4096 x 6144 took 14.4 µs in tiles of 1024, so 12.8
     if 32 < k <= 128 and k % 16:  # single elements: 16 columns for one warp, since several would meet in shared memory for each
         return config(16, next_power(k), 1, 1, 2)
     if k <= 128:
@@ -76,7 +76,7 @@ def _by_lanes(n: int, k: int, size: int) -> dict[str, Any]:
         tile_n, tile_k, warps = 1, 2048, 8
     elif size == 2 and k >= 8192 and k % 8 == 0:  # 14440 x 2376 took 17.2 µs in tiles of 512, so 15.0
         tile_n, tile_k, warps = 2, 2048, 8
-    elif size == 2 and k < 3072 and n >= 8192:  # 2560 x 9728 took 12.6 µs in tiles of 512, so 10.8
+    elif size == 2 and k < 3072 and n > 4096:  # 2560 x 9728 took 12.6 µs in tiles of 512, so 10.8; 1536 x 5888 4.5 and 3.8
         tile_n, tile_k, warps = 16, 256, 4
     elif size == 2 and (n <= 1280 or (k % 8 == 0 and not 0 < k % 1024 <= 512)):
         tile_n, tile_k, warps = 2, 1024, 4
@@ -86,17 +86,45 @@ def _by_lanes(n: int, k: int, size: int) -> dict[str, Any]:
     return config(tile_n, tile_k, max(1, min(wanted, _SPLITS_MOST, k // (2 * tile_k))), warps, 2)
 
 
-def goes_by_lanes(items: int, rows: int, n: int, k: int, along: bool) -> bool:
+def goes_by_lanes(items: int, rows: int, n: int, k: int, along: bool, size: int, copyable: bool) -> bool:
     """Whether each lane sums its own columns: for one row along the summed dimension; and in a batch where tiles for the tensor
     cores were few or nearly empty (32 x 1 x 2048 x 128 4.5 µs with these, so 3.8) or come element by element (531 x 1 x 1089 x 41
     39 µs, so 18)."""
     if rows > 1:
-        return False
+        return along and size == 2 and not copyable and _suit_lanes(items, rows, n, k)
     if not along:
         return items > 1 and crosses_by_lanes(items, n, k)
+    if items == 1:
+        return not (copyable and size == 2 and _outgrows_lanes(n, k))
     few = (k >= 512 and _few_tiles(items, n)) or (k >= 256 and n <= 8)
     short = k <= 16 and n > 32  # 6081 x 1 x 4 x 420 took 50 µs in tiles, so 12
-    return items == 1 or few or short or (k % 8 > 0 and (k > 32 or (k > 16 and n > 32)))
+    return few or short or (k % 8 > 0 and (k > 32 or (k > 16 and n > 32)))
+
+
+def _outgrows_lanes(n: int, k: int) -> bool:
+    """Whether one row meets a matrix of which a second-level cache holds little but what copies in tiles find there: 1024 x 23296
+    took 11.3 µs by lanes, so 7.4; 5312 x 5376 19.8 and 15.2; but 6144 x 2176 4.9, and 5.9 in tiles."""
+    return n * k >= (14 << 20 if n > 4096 else 22 << 20)
+
+
+def _suit_lanes(items: int, rows: int, n: int, k: int) -> bool:
+    """Whether two to four rows do, past lines whose elements come one by one or by twos, from 90 shapes on an H200: 2 x 3679 x 9316
+    took 48 µs in tiles, so 27; 2 x 2 x 3953 x 210 10.9 and 3.9; 18 x 3 x 6353 x 101 20 and 11.8."""
+    if rows == 2:  # of even length they begin anywhere, if one matrix has them and no descriptor takes it
+        return (k % 8 > 0 or items == 1) and k > (256 if k % 8 == 4 else 192)
+    small = k > 256 and items * n * k <= 1 << 20  # 5 x 4 x 410 x 423 took 4.4 µs in tiles, so 3.1
+    return rows <= 4 and ((k % 2 > 0 and k >= 1536) or (k % 4 > 0 and small))
+
+
+def _several_by_lanes(items: int, rows: int, n: int, k: int) -> dict[str, Any]:
+    """How these are cut."""
+    processors = chips.current().multiprocessors
+    if k <= 704:
+        return config(4, 256, 1, 2, 2)
+    if rows > 2 and 2 * items * blocks(n, 8) >= 3 * processors:  # 2 x 4 x 6273 x 2069 took 27.5 µs in tiles of 512, so 24.6
+        return config(8, 256, 1, 4, 2)
+    parts = min(4 * processors // (items * blocks(n, 4)), 4, k // 1024)  # 2 x 8119 x 405 took 5.8 µs whole, so 5.3
+    return config(4, 512, max(1, parts), 4, 2)
 
 
 def _few_tiles(items: int, n: int) -> bool:
@@ -198,7 +226,9 @@ def _shallow(items: int, n: int, k: int, along: bool) -> dict[str, Any]:
         return config(64, 16, 1, 2, 1)
     tile_n = 128 if _fills(n, 128) else 64  # 5531 x 9 x 40 x 144 took 35.0 µs in tiles of 128, so 28.1; 529 x 4 x 84 x 134 9.3, 5.6
     warps = 2 if n <= 128 or tile_n == 64 else 4
-    return config(tile_n, 16 if 0 < k % 32 <= 16 else 32, 1, warps, 4 if items * n * k > 1 << 24 else 2)
+    tile_k = 16 if 0 < k % 32 <= 16 else 32
+    ahead = 4 if items * n * k > 1 << 24 and k > 2 * tile_k else 2  # 8988 x 18 x 24 x 144 took 55 µs with four, so 42
+    return config(tile_n, tile_k, 1, warps, ahead)
 
 
 def _by_few_warps(height: int, k: int, along: bool) -> dict[str, Any]:
@@ -323,6 +353,8 @@ def _many_items(items: int, height: int, n: int, k: int, along: bool) -> dict[st
 def _few_odd_items(items: int, height: int, n: int, k: int, along: bool) -> dict[str, Any]:
     """Elements that come one by one, of which more programs must ask."""
     processors, tiles = chips.current().multiprocessors, items * blocks(n, 64)
+    if along and height > 32 and 5 * blocks(n, 32) <= 8 * blocks(n, 64):  # 290 x 4 x 969 x 84 took 36.8 µs in tiles of 64, so 28.2
+        return config(32, 128, max(1, min(4 * processors // (items * blocks(n, 32)), 4, k // 384)), 4, 2)
     if along and height > 32:  # 4 x 8 x 553 x 496 took 4.9 µs in two parts, so 3.8
         return config(64, 64, max(1, min((4 if k >= 1024 else 2) * processors // tiles, 4, k // 112)), 4, 3)
     if height > 32 and tiles > processors and k < 1024:  # 98 x 2 x 474 x 67 took 9.1 µs in tiles of 64 squared, so 6.5
@@ -402,11 +434,12 @@ def _evenness(programs: int, held: int) -> float:
     return 1.0 if programs <= places else _filled(programs, places) if places else 0.0
 
 
-def candidates(items: int, rows: int, n: int, k: int, along: bool, copyable: bool) -> list[dict[str, Any]]:
-    """Shapes worth timing; splits follow from how many programs the columns give. `copyable`: descriptors may bring the tiles."""
-    if goes_by_lanes(items, rows, n, k, along):
+def candidates(items: int, rows: int, n: int, k: int, along: bool, size: int, copyable: bool) -> list[dict[str, Any]]:
+    """Shapes worth timing; splits follow from how many programs the columns give."""
+    if goes_by_lanes(items, rows, n, k, along, size, copyable):
         shapes = [(2, 1024), (4, 512), (4, 1024), (8, 512), (16, 256), (16, 512), (2, 2048)]
         across = [(8, 128), (16, 64), (16, 128), (32, 32), (32, 128), (64, 16), (128, 16), (256, 4), (512, 4)]
+        shapes = [*([(4, 256), (8, 256)] if rows > 1 else []), *((a, b) for a, b in shapes if rows * a * b <= 8192)]
         made = [(a, b, warps, 2, False) for a, b in (shapes if along else across) for warps in ((4, 8) if along else (1, 2, 4))]
     else:
         shapes = [(32, 128), (64, 64), (64, 128), (128, 64), (128, 128)] if along else [(64, 64), (128, 64), (64, 128)]

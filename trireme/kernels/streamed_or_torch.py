@@ -18,7 +18,7 @@ def ours(items: int, rows: int, n: int, k: int, along: bool, line: int, describe
     copied = described and chips.current().descriptors and cuts.worth_copying(items, k, along)
     if along and rows > 1 and rows * n <= 20 and (k % 2 or (k >= 512 and not copied)):
         return False  # a handful of outputs: 687 x 2 x 823 x 2 took 12 µs, torch 3.4; 275 x 4 x 654 x 5 5.3 and 4.5
-    if rows == 2 and _many_one_by_one(items, n, k, along, line):
+    if rows == 2 and _many_one_by_one(items, n, along, line):
         return False
     if k < (16 if rows <= 16 else 8) or not _suits_torch(items, n, k, line):
         return True
@@ -33,7 +33,7 @@ def _of_one_matrix(rows: int, n: int, k: int, along: bool, line: int, described:
     if rows == 1:
         return along or (described and n > 512 and (size == 2 or k >= 1024))
     if rows <= 16:  # 16 x 16384 x 200 took 7.4 µs, torch 6.0
-        return (k < 12288 or n % 32 == 0 or n > 512) and not (rows == 2 and _many_one_by_one(1, n, k, along, line))
+        return (k < 12288 or n % 32 == 0 or n > 512) and not (rows == 2 and _many_one_by_one(1, n, along, line))
     # Long sums, whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9; 29 x 5344 x 616 6.4 and 5.8.
     long = 128 < n <= 2048 and k >= (8192 if n <= 512 else 5248 if n <= 1024 else 9216)
     uneven = line % 16 > 0 and _suits_torch(1, n, k, line)  # 32 x 4360 x 24056 took 69 µs, torch 53
@@ -52,11 +52,10 @@ def _of_many_rows(items: int, rows: int, n: int, k: int, even: bool, copied: boo
     return rows == 32 or k >= 4096 or tiles <= processors  # rows that no descriptor takes: 2 x 21 x 2288 x 4544 10.4 µs, torch 8.8
 
 
-def _many_one_by_one(items: int, n: int, k: int, along: bool, line: int) -> bool:
-    """Whether lines are odd, so that elements come one by one, and outputs many: past two rows torch takes those as fast
-    (39 x 2 x 1973 x 98 11.2 µs, torch 9.5; 2 x 1395 x 13155 20.6 and 15.7), but few of them up to seven times as slowly."""
-    many = k >= 1024 and items * n >= 3000 if along else items <= 3 and n >= 4096
-    return many and line % 2 == 1
+def _many_one_by_one(items: int, n: int, along: bool, line: int) -> bool:
+    """Whether lines across the summed dimension are odd, so that elements come one by one, and outputs many: past two rows torch
+    takes those as fast (2 x 1395 x 13155 20.6 µs, torch 15.7), but few of them up to seven times as slowly."""
+    return not along and items <= 3 and n >= 4096 and line % 2 == 1
 
 
 def _suits_torch(items: int, n: int, k: int, line: int) -> bool:
