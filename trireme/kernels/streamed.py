@@ -56,15 +56,19 @@ def settle(total, added, parts, counters, y, row, column, rows, n, y_m, y_n, alp
 @kernel
 def _lanes(
     x, w, y, bias, parts, counters, rows, n, k, part, x_item, x_m, x_k, w_item, w_n, w_k, y_item, y_m, y_n, bias_m, bias_n,
-    alpha, beta, ALONG: tl.constexpr, X_OF: tl.constexpr, W_OF: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr,
-    K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    alpha, beta, ALONG: tl.constexpr, X_ALONG: tl.constexpr, X_OF: tl.constexpr, W_OF: tl.constexpr, ROWS: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y = w x for one row or a few, each lane summing its own columns until the end; lines begin and end at multiples of X_OF and
     W_OF"""
     chips.begin(EARLY, OPEN=False)
     item = tl.program_id(2).to(tl.int64)
     x, w, y = x + item * multiple(x_item, X_OF), w + item * multiple(w_item, W_OF), y + item * y_item
-    x_m, x_end, w_end, columns = multiple(x_m, X_OF), multiple(k, X_OF), k, n
+    x_end, w_end, columns = k, k, n
+    if X_ALONG:
+        x_m, x_end = multiple(x_m, X_OF), multiple(k, X_OF)
+    else:
+        x_k, rows = multiple(x_k, X_OF), multiple(rows, X_OF)
     if ALONG:
         w_n, w_end = multiple(w_n, W_OF), multiple(k, W_OF)
     else:
@@ -97,15 +101,20 @@ def _lanes(
 @kernel
 def _tensor(
     x, w, y, bias, parts, counters, rows, n, k, part, x_item, x_m, x_k, w_item, w_n, w_k, y_item, y_m, y_n, bias_m, bias_n,
-    alpha, beta, X_COPIED: tl.constexpr, W_COPIED: tl.constexpr, ALONG: tl.constexpr, X_OF: tl.constexpr, W_OF: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    alpha, beta, X_COPIED: tl.constexpr, W_COPIED: tl.constexpr, ALONG: tl.constexpr, X_ALONG: tl.constexpr,
+    X_OF: tl.constexpr, W_OF: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """yᵀ = w xᵀ on the tensor cores, the streamed matrix as the tall operand; what is COPIED is a descriptor of all items, w's of
     wᵀ unless it lies ALONG the summed dimension; what is not has lines that begin and end at multiples of X_OF and W_OF"""
     chips.begin(EARLY, OPEN=False)
     item = tl.program_id(2)
-    x_m, x_item, x_end = multiple(x_m, X_OF), multiple(x_item, X_OF), multiple(k, X_OF)
-    w_item, w_end, columns = multiple(w_item, W_OF), k, n
+    x_item, w_item = multiple(x_item, X_OF), multiple(w_item, W_OF)
+    x_end, w_end, columns = k, k, n
+    if X_ALONG:
+        x_m, x_end = multiple(x_m, X_OF), multiple(k, X_OF)
+    else:
+        x_k, rows = multiple(x_k, X_OF), multiple(rows, X_OF)
     if ALONG:
         w_n, w_end = multiple(w_n, W_OF), multiple(k, W_OF)
     else:
@@ -222,6 +231,12 @@ def _lies_along(w: torch.Tensor) -> bool:
     return w.stride(-1) == 1 or w.stride(-2) != 1
 
 
+def _shared(walk: tuple[int, ...], length: int, k: int) -> int:
+    """A number of which all lines of matrices [item, length, k] begin and end at multiples, whichever way they lie."""
+    item, outer, inner = walk
+    return shared_by(k, item, outer) if inner == 1 else shared_by(length, item, inner) if outer == 1 else 1
+
+
 def streams(rows: int, w: torch.Tensor) -> bool:
     """Whether few rows go past matrices [items, n, k] as fast as torch's do."""
     (items, n, k), along = w.shape, _lies_along(w)
@@ -250,8 +265,7 @@ def few_rows(
     # A copy of rows that are not there takes its time: 4 x 3584 x 4608 8.4 µs with it, 6.9 without.
     all_x = one_matrix(x, 1, 2) if copies and not by_lanes and rows == room else None
     longest = cuts.longest_copied(items, k, along)
-    x_of = shared_by(k, *x_walk[:2]) if x_walk[2] == 1 else 1
-    w_of = shared_by(k, *w_walk[:2]) if w_walk[2] == 1 else shared_by(n, w_walk[0], w_walk[2]) if w_walk[1] == 1 else 1
+    x_of, w_of = (_shared(walk, length, k) for walk, length in ((x_walk, rows), (w_walk, n)))
 
     def run(config: dict[str, Any]) -> None:
         tile_n, tile_k, splits = config["N"], config["K"], config["splits"]
@@ -260,7 +274,7 @@ def few_rows(
         grid = (blocks(n, tile_n), splits, items)
         parts, counters = workspace(x.device, splits * items * rows * n, items * grid[0]) if splits > 1 else (None, None)
         constants = {"N": tile_n, "K": tile_k, "SPLITS": splits, "warps": config["warps"], "stages": config["stages"]}
-        constants |= {"ALONG": along, "X_OF": x_of, "ROWS": room}
+        constants |= {"ALONG": along, "X_ALONG": x_walk[2] == 1, "X_OF": x_of, "ROWS": room}
         sizes = (rows, n, k, part, *x_walk, *w_walk, *y_walk, *bias_walk, alpha, beta)
         if by_lanes:
             _lanes(grid, x, w, y, bias, parts, counters, *sizes, W_OF=w_of, **constants)

@@ -44,6 +44,8 @@ def default(items: int, rows: int, n: int, k: int, along: bool, size: int, copya
     if items > 1:
         return _of_batch(items, room, n, k, along, copyable and size == 2)
     if copyable and size == 2:
+        if rows == 1 and along and k > 1600 and 2 * blocks(n, 64) > 5 * chip.multiprocessors:
+            return config(64, 64, 1, 4, 4, True)  # 2872 x 35944 took 57 µs in tiles of 128, so 52
         return _copied(room, n, k, along)
     return _plain(n, k, along, size)
 
@@ -111,7 +113,8 @@ def _suit_lanes(items: int, rows: int, n: int, k: int) -> bool:
     """Whether two to four rows do, past lines whose elements come one by one or by twos, from 90 shapes on an H200: 2 x 3679 x 9316
     took 48 µs in tiles, so 27; 2 x 2 x 3953 x 210 10.9 and 3.9; 18 x 3 x 6353 x 101 20 and 11.8."""
     if rows == 2:  # of even length they begin anywhere, if one matrix has them and no descriptor takes it
-        return (k % 8 > 0 or items == 1) and k > (256 if k % 8 == 4 else 192)
+        many = k % 4 == 2 and k < 2048 and items * n >= 8192  # 2 x 1010 x 13883 took 12.0 µs by lanes, in tiles 10.2
+        return (k % 8 > 0 or items == 1) and k > (256 if k % 8 == 4 else 192) and not many
     small = k > 256 and items * n * k <= 1 << 20  # 5 x 4 x 410 x 423 took 4.4 µs in tiles, so 3.1
     return rows <= 4 and ((k % 2 > 0 and k >= 1536) or (k % 4 > 0 and small))
 
@@ -207,6 +210,8 @@ def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool
     if height <= 32:
         return _by_few_warps(height, k, along)
     if k <= 16:  # 167 x 8 x 16 x 3123 took 15.2 µs with four warps and four stages, so 8.8; 1000 x 32 x 12 x 1000 42 and 38
+        if not along and 512 < n <= 768 and room > 16:  # 2268 x 32 x 16 x 592 took 44 µs in tiles of 256, so 36
+            return config(64, 16, 1, 2, 2)
         tile_n = 64 if not along and room == 16 else 256 if not along and n > 512 else 128
         return config(min(tile_n, height), 16, 1, 1 if tile_n == 64 else 4, 1)
     return _shallow(items, n, k, along)
@@ -233,15 +238,16 @@ def _shallow(items: int, n: int, k: int, along: bool) -> dict[str, Any]:
 
 def _by_few_warps(height: int, k: int, along: bool) -> dict[str, Any]:
     """Tiles by pointers for one warp or two, of a length that leaves less of the last one empty."""
+    if along and 96 < k <= 768 and height == 16:
+        # 48497 x 16 x 108 x 4 took 120 µs in tiles of 128 with one warp, so 103; 497 x 16 x 226 x 8 5.5 in tiles of 32, so 3.5;
+        # 17472 x 15 x 396 x 14 150 and 112.
+        return config(height, 64, 1, 2, 2 if k <= 128 else 3)
     if k > 256:  # 2468 x 32 x 1494 x 4 took 99 µs with one warp, so 88; 1081 x 26 x 486 x 27 40 and 24
         # 430 x 16 x 3052 x 12 took 40.8 µs in tiles of 64, so 32.1.
         return config(height, 32 if k <= 768 else 64 if k < 2048 or height > 16 else 256, 1, 2, 3)
     whole = max(16, next_power(k))
     if along and height == 32 and 32 < k <= 128:  # 3800 x 32 x 110 x 32 took 27 µs with one warp, so 21
         return config(32, whole, 1, 2, 1)
-    if along and k > 96 and height == 16:
-        # 48497 x 16 x 108 x 4 took 120 µs in tiles of 128 with one warp, so 103; 497 x 16 x 226 x 8 5.5 in tiles of 32, so 3.5.
-        return config(height, 64, 1, 2, 2 if k <= 128 else 3)
     tile_k = 32 if k > 128 or height == 16 or blocks(k, 32) % 2 else 64 if k <= 96 else 128
     return config(height, min(tile_k, whole), 1, 1, 2)
 
@@ -257,9 +263,11 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
         return config(128, tile_k, 1, 4, stages, True)
     tiles = items * blocks(n, 64)
     # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
-    least = 448 if tiles <= 16 else 768  # shorter parts cost more to join than they save
+    least = 420 if tiles <= 16 else 768  # shorter parts cost more to join than they save
     parts = max(1, min(chip.multiprocessors // tiles, 4, k // least)) if tiles <= chip.multiprocessors // 3 else 1
-    if along and tiles > 3 * chip.multiprocessors and blocks(n, 32) % 2:
+    if k >= 3072 and 20 * tiles <= 9 * chip.multiprocessors:  # 3 x 8 x 8040 x 1040 took 18.0 µs whole, so 13.6
+        parts = max(2, parts)
+    if along and tiles > 3 * chip.multiprocessors and n <= 512 and blocks(n, 32) % 2:
         height = min(32, height)  # 357 x 8 x 440 x 152 took 15.3 µs in tiles of 64, so 12.9
     if height < 64:
         return _narrow_copied(tiles, height, k, longest)
@@ -269,7 +277,9 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
             return config(64, 128, 1, 4, 4 if _at_once(tiles, 64, room, [(128, 4)]) else 3, True)
         if k >= 3072 and 10 * tiles <= 13 * chip.multiprocessors:  # 2 x 9 x 7232 x 4800 took 39.5 µs whole, so 34.6
             return config(64, min(64, longest), 3, 4, 3, True)
-        return config(64, min(64, longest), 1, 4, 4 if room == 16 else 3, True)
+        # 296 x 4 x 416 x 192 took 12.7 µs with four tiles on their way, which not all programs at once have room for, so 8.9.
+        ways = [(min(64, longest), stages) for stages in ((4, 3) if room == 16 else (3,))]
+        return config(64, min(64, longest), 1, 4, (_at_once(tiles, 64, room, ways) or ways[0])[1], True)
     if longest < 128 or (k < 1280 and not along):  # 2 x 16 x 1856 x 2096 took 7.2 µs by descriptors, so 5.0
         return _plain_items(items, room, height, n, k, along)
     if k < 1024:  # 2 x 15 x 624 x 3024 took 3.8 µs by descriptors, so 3.0; 14 x 8 x 296 x 184 2.7 and 2.0
@@ -283,6 +293,8 @@ def _narrow_copied(tiles: int, height: int, k: int, longest: int) -> dict[str, A
     processors = chips.current().multiprocessors
     if tiles <= 3 * processors and k >= 768:
         return _in_narrow_parts(tiles, height, k)
+    if height == 32 and k > 256 and tiles > 16 * processors and longest >= 128:
+        return config(32, 128, 1, 2, 3, True)  # 6871 x 32 x 408 x 16 took 83 µs in tiles of 64, so 70
     # 963 x 2 x 792 x 22 took 14.3 µs with four warps, with one 9.4; 296 x 4 x 7296 x 8 38.8 in tiles of 64, so 29.
     tile_k = min(128 if tiles <= processors or k >= 1024 else 64, longest)
     return config(height, tile_k, 1, 1 if tiles > 3 * processors and tile_k <= 64 else 2, 3, True)
@@ -315,7 +327,7 @@ def _plain_items(items: int, room: int, height: int, n: int, k: int, along: bool
     if height < 64:  # 66 x 22 x 1740 x 16 took 5.1 µs whole, in four parts 4.4
         return config(height, 64, max(1, min(3 * processors // tiles, 4, k // 192)), 4, 3)
     if tiles <= processors:
-        if k >= 3072 and 2 * tiles > processors:  # 2 x 32 x 7888 x 3152 took 38 µs in tiles of 64, so 30
+        if k >= 3072 and 2 * tiles > processors and room <= 32:  # 2 x 32 x 7888 x 3152 took 38 µs in tiles of 64, so 30
             return config(64, 256, 1, 4, 4)
         if k >= 4096:
             return config(64, 64, min(2 * processors // tiles, 4), 4, 4)
@@ -323,6 +335,8 @@ def _plain_items(items: int, room: int, height: int, n: int, k: int, along: bool
         return config(64, 64, max(1, min(processors // tiles, 4, k // (192 if along else 768))), 4, 4)
     if along and 5 * blocks(n, 32) <= 8 * blocks(n, 64):  # 69 x 2 x 4804 x 77 took 37.7 µs in tiles of 64, so 19.1
         return config(32, 64, max(1, min(6 * processors // (items * blocks(n, 32)), 3, k // 700)), 2, 3)
+    if not along and n % 8 and k <= 320 and tiles <= 2 * processors:  # 20 x 4 x 219 x 482 took 5.5 µs in tiles of 128, so 3.6
+        return config(32, 128, 1, 4, 2)
     parts, stages = min(6 * processors // tiles, 3, k // 700), 3 if k <= 1024 else 4
     if not along and n > 128 and _fills(n, 128) and (parts <= 1 or n % 8 == 0):
         # 2 x 26 x 2016 x 4432 took 10.0 µs in tiles of 64, so 9.2; 13 x 32 x 368 x 5040 15.7 with three on their way, with two 12.9
@@ -361,6 +375,8 @@ def _few_odd_items(items: int, height: int, n: int, k: int, along: bool) -> dict
         return config(32, 64, 1, 4, 2)
     # 24 x 7 x 1001 x 333 took 13.4 µs in tiles of 64, so 8.1; 95 x 32 x 1383 x 4 8.7 in tiles of 256, so 6.4.
     height = min(32, height)
+    if along and height == 16 and k < 1024:  # 210 x 8 x 513 x 8 took 6.1 µs in tiles of 128, so 4.9
+        return config(16, 64, max(1, min(6 * processors // items, 4, k // 160)), 2, 3)
     parts = min(4 * processors // (items * blocks(n, height)), 4, k // (192 if along else 240))
     return config(height, 128 if along else 64, max(1, parts), 4, 3)
 
@@ -378,6 +394,8 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
         return _few_copied(room, n, k, along)
     if k <= 128:  # 4 x 64 x 21440 took 2.5 µs in tiles of 64 x 128, so 1.9
         return config(128, min(64, max(16, next_power(k))), 1, 4, 2, True)
+    if not along and n % 64 and 0 < k % 64 <= 32 and room == 16 and k <= 1600:
+        return config(128, 32, 1, 4, 4, True)  # 4 x 584 x 34568 took 9.7 µs in tiles of 64, so 8.4
     uneven = n % 64 if not along else k % 16 and k <= 1600
     if uneven and chip.multiprocessors // 2 < blocks(n, 256) <= chip.multiprocessors:
         # Lines of memory that tiles share: 16 x 760 x 31912 took 13.4 µs in tiles of 128, so 11.5.
@@ -404,6 +422,9 @@ def _few_copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     if 128 < k < 1024:  # 32 x 384 x 6272 took 3.3 µs in tiles of 256, so 2.7; 32 x 280 x 7056 4.3 and 3.1
         return config(64, 64 if k <= 320 else 128, 1, 4, 4, True)
     tile_n = 64
+    if not along and n % 16 and not many and 44 <= tiles <= 80 and k >= 1400:
+        # Lines at odd multiples of 16 bytes: 8 x 2824 x 3432 took 9.1 µs in tiles of 64, so 6.6.
+        return config(128, 64, max(1, min(processors // blocks(n, 128), k // 500)), 4, 4, True)
     if tiles <= 8 and k >= 2048:  # 8 x 16384 x 128 took 6.0 µs in tiles of 64 and 8 parts, so 4.5; 32 x 16384 x 128 8.5 and 5.5
         tile_n = 16 if many and n <= 256 else 32
         parts = min(8 if many and (tile_n == 32 or k < 12288) else 16, k // (512 if many else 256))

@@ -18,7 +18,7 @@ def ours(items: int, rows: int, n: int, k: int, along: bool, line: int, describe
     copied = described and chips.current().descriptors and cuts.worth_copying(items, k, along)
     if along and rows > 1 and rows * n <= 20 and (k % 2 or (k >= 512 and not copied)):
         return False  # a handful of outputs: 687 x 2 x 823 x 2 took 12 µs, torch 3.4; 275 x 4 x 654 x 5 5.3 and 4.5
-    if rows == 2 and _many_one_by_one(items, n, along, line):
+    if _many_one_by_one(items, rows, n, k, along, line):
         return False
     if k < (16 if rows <= 16 else 8) or not _suits_torch(items, n, k, line):
         return True
@@ -32,11 +32,13 @@ def _of_one_matrix(rows: int, n: int, k: int, along: bool, line: int, described:
     the chip, and tensor cores take them by whole lines."""
     if rows == 1:
         return along or (described and n > 512 and (size == 2 or k >= 1024))
+    uneven = line % 16 > 0 and _suits_torch(1, n, k, line)  # 32 x 4360 x 24056 took 69 µs, torch 53
     if rows <= 16:  # 16 x 16384 x 200 took 7.4 µs, torch 6.0
-        return (k < 12288 or n % 32 == 0 or n > 512) and not (rows == 2 and _many_one_by_one(1, n, along, line))
+        few = k >= 12288 and n % 32 and n <= 512
+        wide = rows > 8 and along and blocks(n, 64) > chips.current().multiprocessors  # 16 x 4488 x 11216 took 30 µs, torch 27
+        return not (few or (wide and uneven) or _many_one_by_one(1, rows, n, k, along, line))
     # Long sums, whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9; 29 x 5344 x 616 6.4 and 5.8.
     long = 128 < n <= 2048 and k >= (8192 if n <= 512 else 5248 if n <= 1024 else 9216)
-    uneven = line % 16 > 0 and _suits_torch(1, n, k, line)  # 32 x 4360 x 24056 took 69 µs, torch 53
     return not (long or uneven)
 
 
@@ -52,10 +54,12 @@ def _of_many_rows(items: int, rows: int, n: int, k: int, even: bool, copied: boo
     return rows == 32 or k >= 4096 or tiles <= processors  # rows that no descriptor takes: 2 x 21 x 2288 x 4544 10.4 µs, torch 8.8
 
 
-def _many_one_by_one(items: int, n: int, along: bool, line: int) -> bool:
+def _many_one_by_one(items: int, rows: int, n: int, k: int, along: bool, line: int) -> bool:
     """Whether lines across the summed dimension are odd, so that elements come one by one, and outputs many: past two rows torch
-    takes those as fast (2 x 1395 x 13155 20.6 µs, torch 15.7), but few of them up to seven times as slowly."""
-    return not along and items <= 3 and n >= 4096 and line % 2 == 1
+    takes those as fast (2 x 1395 x 13155 20.6 µs, torch 15.7; 4 x 270 x 18527 8.0 and 6.6), but few of them up to seven times as
+    slowly."""
+    few_rows = rows == 2 or (2 < rows <= 4 and k < 512)
+    return few_rows and not along and items <= 3 and n >= 4096 and line % 2 == 1
 
 
 def _suits_torch(items: int, n: int, k: int, line: int) -> bool:
