@@ -331,10 +331,15 @@ def _plain_items(items: int, room: int, height: int, n: int, k: int, along: bool
             return config(64, 256, 1, 4, 4)
         if k >= 4096:
             return config(64, 64, min(2 * processors // tiles, 4), 4, 4)
+        if k >= 1280 and 2 * tiles > processors and room == 32:  # 45 x 24 x 2008 x 128 took 6.1 µs in tiles of 64, so 5.7
+            return config(64, 128, 1, 4, 4)
         # 7 x 32 x 434 x 1040 took 4.9 µs in two parts, whole 2.9; 2 x 7 x 1888 x 1564 in four 6.2, in two 5.2.
         return config(64, 64, max(1, min(processors // tiles, 4, k // (192 if along else 768))), 4, 4)
     if along and 5 * blocks(n, 32) <= 8 * blocks(n, 64):  # 69 x 2 x 4804 x 77 took 37.7 µs in tiles of 64, so 19.1
         return config(32, 64, max(1, min(6 * processors // (items * blocks(n, 32)), 3, k // 700)), 2, 3)
+    if not along and n % 16 == 0 and room == 32 and items * blocks(n, 128) <= processors:
+        # One wide tile a multiprocessor: 62 x 32 x 720 x 160 took 4.9 µs in tiles of 64, so 4.5; 70 x 32 x 1880 x 128 10.8, 8.3.
+        return config(128, 64, 1, 4, 4) if k < 1536 else config(128, 64, 1, 8, 6)
     if not along and n % 8 and k <= 320 and tiles <= 2 * processors:  # 20 x 4 x 219 x 482 took 5.5 µs in tiles of 128, so 3.6
         return config(32, 128, 1, 4, 2)
     parts, stages = min(6 * processors // tiles, 3, k // 700), 3 if k <= 1024 else 4
@@ -397,7 +402,8 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     if not along and n % 64 and 0 < k % 64 <= 32 and room == 16 and k <= 1600:
         return config(128, 32, 1, 4, 4, True)  # 4 x 584 x 34568 took 9.7 µs in tiles of 64, so 8.4
     uneven = n % 64 if not along else k % 16 and k <= 1600
-    if uneven and chip.multiprocessors // 2 < blocks(n, 256) <= chip.multiprocessors:
+    many = room > 16 and not along and k <= 1600  # of which wide tiles are read less often: 32 x 728 x 27136 took 9.0 µs, so 8.0
+    if (uneven or many) and chip.multiprocessors // 2 < blocks(n, 256) <= chip.multiprocessors:
         # Lines of memory that tiles share: 16 x 760 x 31912 took 13.4 µs in tiles of 128, so 11.5.
         return config(256, 64, 1, 4, 4, True)
     if not along and k <= 512 and n % 64 == 0:  # 16 x 384 x 21376 took 4.7 µs in tiles of 128, so 4.3

@@ -16,7 +16,7 @@ def ours(items: int, rows: int, n: int, k: int, along: bool, line: int, describe
     if rows == 1 and not along and (n <= 128 or k <= 32) and cuts.crosses_by_lanes(items, n, k):
         return True
     copied = described and chips.current().descriptors and cuts.worth_copying(items, k, along)
-    if along and rows > 1 and rows * n <= 20 and (k % 2 or (k >= 512 and not copied)):
+    if along and rows > 1 and (rows * n <= 32 if k % 2 else rows * n <= 20 and k >= 512 and not copied):
         return False  # a handful of outputs: 687 x 2 x 823 x 2 took 12 µs, torch 3.4; 275 x 4 x 654 x 5 5.3 and 4.5
     if _many_one_by_one(items, rows, n, k, along, line):
         return False
@@ -35,7 +35,8 @@ def _of_one_matrix(rows: int, n: int, k: int, along: bool, line: int, described:
     uneven = line % 16 > 0 and _suits_torch(1, n, k, line)  # 32 x 4360 x 24056 took 69 µs, torch 53
     if rows <= 16:  # 16 x 16384 x 200 took 7.4 µs, torch 6.0
         few = k >= 12288 and n % 32 and n <= 512
-        wide = rows > 8 and along and blocks(n, 64) > chips.current().multiprocessors  # 16 x 4488 x 11216 took 30 µs, torch 27
+        tiles = blocks(n, 64) if k < 2048 else 2 * blocks(n, 64)
+        wide = rows > 8 and along and tiles > chips.current().multiprocessors  # 16 x 4488 x 11216 took 30 µs, torch 27
         return not (few or (wide and uneven) or _many_one_by_one(1, rows, n, k, along, line))
     # Long sums, whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9; 29 x 5344 x 616 6.4 and 5.8.
     long = 128 < n <= 2048 and k >= (8192 if n <= 512 else 5248 if n <= 1024 else 9216)
@@ -47,8 +48,10 @@ def _of_many_rows(items: int, rows: int, n: int, k: int, even: bool, copied: boo
     tiles, processors = items * blocks(n, 64), chips.current().multiprocessors
     if k < 16 and n > 2048:  # 282 x 32 x 8 x 6032 took 70 µs, torch 61
         return False
-    if not even or k < 2048:  # 8 x 30 x 1408 x 472 by descriptors took 5.7 µs, torch 4.6
-        return even
+    if not even or k < 2048:
+        # 8 x 30 x 1408 x 472 by descriptors took 5.7 µs, torch 4.6; 2 x 32 x 1752 x 3296 by pointers 7.8 and 6.6.
+        wide = items <= 3 and k >= 1408 and not copied and 2 * tiles > processors
+        return even and not wide
     if not copied or n <= 32:  # 2 x 32 x 4472 x 2784 took 15.8 µs, torch 12.2; 113 x 32 x 5328 x 24 28.8 and 21.8
         return 2 * tiles <= processors
     return rows == 32 or k >= 4096 or tiles <= processors  # rows that no descriptor takes: 2 x 21 x 2288 x 4544 10.4 µs, torch 8.8
