@@ -113,8 +113,11 @@ def _suit_lanes(items: int, rows: int, n: int, k: int) -> bool:
     """Whether two to four rows do, past lines whose elements come one by one or by twos, from 90 shapes on an H200: 2 x 3679 x 9316
     took 48 µs in tiles, so 27; 2 x 2 x 3953 x 210 10.9 and 3.9; 18 x 3 x 6353 x 101 20 and 11.8."""
     if rows == 2:  # of even length they begin anywhere, if one matrix has them and no descriptor takes it
-        many = k % 4 == 2 and k < 2048 and items * n >= 8192  # 2 x 1010 x 13883 took 12.0 µs by lanes, in tiles 10.2
-        return (k % 8 > 0 or items == 1) and k > (256 if k % 8 == 4 else 192) and not many
+        if k % 8 == 4:  # 136 x 2 x 244 x 76 took 4.1 µs by lanes, in tiles 3.6; 3740 x 2 x 340 x 32 29 and 21
+            return k >= 1024 or (items == 1 and k > 256)
+        if k % 2 == 0 and k % 8 and (items > 3 * chips.current().multiprocessors or (k < 2048 and items * n >= 8192)):
+            return False  # 2 x 1010 x 13883 took 12.0 µs by lanes, in tiles 10.2
+        return (k % 8 > 0 or items == 1) and k > 192
     small = k > 256 and items * n * k <= 1 << 20  # 5 x 4 x 410 x 423 took 4.4 µs in tiles, so 3.1
     return rows <= 4 and ((k % 2 > 0 and k >= 1536) or (k % 4 > 0 and small))
 
@@ -263,7 +266,7 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
         return config(128, tile_k, 1, 4, stages, True)
     tiles = items * blocks(n, 64)
     # Half of the chip alone is faster than all of it by twos: 32 x 16 x 2048 x 128 took 4.8 µs, so 4.5.
-    least = 420 if tiles <= 16 else 768  # shorter parts cost more to join than they save
+    least = 420 if tiles <= 16 else 700 if tiles <= 24 else 768  # shorter parts cost more to join than they save
     parts = max(1, min(chip.multiprocessors // tiles, 4, k // least)) if tiles <= chip.multiprocessors // 3 else 1
     if k >= 3072 and 20 * tiles <= 9 * chip.multiprocessors:  # 3 x 8 x 8040 x 1040 took 18.0 µs whole, so 13.6
         parts = max(2, parts)
@@ -380,8 +383,8 @@ def _few_odd_items(items: int, height: int, n: int, k: int, along: bool) -> dict
         return config(32, 64, 1, 4, 2)
     # 24 x 7 x 1001 x 333 took 13.4 µs in tiles of 64, so 8.1; 95 x 32 x 1383 x 4 8.7 in tiles of 256, so 6.4.
     height = min(32, height)
-    if along and height == 16 and k < 1024:  # 210 x 8 x 513 x 8 took 6.1 µs in tiles of 128, so 4.9
-        return config(16, 64, max(1, min(6 * processors // items, 4, k // 160)), 2, 3)
+    if along and height == 16 and k < 1024:  # 200 x 8 x 473 x 8 took 5.0 µs in tiles of 64, so 3.9; 281 x 9 x 689 x 8 7.2 and 6.5
+        return config(16, 256 if k <= 512 else 128, 1 if k <= 512 else max(1, min(5 * processors // items, 4, k // 256)), 2, 3)
     parts = min(4 * processors // (items * blocks(n, height)), 4, k // (192 if along else 240))
     return config(height, 128 if along else 64, max(1, parts), 4, 3)
 

@@ -24,7 +24,7 @@ def ours(items: int, rows: int, n: int, k: int, along: bool, line: int, describe
         return True
     # Torch takes 16 bytes at once; descriptors do of whole items only, and the compiler if lines begin at multiples of 16 elements.
     even = line % 16 == 0
-    return _of_many_rows(items, rows, n, k, even, copied) if rows > 16 else copied or even
+    return _of_many_rows(items, rows, n, k, along, even, copied) if rows > 16 else copied or even
 
 
 def _of_one_matrix(rows: int, n: int, k: int, along: bool, line: int, described: bool, size: int) -> bool:
@@ -43,7 +43,7 @@ def _of_one_matrix(rows: int, n: int, k: int, along: bool, line: int, described:
     return not (long or uneven)
 
 
-def _of_many_rows(items: int, rows: int, n: int, k: int, even: bool, copied: bool) -> bool:
+def _of_many_rows(items: int, rows: int, n: int, k: int, along: bool, even: bool, copied: bool) -> bool:
     """Of 17 to 32 rows of items that suit torch."""
     tiles, processors = items * blocks(n, 64), chips.current().multiprocessors
     if k < 16 and n > 2048:  # 282 x 32 x 8 x 6032 took 70 µs, torch 61
@@ -52,8 +52,12 @@ def _of_many_rows(items: int, rows: int, n: int, k: int, even: bool, copied: boo
         # 8 x 30 x 1408 x 472 by descriptors took 5.7 µs, torch 4.6; 2 x 32 x 1752 x 3296 by pointers 7.8 and 6.6.
         wide = items <= 3 and k >= 1408 and not copied and 2 * tiles > processors
         return even and not wide
-    if not copied or n <= 32:  # 2 x 32 x 4472 x 2784 took 15.8 µs, torch 12.2; 113 x 32 x 5328 x 24 28.8 and 21.8
+    if not copied:  # 2 x 32 x 4472 x 2784 took 15.8 µs, torch 12.2; 2 x 32 x 5528 x 1888 13.6 and 11.1
+        return False
+    if n <= 32:  # 113 x 32 x 5328 x 24 took 28.8 µs, torch 21.8
         return 2 * tiles <= processors
+    if cuts.longest_copied(items, k, along) < 128 and tiles > processors:  # 2 x 32 x 5568 x 6080 took 49 µs, torch 41
+        return False
     return rows == 32 or k >= 4096 or tiles <= processors  # rows that no descriptor takes: 2 x 21 x 2288 x 4544 10.4 µs, torch 8.8
 
 
