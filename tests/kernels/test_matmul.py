@@ -347,6 +347,8 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ((3, 2, 200, 5687), False),  # one by one
         ((9, 2, 2544, 279), True),
         ((282, 32, 8, 6032), False),
+        ((2, 32, 1752, 3296), False),  # few and wide
+        ((2, 32, 5568, 6080), False),  # short tiles of what is long
     ):
         assert streamed.streams(sizes[1], halves(*sizes).b.transpose(1, 2)) is streams, sizes
     for sizes, streams in (
@@ -354,6 +356,9 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ((2, 28, 1336, 1056), False),
         ((39, 2, 1973, 98), True),
         ((275, 4, 654, 5), False),
+        ((1, 16, 4488, 11216), False),
+        ((1, 16, 4480, 11216), True),
+        ((1, 31, 5811, 5639), False),
     ):
         assert streamed.streams(sizes[1], halves(*sizes, turned=True).b.transpose(1, 2)) is streams, sizes
     for rows, k, n, streams in (
@@ -363,5 +368,8 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         (32, 8192, 1024, False),
         (2, 1395, 13155, False),
         (3, 1395, 13155, True),
+        (4, 270, 18527, False),
+        (31, 8968, 1776, False),
+        (31, 8976, 1776, True),
     ):
         assert streamed.streams(rows, halves(1, rows, k, n).b.transpose(1, 2)) is streams, (rows, k, n)

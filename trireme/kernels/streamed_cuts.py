@@ -209,7 +209,9 @@ def _of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool
         tile_k = min(64, max(16, next_power(k)))
         if n > 128 and not _fills(n, 128):  # 2243 x 32 x 32 x 192 took 22.9 µs in tiles of 128 with one stage, so 15.6
             return config(64, tile_k, 1, 2, 2, True)
-        return config(min(128, height), tile_k, 1, 1 if height <= 32 else 4, 2 if k > 16 else 1, True)
+        # More on its way of what no cache holds: 41 x 26 x 112 x 6992 took 25.7 µs with two tiles, so 21.7.
+        more = along and room > 16 and height > 32 and k > 64 and items * n * k > 18 << 20
+        return config(min(128, height), tile_k, 1, 1 if height <= 32 else 4, 3 if more else 2 if k > 16 else 1, True)
     if height <= 32:
         return _by_few_warps(height, k, along)
     if k <= 16:  # 167 x 8 x 16 x 3123 took 15.2 µs with four warps and four stages, so 8.8; 1000 x 32 x 12 x 1000 42 and 38
@@ -362,7 +364,8 @@ def _many_items(items: int, height: int, n: int, k: int, along: bool) -> dict[st
     if height == 64:
         if odd and not along:  # 678 x 4 x 868 x 57 took 48 µs in tiles of 64 squared, so 35; 726 x 4 x 132 x 49 8.7 and 6.2
             return config(64 if k <= 512 else 32, 32, 1, 2, 2)
-        return config(64, 32 if k <= 256 else 64, 1, 4, 3)  # 615 x 8 x 326 x 62 took 15.7 µs with two warps, so 10.2
+        # 615 x 8 x 326 x 62 took 15.7 µs with two warps, so 10.2; 1161 x 4 x 400 x 48 16.9 with three stages, so 10.8.
+        return config(64, 32 if k <= 256 else 64, 1, 4, 3 if along else 2)
     if odd and along and k > 256:
         # 496 x 32 x 681 x 32 took 16.9 µs in tiles of 256, so 11.9; but 505 x 8 x 3041 x 6 46 and 27; 403 x 4 x 3687 x 20 58.6 with
         # four warps, so 49.8.
@@ -402,7 +405,7 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
         return _few_copied(room, n, k, along)
     if k <= 128:  # 4 x 64 x 21440 took 2.5 µs in tiles of 64 x 128, so 1.9
         return config(128, min(64, max(16, next_power(k))), 1, 4, 2, True)
-    if not along and n % 64 and 0 < k % 64 <= 32 and room == 16 and k <= 1600:
+    if not along and n % 64 and 0 < k % 64 <= 32 and room == 16 and k <= 640:
         return config(128, 32, 1, 4, 4, True)  # 4 x 584 x 34568 took 9.7 µs in tiles of 64, so 8.4
     uneven = n % 64 if not along else k % 16 and k <= 1600
     many = room > 16 and not along and k <= 1600  # of which wide tiles are read less often: 32 x 728 x 27136 took 9.0 µs, so 8.0
@@ -412,6 +415,8 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     if not along and k <= 512 and n % 64 == 0:  # 16 x 384 x 21376 took 4.7 µs in tiles of 128, so 4.3
         return config(64, 64, 1, 4, 4 if tiles <= 2 * chip.multiprocessors else 2, True)
     if k <= 1600:  # 4 x 296 x 23688 took 5.5 µs in tiles of 64 x 128, so 4.4; 8 x 896 x 151936 68 and 66
+        if k > 1280 and blocks(n, 128) <= chip.multiprocessors:  # 8 x 1416 x 15416 took 10.7 µs with four on their way, so 10.1
+            return config(128, 64, 1, 4, 6, True)
         return config(128, 64, 1, 4, 4 if _at_once(blocks(n, 128), 128, room, [(64, 4)]) else 3, True)
     if not along and n % 64:  # 16 x 2656 x 10328 took 17.5 µs in tiles of 64, so 16.3
         tile_k, stages = _at_once(blocks(n, 128), 128, room, [(64, 6), (64, 4), (64, 3)]) or (64, 2)
@@ -430,6 +435,8 @@ def _few_copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     processors, tiles, many, tile_k = chips.current().multiprocessors, blocks(n, 64), room > 16, min(256, max(16, next_power(k)))
     if 128 < k < 1024:  # 32 x 384 x 6272 took 3.3 µs in tiles of 256, so 2.7; 32 x 280 x 7056 4.3 and 3.1
         return config(64, 64 if k <= 320 else 128, 1, 4, 4, True)
+    if not along and many and tiles <= 28 and 1248 < k < 1800:  # 30 x 1464 x 1248 took 5.2 µs by descriptors, so 4.2
+        return config(64, 64, 3, 4, 3)
     tile_n = 64
     if not along and n % 16 and not many and 44 <= tiles <= 80 and k >= 1400:
         # Lines at odd multiples of 16 bytes: 8 x 2824 x 3432 took 9.1 µs in tiles of 64, so 6.6.

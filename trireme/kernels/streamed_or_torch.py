@@ -38,9 +38,12 @@ def _of_one_matrix(rows: int, n: int, k: int, along: bool, line: int, described:
         tiles = blocks(n, 64) if k < 2048 else 2 * blocks(n, 64)
         wide = rows > 8 and along and tiles > chips.current().multiprocessors  # 16 x 4488 x 11216 took 30 µs, torch 27
         return not (few or (wide and uneven) or _many_one_by_one(1, rows, n, k, along, line))
-    # Long sums, whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9; 29 x 5344 x 616 6.4 and 5.8.
-    long = 128 < n <= 2048 and k >= (8192 if n <= 512 else 5248 if n <= 1024 else 9216)
-    return not (long or uneven)
+    # Long sums, whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9; 29 x 5344 x 616 6.4 and 5.8; past uneven
+    # rows shorter ones, too: 31 x 8968 x 1776 11.7 and 9.5.
+    least = 8192 if n <= 512 else 4096 if k % 16 else 5248 if n <= 1024 else 9216
+    long = 128 < n <= 2048 and k >= least and (n <= 512 or k % 8 == 0)
+    odd = along and k % 2 == 1 and k >= 3072 and n >= 5120  # 31 x 5811 x 5639 took 92 µs, torch 78
+    return not (long or uneven or odd)
 
 
 def _of_many_rows(items: int, rows: int, n: int, k: int, along: bool, even: bool, copied: bool) -> bool:
