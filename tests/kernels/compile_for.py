@@ -93,7 +93,8 @@ class Compiling:
 
     def compile(self, *args: Any, num_warps: int, num_stages: int, launch_pdl: bool = False, **constants: Any) -> None:
         jit, signature, constexprs, attributes = self.jit, {}, {}, {}
-        for i, (name, value) in enumerate((dict(zip(jit.arg_names, args, strict=False)) | constants).items()):
+        given = dict(zip(jit.arg_names, args, strict=False)) | constants
+        for i, (name, value) in enumerate((name, given[name]) for name in jit.arg_names):
             known = type(value) is int and value == 1 and i not in self.counts
             if name in constants or value is None or known:
                 signature[name], constexprs[(i,)] = "constexpr", value
