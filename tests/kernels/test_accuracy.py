@@ -374,6 +374,21 @@ def test_softmax_of_few_long_rows_side_by_side(name: str, monkeypatch: pytest.Mo
             assert function(x, dim).stride() == torch.softmax(x, dim).stride()
 
 
+@pytest.mark.parametrize("name", ["softmax.int", "log_softmax.int"])
+def test_softmax_of_rows_in_another_order_than_their_results(name: str, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Copied first if short or of few columns, and the result lies as torch's."""
+    function, copies = registry.OPERATORS[name].function, []
+    monkeypatch.setattr(softmax, "_COPIED", 1)
+    monkeypatch.setattr(softmax, "same", lambda x, out, same=softmax.same: copies.append(out.shape) or same(x, out=out))
+    shapes = [(3, 300, 4), (5, 7, 9), (40, 30, 3)] if INTERPRETED else [(9, 862, 108), (1000, 16, 32), (64, 77, 99)]
+    for shape, dtype in itertools.product(shapes, (torch.float32, torch.bfloat16, torch.float64)):
+        x = draw(shape, dtype, device).transpose(0, 2) * 3
+        x[1, 2, 0], x[1, 3, 1] = float("-inf"), float("nan")
+        check(f"{name} {shape}", function, aten(name), (x, 1), {}, length=16)
+        assert function(x, 1).stride() == torch.softmax(x, 1).stride()
+    assert {tuple(shape)[::-1] for shape in copies} == set(shapes[:2])
+
+
 def test_group_norm_of_long_groups(device: str) -> None:
     function = registry.OPERATORS["native_group_norm"].function
     for items, channels, groups in [(2, 6, 2)] if INTERPRETED else [(2, 6, 2), (32, 64, 8)]:

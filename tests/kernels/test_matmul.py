@@ -138,7 +138,7 @@ def goes_by_lanes(items: int, rows: int, n: int, k: int, along: bool, copyable: 
 def test_which_matrices_lanes_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row: what is smaller than a second-level cache, or no descriptor takes; a few rows: what comes one by one."""
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
-    for n, k in ((4096, 4096), (9728, 1024), (2176, 6144)):
+    for n, k in ((4096, 4096), (9728, 1024), (2176, 6144), (28672, 4096)):
         assert goes_by_lanes(1, 1, n, k, True, copyable=True), (n, k)
     for n, k in ((23296, 1024), (5376, 5312), (2112, 11904)):
         assert not goes_by_lanes(1, 1, n, k, True, copyable=True) and goes_by_lanes(1, 1, n, k, True), (n, k)

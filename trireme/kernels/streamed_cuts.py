@@ -68,8 +68,8 @@ def _plain(n: int, k: int, along: bool, size: int) -> dict[str, Any]:
 
 def _by_lanes(n: int, k: int, size: int) -> dict[str, Any]:
     """One row: 2048 or 4096 elements at once, as much of the summed dimension as there is; more programs where outputs are few."""
-    if 32 < k <= 128 and k % 16:  # single elements: 16 columns for one warp, since several would meet in shared memory for each
-        return config(16, next_power(k), 1, 1, 2)
+    if 32 < k <= 128 and k % 16:  # 33 x 200000 took 10.1 µs in tiles of 64 with one warp, so 6.1; 100 x 50000 3.7 in 128, so 3.0
+        return config(64, 16, 1, 2, 2) if k <= 64 else config(64, 32, 1, 4, 2)
     if k <= 128:
         return config(2048 // max(16, next_power(k)), max(16, next_power(k)), 1, 4, 2)
     if k < 1024:  # 727 x 1424 took 2.3 µs in tiles of 256, so 1.9
@@ -105,7 +105,10 @@ def goes_by_lanes(items: int, rows: int, n: int, k: int, along: bool, size: int,
 
 def _outgrows_lanes(n: int, k: int) -> bool:
     """Whether one row meets a matrix of which a second-level cache holds little but what copies in tiles find there: 1024 x 23296
-    took 11.3 µs by lanes, so 7.4; 5312 x 5376 19.8 and 15.2; but 6144 x 2176 4.9, and 5.9 in tiles."""
+    took 11.3 µs by lanes, so 7.4; 5312 x 5376 19.8 and 15.2; but 6144 x 2176 4.9, and 5.9 in tiles. Of what exceeds it by far lanes
+    read whole tiles as fast: 4096 x 28672 54 to 55 µs, 56 in tiles; but 2880 x 30528 48 and 43."""
+    if n * k > 48 << 20:
+        return k % 256 > 0
     return n * k >= (14 << 20 if n > 4096 else 22 << 20)
 
 
@@ -283,7 +286,8 @@ def _copied_items(items: int, room: int, height: int, n: int, k: int, along: boo
         if k >= 3072 and 10 * tiles <= 13 * chip.multiprocessors:  # 2 x 9 x 7232 x 4800 took 39.5 µs whole, so 34.6
             return config(64, min(64, longest), 3, 4, 3, True)
         # 296 x 4 x 416 x 192 took 12.7 µs with four tiles on their way, which not all programs at once have room for, so 8.9.
-        ways = [(min(64, longest), stages) for stages in ((4, 3) if room == 16 else (3,))]
+        # All of three on their way: 3252 x 29 x 144 x 64 took 28.8 µs with three, 27.4 with more.
+        ways = [(min(64, longest), stages) for stages in ((4, 3) if room == 16 else (4,) if along and k <= 192 else (3,))]
         return config(64, min(64, longest), 1, 4, (_at_once(tiles, 64, room, ways) or ways[0])[1], True)
     if longest < 128 or (k < 1280 and not along):  # 2 x 16 x 1856 x 2096 took 7.2 µs by descriptors, so 5.0
         return _plain_items(items, room, height, n, k, along)
@@ -433,6 +437,8 @@ def _few_copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     """One program a multiprocessor at most, with much on its way: 32 x 4096 x 6144 took 11.6 µs in 96 of them, 13.4 to 14.0 in two
     or more a multiprocessor. Parts of few tiles may be short, but joining costs with every row."""
     processors, tiles, many, tile_k = chips.current().multiprocessors, blocks(n, 64), room > 16, min(256, max(16, next_power(k)))
+    if along and k % 16 and 512 < k < 1024 and 0 < k % 128 <= 32:  # 8 x 792 x 5760 took 4.2 µs by descriptors, so 4.0
+        return config(64, 64, 1, 4, 6)
     if 128 < k < 1024:  # 32 x 384 x 6272 took 3.3 µs in tiles of 256, so 2.7; 32 x 280 x 7056 4.3 and 3.1
         return config(64, 64 if k <= 320 else 128, 1, 4, 4, True)
     if not along and many and tiles <= 28 and 1248 < k < 1800:  # 30 x 1464 x 1248 took 5.2 µs by descriptors, so 4.2
