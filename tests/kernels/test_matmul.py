@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from trireme.kernels import chips, matmul, streamed, streamed_cuts, tune
+from trireme.kernels import chips, matmul, streamed, streamed_cuts, streamed_lanes, streamed_room, tune
 from trireme.kernels.launch import Unsupported
 
 pytestmark = pytest.mark.skipif(not chips.current().interpreted, reason="the accuracy tests run these paths on a GPU")
@@ -68,7 +68,7 @@ def test_few_rows_streamed(copied: bool, along: bool, splits: int, monkeypatch: 
     for rows, k, n in ((5, 200, 52), (32, 96, 64)):
         p, expected = problem(rows, k, n, along, True)
         room = max(16, 1 << (rows - 1).bit_length())
-        config = streamed_cuts.config(16, 32, splits, 4, 3, copied)
+        config = streamed_room.config(16, 32, splits, 4, 3, copied)
         monkeypatch.setitem(tune._known, (f"rows.{room}.4.{int(along)}", tune.shape_class(n, k)), config)
         matmul._stream(p)
         torch.testing.assert_close(p.c[0].double(), expected, rtol=1e-4, atol=1e-4)
@@ -80,7 +80,7 @@ def test_few_rows_streamed(copied: bool, along: bool, splits: int, monkeypatch: 
 def test_one_row_streamed(along: bool, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By lanes along the summed dimension, else on the tensor cores."""
     p, expected = problem(1, 200, 52, along, True)
-    config = streamed_cuts.config(16, 32, splits, 4, 3)
+    config = streamed_room.config(16, 32, splits, 4, 3)
     monkeypatch.setitem(tune._known, (f"rows.{1 if along else 16}.4.{int(along)}", tune.shape_class(52, 200)), config)
     matmul._stream(p)
     torch.testing.assert_close(p.c[0].double(), expected, rtol=1e-4, atol=1e-4)
@@ -98,7 +98,7 @@ def test_few_rows_of_a_batch(copied: bool, along: bool, splits: int, monkeypatch
         c = torch.full((4, rows, n), 7.0)
         longest = 256 if along else k & -k  # of the tiles that may be copied
         key = (f"rows.16.4.{int(along)}.batched.{longest}", tune.shape_class(4, n, k))
-        monkeypatch.setitem(tune._known, key, streamed_cuts.config(16, 32, splits, 4, 3, copied))
+        monkeypatch.setitem(tune._known, key, streamed_room.config(16, 32, splits, 4, 3, copied))
         matmul._stream(matmul._Problem(a, b, c, None, 1.0, 0.0))
         torch.testing.assert_close(c[::2].double(), (a.double() @ b.double())[::2], rtol=1e-4, atol=1e-4)
         assert c[1::2].isnan().all()
@@ -122,7 +122,7 @@ def test_batches_however_they_lie(copied: bool, monkeypatch: pytest.MonkeyPatch)
     for left, right in itertools.product(_VIEWS, _VIEWS):
         items, m, n = rng.randint(2, 5), rng.randint(1, 40), rng.randint(1, 40)
         k = rng.choice((1, 16, 32, 48, 64, 130, 160, rng.randint(1, 70)))
-        config = streamed_cuts.config(rng.choice((16, 32)), rng.choice((16, 32)), rng.randint(1, 3), 4, 3, copied)
+        config = streamed_room.config(rng.choice((16, 32)), rng.choice((16, 32)), rng.randint(1, 3), 4, 3, copied)
         monkeypatch.setattr(tune, "remembered", lambda name, shape, config=config: config)
         a, b = left(items, m, k), right(items, k, n)
         if b.stride(0):
@@ -132,7 +132,7 @@ def test_batches_however_they_lie(copied: bool, monkeypatch: pytest.MonkeyPatch)
 
 
 def goes_by_lanes(items: int, rows: int, n: int, k: int, along: bool, copyable: bool = False) -> bool:
-    return streamed_cuts.goes_by_lanes(items, rows, n, k, along, 2, copyable)
+    return streamed_lanes.goes_by_lanes(items, rows, n, k, along, 2, copyable)
 
 
 def test_which_matrices_lanes_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +142,10 @@ def test_which_matrices_lanes_read(monkeypatch: pytest.MonkeyPatch) -> None:
         assert goes_by_lanes(1, 1, n, k, True, copyable=True), (n, k)
     for n, k in ((23296, 1024), (5376, 5312), (2112, 11904)):
         assert not goes_by_lanes(1, 1, n, k, True, copyable=True) and goes_by_lanes(1, 1, n, k, True), (n, k)
-        assert streamed_cuts.goes_by_lanes(1, 1, n, k, True, 4, True), (n, k)
+        assert streamed_lanes.goes_by_lanes(1, 1, n, k, True, 4, True), (n, k)
     for items, rows, n, k in ((1, 2, 9316, 3679), (1, 2, 900, 1024), (39, 2, 98, 1974), (18, 3, 101, 6353), (5, 4, 423, 410)):
         assert goes_by_lanes(items, rows, n, k, True), (items, rows, n, k)
-        assert not goes_by_lanes(items, rows, n, k, False) and not streamed_cuts.goes_by_lanes(items, rows, n, k, True, 4, False)
+        assert not goes_by_lanes(items, rows, n, k, False) and not streamed_lanes.goes_by_lanes(items, rows, n, k, True, 4, False)
     for items, rows, n, k in ((2, 2, 900, 1024), (1, 2, 900, 181), (136, 2, 76, 244), (18, 3, 101, 6354), (1, 5, 9316, 3679)):
         assert not goes_by_lanes(items, rows, n, k, True), (items, rows, n, k)
 
@@ -153,7 +153,7 @@ def test_which_matrices_lanes_read(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("splits", [1, 3])
 def test_a_few_rows_by_lanes(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Past lines of any length, with a bias and factors; rows that lie apart and rows that are turned."""
-    monkeypatch.setattr(tune, "remembered", lambda name, shape: streamed_cuts.config(4, 64, splits, 4, 2))
+    monkeypatch.setattr(tune, "remembered", lambda name, shape: streamed_room.config(4, 64, splits, 4, 2))
     monkeypatch.setattr(streamed, "_tensor", None)
     for (rows, k), n, items in itertools.product(((2, 203), (2, 262), (3, 1537), (4, 410)), (7, 30), (1, 2)):
         x = [torch.randint(-3, 4, (items, *size)).half() for size in ((rows, k), (rows, k + 3), (k, rows))]
@@ -242,13 +242,13 @@ def test_what_was_not_measured_fits_the_chip(monkeypatch: pytest.MonkeyPatch) ->
                             assert one["stages"] * (one["N"] + 16) * one["K"] * 2 <= chips.HOPPER.shared_memory
                             assert min(one["N"], one["K"]) >= 16
     # 96 programs, one a multiprocessor; 112 wide tiles in one round, where 448 narrow ones took two
-    assert streamed_cuts.default(1, 32, 6144, 4096, True, 2, True) == streamed_cuts.config(64, 256, 1, 4, 4, True)
-    assert streamed_cuts.default(1, 32, 28672, 4096, True, 2, True) == streamed_cuts.config(256, 128, 1, 4, 3, True)
+    assert streamed_cuts.default(1, 32, 6144, 4096, True, 2, True) == streamed_room.config(64, 256, 1, 4, 4, True)
+    assert streamed_cuts.default(1, 32, 28672, 4096, True, 2, True) == streamed_room.config(256, 128, 1, 4, 3, True)
 
 
 def test_what_no_descriptor_says_is_streamed_by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, y = torch.randn(1, 8, 2, 64)[:, :, 0], torch.randn(1, 48, 65)[..., :64], torch.empty(1, 8, 48)  # rows 260 bytes apart
-    monkeypatch.setitem(tune._known, ("rows.16.4.1", tune.shape_class(48, 64)), streamed_cuts.config(16, 32, 1, 4, 3, True))
+    monkeypatch.setitem(tune._known, ("rows.16.4.1", tune.shape_class(48, 64)), streamed_room.config(16, 32, 1, 4, 3, True))
     streamed.few_rows(x, w, y, None, 1.0, 0.0, "ieee")
     torch.testing.assert_close(y[0], x[0] @ w[0].t(), rtol=1e-4, atol=1e-4)
 

@@ -15,6 +15,8 @@ from trireme.kernels import chips, relay, streamed_or_torch, tune
 from trireme.kernels import streamed_cuts as cuts
 from trireme.kernels.launch import Unsupported, blocks, kernel, lasting, next_power, shared_by
 from trireme.kernels.scalar import multiple
+from trireme.kernels.streamed_lanes import goes_by_lanes
+from trireme.kernels.streamed_room import longest_copied
 
 _ARENA = 1 << 20  # counters set aside for recorded graphs, 4 MiB
 _scratch: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -260,11 +262,11 @@ def few_rows(
     copies = chips.current().descriptors and items * max(n, k) < 2**31
     all_w = one_matrix(w if along else w.transpose(1, 2), 1, 2) if copies else None
     facts = (items, rows, n, k, along, x.element_size(), all_w is not None)
-    by_lanes = cuts.goes_by_lanes(*facts)
+    by_lanes = goes_by_lanes(*facts)
     room = next_power(rows) if by_lanes else max(16, next_power(rows))
     # A copy of rows that are not there takes its time: 4 x 3584 x 4608 8.4 µs with it, 6.9 without.
     all_x = one_matrix(x, 1, 2) if copies and not by_lanes and rows == room else None
-    longest = cuts.longest_copied(items, k, along)
+    longest = longest_copied(items, k, along)
     x_of, w_of = (_shared(walk, length, k) for walk, length in ((x_walk, rows), (w_walk, n)))
 
     def run(config: dict[str, Any]) -> None:

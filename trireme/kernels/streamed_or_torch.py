@@ -4,8 +4,9 @@ nothing of tensors or kernels. Shapes are rows x summed elements x columns, afte
 from __future__ import annotations
 
 from trireme.kernels import chips
-from trireme.kernels import streamed_cuts as cuts
 from trireme.kernels.launch import blocks
+from trireme.kernels.streamed_lanes import crosses_by_lanes
+from trireme.kernels.streamed_room import longest_copied, worth_copying
 
 
 def ours(items: int, rows: int, n: int, k: int, along: bool, line: int, described: bool, size: int) -> bool:
@@ -13,9 +14,9 @@ def ours(items: int, rows: int, n: int, k: int, along: bool, line: int, describe
     next; `described`: a descriptor can say where all of them lie; `size`: bytes of an element."""
     if items == 1:
         return _of_one_matrix(rows, n, k, along, line, described, size)
-    if rows == 1 and not along and (n <= 128 or k <= 32) and cuts.crosses_by_lanes(items, n, k):
+    if rows == 1 and not along and (n <= 128 or k <= 32) and crosses_by_lanes(items, n, k):
         return True
-    copied = described and chips.current().descriptors and cuts.worth_copying(items, k, along)
+    copied = described and chips.current().descriptors and worth_copying(items, k, along)
     if along and rows > 1 and (rows * n <= 32 if k % 2 else rows * n <= 20 and k >= 512 and not copied):
         return False  # a handful of outputs: 687 x 2 x 823 x 2 took 12 µs, torch 3.4; 275 x 4 x 654 x 5 5.3 and 4.5
     if _many_one_by_one(items, rows, n, k, along, line):
@@ -59,7 +60,7 @@ def _of_many_rows(items: int, rows: int, n: int, k: int, along: bool, even: bool
         return False
     if n <= 32:  # 113 x 32 x 5328 x 24 took 28.8 µs, torch 21.8
         return 2 * tiles <= processors
-    if cuts.longest_copied(items, k, along) < 128 and tiles > processors:  # 2 x 32 x 5568 x 6080 took 49 µs, torch 41
+    if longest_copied(items, k, along) < 128 and tiles > processors:  # 2 x 32 x 5568 x 6080 took 49 µs, torch 41
         return False
     return rows == 32 or k >= 4096 or tiles <= processors  # rows that no descriptor takes: 2 x 21 x 2288 x 4544 10.4 µs, torch 8.8
 
