@@ -55,6 +55,16 @@ def settle(total, added, parts, counters, y, row, column, rows, n, y_m, y_n, alp
         tl.store(y + to, total.to(y.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def in_lines(outer, inner, length, k, ALONG: tl.constexpr, OF: tl.constexpr):
+    """Strides and sizes of a matrix [length, k], of which the compiler now knows that OF divides where its lines begin and end"""
+    if ALONG:
+        outer, k = multiple(outer, OF), multiple(k, OF)
+    else:
+        inner, length = multiple(inner, OF), multiple(length, OF)
+    return outer, inner, length, k
+
+
 @kernel
 def _lanes(
     x, w, y, bias, parts, counters, rows, n, k, part, x_item, x_m, x_k, w_item, w_n, w_k, y_item, y_m, y_n, bias_m, bias_n,
@@ -66,15 +76,8 @@ def _lanes(
     chips.begin(EARLY, OPEN=False)
     item = tl.program_id(2).to(tl.int64)
     x, w, y = x + item * multiple(x_item, X_OF), w + item * multiple(w_item, W_OF), y + item * y_item
-    x_end, w_end, columns = k, k, n
-    if X_ALONG:
-        x_m, x_end = multiple(x_m, X_OF), multiple(k, X_OF)
-    else:
-        x_k, rows = multiple(x_k, X_OF), multiple(rows, X_OF)
-    if ALONG:
-        w_n, w_end = multiple(w_n, W_OF), multiple(k, W_OF)
-    else:
-        w_k, columns = multiple(w_k, W_OF), multiple(n, W_OF)
+    x_m, x_k, rows, x_end = in_lines(x_m, x_k, rows, k, X_ALONG, X_OF)
+    w_n, w_k, columns, w_end = in_lines(w_n, w_k, n, k, ALONG, W_OF)
     column = tl.program_id(0) * N + tl.arange(0, N)
     inner = tl.arange(0, K)
     start = tl.program_id(1) * part
@@ -112,15 +115,8 @@ def _tensor(
     chips.begin(EARLY, OPEN=False)
     item = tl.program_id(2)
     x_item, w_item = multiple(x_item, X_OF), multiple(w_item, W_OF)
-    x_end, w_end, columns = k, k, n
-    if X_ALONG:
-        x_m, x_end = multiple(x_m, X_OF), multiple(k, X_OF)
-    else:
-        x_k, rows = multiple(x_k, X_OF), multiple(rows, X_OF)
-    if ALONG:
-        w_n, w_end = multiple(w_n, W_OF), multiple(k, W_OF)
-    else:
-        w_k, columns = multiple(w_k, W_OF), multiple(n, W_OF)
+    x_m, x_k, rows, x_end = in_lines(x_m, x_k, rows, k, X_ALONG, X_OF)
+    w_n, w_k, columns, w_end = in_lines(w_n, w_k, n, k, ALONG, W_OF)
     column = tl.program_id(0) * N + tl.arange(0, N)
     row = tl.arange(0, ROWS)
     inner = tl.arange(0, K)
