@@ -358,7 +358,9 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ((275, 4, 654, 5), False),
         ((1, 16, 4488, 11216), False),
         ((1, 16, 4480, 11216), True),
-        ((1, 31, 5811, 5639), False),
+        ((1, 31, 5811, 5639), True),
+        ((1, 16, 1608, 5888), False),
+        ((1, 4, 1608, 5888), True),
     ):
         assert streamed.streams(sizes[1], halves(*sizes, turned=True).b.transpose(1, 2)) is streams, sizes
     for rows, k, n, streams in (

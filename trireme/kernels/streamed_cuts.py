@@ -31,10 +31,10 @@ def default(items: int, rows: int, n: int, k: int, along: bool, size: int, copya
         if rows == 1 and along and k > 1600 and 2 * blocks(n, 64) > 5 * chip.multiprocessors:
             return config(64, 64, 1, 4, 4, True)  # 2872 x 35944 took 57 µs in tiles of 128, so 52
         return _copied(room, n, k, along)
-    return _plain(n, k, along, size)
+    return _plain(room, n, k, along, size)
 
 
-def _plain(n: int, k: int, along: bool, size: int) -> dict[str, Any]:
+def _plain(room: int, n: int, k: int, along: bool, size: int) -> dict[str, Any]:
     """One matrix by pointers, whose lines no descriptor takes."""
     processors, tiles = chips.current().multiprocessors, blocks(n, 64)
     if size == 4:
@@ -42,6 +42,12 @@ def _plain(n: int, k: int, along: bool, size: int) -> dict[str, Any]:
     if tiles <= 40:  # 17 x 1174 x 526 took 7.0 µs in tiles of 64, so 4.2; 16 x 2531 x 1441 17.7 and 7.8
         columns = blocks(n, 32)
         return config(32, 128, max(1, min(4 * processors // columns, 8 if columns > 8 else 12, k // 144)), 4, 2)
+    if room > 16 and along and k % 2 and k >= 2048:
+        # Elements come one by one: 19 x 15843 x 4755 took 167 µs in the tiles below, 137 in four parts of these, 98 in three, which
+        # fill the chip twice and no more; 32 x 5811 x 5639 76, in four parts 58, in five, which fill it four times, 50.
+        fills = 2 if 3 * tiles <= 2 * processors else 4
+        parts = fills * processors // tiles if tiles <= processors else min(4, 6 * processors // tiles)
+        return config(64, 64, max(1, parts), 4, 3)
     if k >= 8192 or (along and k >= 2048 and tiles > 80):
         # 32 x 18838 x 6842 took 137 µs in tiles of 64 and four parts, in two of these 102; 2 x 4022 x 9401 30.3 in two.
         return config(64, 128, max(1, min(9 * processors // (4 * tiles) if tiles > 80 else 3 * processors // tiles, 8)), 4, 2)
@@ -67,9 +73,10 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
         return config(256, 64, 1, 4, 4, True)
     if not along and k <= 512 and n % 64 == 0:  # 16 x 384 x 21376 took 4.7 µs in tiles of 128, so 4.3
         return config(64, 64, 1, 4, 4 if tiles <= 2 * chip.multiprocessors else 2, True)
+    if k > 1280 and blocks(n, 128) <= chip.multiprocessors and (k <= 1600 or (along and k % 16)):
+        # 8 x 1416 x 15416 took 10.7 µs with four on their way, so 10.1; 4 x 2504 x 9000 11.5 in tiles of 64, so 10.1.
+        return config(128, 64, 1, 4, 6, True)
     if k <= 1600:  # 4 x 296 x 23688 took 5.5 µs in tiles of 64 x 128, so 4.4; 8 x 896 x 151936 68 and 66
-        if k > 1280 and blocks(n, 128) <= chip.multiprocessors:  # 8 x 1416 x 15416 took 10.7 µs with four on their way, so 10.1
-            return config(128, 64, 1, 4, 6, True)
         return config(128, 64, 1, 4, 4 if at_once(blocks(n, 128), 128, room, [(64, 4)]) else 3, True)
     if not along and n % 64:  # 16 x 2656 x 10328 took 17.5 µs in tiles of 64, so 16.3
         tile_k, stages = at_once(blocks(n, 128), 128, room, [(64, 6), (64, 4), (64, 3)]) or (64, 2)
@@ -96,6 +103,8 @@ def _few_copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     if not along and n % 16 and not many and 44 <= tiles <= 80 and k >= 1400:
         # Lines at odd multiples of 16 bytes: 8 x 2824 x 3432 took 9.1 µs in tiles of 64, so 6.6.
         return config(128, 64, max(1, min(processors // blocks(n, 128), k // 500)), 4, 4, True)
+    if along and k % 16 == 0 and not many and 256 < n <= 512 and k >= 2048:
+        return config(32, 128, 12 if n <= 384 else 8, 4, 4)  # 16 x 3584 x 512 took 4.9 µs by descriptors, so 3.6
     if tiles <= 8 and k >= 2048:  # 8 x 16384 x 128 took 6.0 µs in tiles of 64 and 8 parts, so 4.5; 32 x 16384 x 128 8.5 and 5.5
         tile_n = 16 if many and n <= 256 else 32
         parts = min(8 if many and (tile_n == 32 or k < 12288) else 16, k // (512 if many else 256))

@@ -36,15 +36,15 @@ def _of_one_matrix(rows: int, n: int, k: int, along: bool, line: int, described:
     uneven = line % 16 > 0 and _suits_torch(1, n, k, line)  # 32 x 4360 x 24056 took 69 µs, torch 53
     if rows <= 16:  # 16 x 16384 x 200 took 7.4 µs, torch 6.0
         few = k >= 12288 and n % 32 and n <= 512
-        tiles = blocks(n, 64) if k < 2048 else 2 * blocks(n, 64)
-        wide = rows > 8 and along and tiles > chips.current().multiprocessors  # 16 x 4488 x 11216 took 30 µs, torch 27
+        # 16 x 4488 x 11216 took 30 µs, torch 27; 8 x 1608 x 5888 6.1 and 5.0
+        tiles = blocks(n, 64) if k < 1024 else 2 * blocks(n, 64)
+        wide = rows > (8 if k < 1024 else 4) and along and tiles > chips.current().multiprocessors
         return not (few or (wide and uneven) or _many_one_by_one(1, rows, n, k, along, line))
     # Long sums, whose parts are much to join: 32 x 16384 x 512 took 7.8 µs, torch 6.9; 29 x 5344 x 616 6.4 and 5.8; past uneven
     # rows shorter ones, too: 31 x 8968 x 1776 11.7 and 9.5.
     least = 8192 if n <= 512 else 4096 if k % 16 else 5248 if n <= 1024 else 9216
     long = 128 < n <= 2048 and k >= least and (n <= 512 or k % 8 == 0)
-    odd = along and k % 2 == 1 and k >= 3072 and n >= 5120  # 31 x 5811 x 5639 took 92 µs, torch 78
-    return not (long or uneven or odd)
+    return not (long or uneven)
 
 
 def _of_many_rows(items: int, rows: int, n: int, k: int, along: bool, even: bool, copied: bool) -> bool:
