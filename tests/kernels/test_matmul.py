@@ -371,6 +371,8 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         (2, 1395, 13155, False),
         (3, 1395, 13155, True),
         (4, 270, 18527, False),
+        (25, 712, 24576, False),
+        (25, 704, 24576, True),
         (31, 8968, 1776, False),
         (31, 8976, 1776, True),
     ):

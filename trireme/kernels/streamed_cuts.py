@@ -66,8 +66,11 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
         return config(128, min(64, max(16, next_power(k))), 1, 4, 2, True)
     if not along and n % 64 and 0 < k % 64 <= 32 and room == 16 and k <= 640:
         return config(128, 32, 1, 4, 4, True)  # 4 x 584 x 34568 took 9.7 µs in tiles of 64, so 8.4
+    if not along and k % 64 == n % 64 == 0 and 512 < k <= 1280 and 2 < tiles / chip.multiprocessors <= 3:
+        return config(64, 64, 1, 4, 4, True)  # 14 x 1024 x 21504 took 8.3 µs in tiles of 128, so 7.6
     uneven = n % 64 if not along else k % 16 and k <= 1600
-    many = room > 16 and not along and k <= 1600  # of which wide tiles are read less often: 32 x 728 x 27136 took 9.0 µs, so 8.0
+    # Wide tiles are read less often: 32 x 728 x 27136 took 9.0 µs in tiles of 128, so 8.0; 14 x 872 x 21504 8.6 and 7.8.
+    many = not along and (k < 2048 if k % 64 else room > 16 and k <= 1600)
     if (uneven or many) and chip.multiprocessors // 2 < blocks(n, 256) <= chip.multiprocessors:
         # Lines of memory that tiles share: 16 x 760 x 31912 took 13.4 µs in tiles of 128, so 11.5.
         return config(256, 64, 1, 4, 4, True)
