@@ -69,8 +69,8 @@ def _copied(room: int, n: int, k: int, along: bool) -> dict[str, Any]:
     if not along and k % 64 == n % 64 == 0 and 512 < k <= 1280 and 2 < tiles / chip.multiprocessors <= 3:
         return config(64, 64, 1, 4, 4, True)  # 14 x 1024 x 21504 took 8.3 µs in tiles of 128, so 7.6
     uneven = n % 64 if not along else k % 16 and k <= 1600
-    # Wide tiles are read less often: 32 x 728 x 27136 took 9.0 µs in tiles of 128, so 8.0; 14 x 872 x 21504 8.6 and 7.8.
-    many = not along and (k < 2048 if k % 64 else room > 16 and k <= 1600)
+    # Wide tiles are read less often: 32 x 728 x 27136 took 9.0 µs in tiles of 128, so 8.0; 14 x 600 x 28672 8.4 and 7.0.
+    many = not along and ((room > 16 and k <= 1600) or (k % 64 and 512 < k < 2048))
     if (uneven or many) and chip.multiprocessors // 2 < blocks(n, 256) <= chip.multiprocessors:
         # Lines of memory that tiles share: 16 x 760 x 31912 took 13.4 µs in tiles of 128, so 11.5.
         return config(256, 64, 1, 4, 4, True)
