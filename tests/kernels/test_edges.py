@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from trireme import kernels
 from trireme.kernels import chips, fold, reduce, registry, repeat, softmax
 from trireme.kernels.cut import Cut
+from trireme.kernels.pointwise import pointwise
 
 
 def _penalty(loss: Callable[..., torch.Tensor], *drawn: torch.Tensor) -> list[torch.Tensor]:
@@ -151,3 +153,120 @@ def test_what_32_bits_do_not_count() -> None:
     assert not fold.fold(meta, [0], False)[1].cut.narrow
     long = fold.fold(torch.empty(8388609, 32, dtype=torch.bfloat16, device="meta"), 0, True)[1]
     assert not softmax._near(long)
+
+
+def _both(call: Callable[[], torch.Tensor]) -> tuple[object, object]:
+    """What torch and we make of a call, or what kind of error."""
+
+    def result() -> object:
+        try:
+            return call()
+        except Exception as error:
+            return type(error)
+
+    expected = result()
+    with kernels.use():
+        return result(), expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("compare", [torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge])
+def test_comparisons_in_the_common_type(compare: Callable[..., torch.Tensor], dtype: torch.dtype, device: str) -> None:
+    """In which a tenth is the tensor's tenth, and 1e-8 of float16 is 0."""
+    x = torch.tensor([0.1, 0.0, 2048.0, -0.3], device=device, dtype=dtype).repeat(8)
+    turned = x.view(4, 8).t()
+    whole = torch.tensor([1, 0, 2049, -1], device=device).repeat(8)
+    numbers = (0.1, 1e-8, -0.3, 2049)
+    others = [y for n in numbers for y in (n, torch.tensor(n), torch.tensor(n, device=device))]
+    found, expected = _both(lambda: [compare(z, y) for z in (x, turned, x[::2]) for y in others] + [compare(x, whole)])
+    assert [y.tolist() for y in found] == [y.tolist() for y in expected]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda d: torch.full((2,), 2, dtype=torch.int8, device=d) ** 300, lambda d: torch.full((2,), 2, device=d) ** 2**63,
+        lambda d: torch.ones(2, device=d, dtype=torch.half) ** 2**40, lambda d: torch.ones(2, device=d).half().clamp(min=2**40),
+        lambda d: torch.where(torch.tensor([True, False], device=d), torch.ones(2, device=d, dtype=torch.uint8), -1),
+        lambda d: torch.where(torch.tensor([True, False], device=d), torch.ones(2, device=d, dtype=torch.uint8), -256),
+        lambda d: torch.where(torch.tensor([True, False], device=d), torch.ones(2, device=d).half(), 2**40),
+        lambda d: torch.tensor([1, 255], device=d, dtype=torch.uint8).clamp(min=-1),
+        lambda d: torch.tensor([1, 255], device=d, dtype=torch.uint8) < -1,
+        lambda d: torch.tensor([True, False], device=d).clamp(min=True),
+        lambda d: torch.add(*torch.tensor([[True, False], [True, True]], device=d), alpha=-1),
+        lambda d: torch.add(*torch.tensor([[True, False], [True, True]], device=d), alpha=2),
+        lambda d: torch.amax(torch.empty(0, device=d)), lambda d: torch.amax(torch.empty(0, 3, device=d), 0),
+        lambda d: torch.empty(0, device=d).max(), lambda d: torch.empty(0, device=d).min(),
+        lambda d: torch.empty(0, device=d).argmax(), lambda d: torch.empty(0, 3, device=d).max(0).values,
+        lambda d: torch.ones(2, device=d) & 1, lambda d: ~torch.ones(2, device=d),
+        lambda d: F.silu(torch.ones(2, device=d, dtype=torch.int32)), lambda d: F.gelu(torch.ones(2, device=d, dtype=torch.int32)),
+        lambda d: torch.isclose(torch.ones(2, device=d), torch.ones(2, device=d), rtol=float("nan")),
+        lambda d: torch.addmm(torch.ones(3, 5, device=d), torch.ones(3, 4, device=d), torch.ones(4, 5, device=d) / 0, alpha=0),
+        lambda d: F.cross_entropy(torch.ones(3, device=d), torch.tensor(1, device=d), torch.ones(3, device=d).requires_grad_()),
+    ],
+)  # fmt: skip
+def test_what_torch_refuses_or_does_at_the_ends(call: Callable[[str], torch.Tensor], device: str) -> None:
+    found, expected = _both(lambda: call(device))
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(found, expected)
+    else:
+        assert found is expected
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 1e3, float("inf"), float("-inf"), 0])
+def test_norms_of_one_number(order: float, device: str) -> None:
+    """Are its size, which a square of it would lose."""
+    x = torch.tensor([[-1e20], [3e-30], [0.0], [float("nan")]], device=device)
+    for call in (lambda: torch.linalg.vector_norm(x, order, dim=1), lambda: torch.linalg.vector_norm(x[0, 0], order)):
+        found, expected = _both(call)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("groups", [0, 2])
+def test_norms_with_weights_of_another_type(groups: int, device: str) -> None:
+    """As torch has them on the host; on a GPU it has none, so that there only values are compared."""
+    drawn, weight, bias = torch.randn(3, 4, device=device).bfloat16(), torch.rand(4, device=device), torch.rand(4, device=device)
+    cotangent = torch.arange(12.0, device=device).view(3, 4)
+
+    def results(dtype: torch.dtype) -> list[torch.Tensor]:
+        x, w, b = (tensor.clone().requires_grad_() for tensor in (drawn.to(dtype), weight, bias))
+        y = F.group_norm(x, groups, w, b) if groups else F.layer_norm(x, (4,), w, b)
+        if device != "cpu":
+            return [y.float()]
+        (y.float() * cotangent).sum().backward()
+        return [y.float(), x.grad.float(), w.grad, b.grad]
+
+    expected = results(torch.float32)
+    with kernels.use():
+        found = results(torch.bfloat16)
+    torch.testing.assert_close(found, expected, rtol=0.03, atol=0.1)
+
+
+def test_dropout_lies_as_its_input(device: str) -> None:
+    x = torch.randn(6, 8, device=device)
+    for given in (x.t(), x[:, ::2], x.t()[::2], x.expand(2, 6, 8), x):
+        with kernels.use():
+            y, kept = torch.native_dropout(given, 0.4, True)
+        assert y.stride() == kept.stride() == torch.empty_like(given).stride()
+        torch.testing.assert_close(y, torch.where(kept, given / 0.6, 0.0))
+
+
+def test_out_shares_part_of_its_memory(device: str) -> None:
+    @pointwise()
+    def total(x, y):
+        return x + y
+
+    x = torch.arange(16.0, device=device)
+    with pytest.raises(RuntimeError, match="shares part of its memory"):
+        total(x[:-1], x[1:], out=x[1:])
+    assert total(x, x, out=x).tolist() == torch.arange(0.0, 32.0, 2).tolist()
+    assert total(x[:8], x[:8], out=x[8:])[0] == 0
+
+
+def test_several_threads_compute(device: str) -> None:
+    """Also under the interpreter, which is made for one."""
+    x = torch.randn(4, 4, device=device)
+    expected = torch.softmax(x + 1, 1).sum(0)
+    with kernels.use(), ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: torch.softmax(x + 1, 1).sum(0), range(16)):
+            torch.testing.assert_close(found, expected)

@@ -91,6 +91,16 @@ def test_source_is_written_once(device: str) -> None:
     assert files[0].stat().st_mtime_ns == before
 
 
+def test_a_source_cut_short_is_written_again(device: str) -> None:
+    _double(torch.ones(3, device=device))
+    (file,) = (tune.cache_folder() / "generated").glob("_double_0d_*.py")
+    whole = file.read_text()
+    file.write_text(whole[:40])
+    fresh = pointwise.Pointwise(_double.function.fn if hasattr(_double.function, "fn") else _double.function)
+    torch.testing.assert_close(fresh(torch.ones(3, device=device)), torch.full((3,), 2.0, device=device))
+    assert file.read_text() == whole
+
+
 def test_unwritable_cache_is_not_an_error(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     monkeypatch.setenv("TRIREME_CACHE", "/proc/nowhere")
     fresh = pointwise.Pointwise(_double.function.fn if hasattr(_double.function, "fn") else _double.function)

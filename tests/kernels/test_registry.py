@@ -76,12 +76,19 @@ def test_unknown_names_are_refused() -> None:
         kernels.only_enable(["conv3d"])
     with pytest.raises(ValueError, match="did you mean softmax"):
         kernels.only_enable(["sofmax"])
+    with pytest.raises(TypeError, match="expected names of operators"):
+        kernels.only_enable(3)
 
 
 def test_names_as_torch_writes_them() -> None:
     for names in ("mm", ["mm.default"], ["aten::mm"], [torch.ops.aten.mm.default]):
         kernels.only_enable(names)
         assert kernels.enabled() == ["mm"]
+    for names in (["max.default"], [torch.ops.aten.max.default]):
+        kernels.only_enable(names)
+        assert kernels.enabled() == ["max"]
+    kernels.only_enable(["max"])
+    assert kernels.enabled() == ["max", "max.dim"]
 
 
 def test_no_chip_and_no_interpreter(device: str) -> None:

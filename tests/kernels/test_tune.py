@@ -89,6 +89,29 @@ def test_a_broken_database_gives_the_default(tmp_path: Path) -> None:
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.parametrize("stored", ["{", "3", '{"x": 1}', '{"N": 3}'])
+def test_what_does_not_run_gives_the_default(stored: str) -> None:
+    """An entry cut short, of another version, or of a larger chip."""
+    with tune._database() as database:
+        database.execute("INSERT INTO tuned VALUES (?, 'op', '8x8', ?, NULL)", (chips.current().name, stored))
+    tune._stored.cache_clear()
+
+    def run(config: dict) -> None:
+        if config["N"] == 3:
+            raise RuntimeError("out of shared memory")
+
+    assert tune.choose("op", "8x8", DEFAULT, [QUICK], run) == DEFAULT
+    tune.enable()
+    assert tune.choose("op", "8x8", QUICK, [], run) == QUICK
+
+
+def test_files_without_results_are_refused(tmp_path: Path) -> None:
+    for text in ("{", "[1]", '{"hopper": 3}', '{"hopper": {"op": {"8x8": 3}}}'):
+        (tmp_path / "table.json").write_text(text)
+        with pytest.raises(ValueError, match="has no tuning results"):
+            tune.load(tmp_path / "table.json")
+
+
 def test_shape_classes_are_powers_of_two() -> None:
     assert tune.shape_class(1, 5, 4096, 4097) == "1x8x4096x8192"
 
@@ -138,4 +161,4 @@ def test_a_fold_is_cut_as_was_measured(monkeypatch: pytest.MonkeyPatch, device: 
     starts.clear()
     torch.testing.assert_close(registry.OPERATORS["sum.dim_IntList"].function(x, [0]), x.sum(0))
     torch.testing.assert_close(registry.OPERATORS["amax"].function(x, [0]), x.amax(0))
-    assert starts == [f.cut.by(wanted), f.cut]
+    assert starts == [f.cut.by(wanted)] * 2 + [f.cut]  # once more, to see that what is stored runs

@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 
 from trireme.kernels import scalar
-from trireme.kernels.pointwise import Number, pointwise, promoted
+from trireme.kernels.pointwise import Number, pointwise, promoted, require_held
 from trireme.kernels.unary import reciprocal, rsqrt, same
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -115,7 +115,8 @@ def sub(self: Any, other: Any, *, alpha: Number = 1) -> torch.Tensor:
 
 
 def _scaled(self: Any, other: Any, alpha: Number) -> torch.Tensor:
-    return _add_scaled(self, other, float(alpha) if promoted([self, other]).is_floating_point else int(alpha))
+    dtype = promoted([self, other])
+    return _add_scaled(self, other, float(alpha) if dtype.is_floating_point else int(bool(alpha) if dtype is torch.bool else alpha))
 
 
 def _check_alpha(dtype: torch.dtype, alpha: Number) -> None:
@@ -157,6 +158,7 @@ def pow_scalar(self: Number, exponent: torch.Tensor) -> torch.Tensor:
 def pow_tensor_scalar(self: torch.Tensor, exponent: Number) -> torch.Tensor:
     """x ** c; squares, cubes and their like by multiplication and division"""
     dtype = promoted([self, exponent])
+    require_held(dtype, exponent)
     if not dtype.is_floating_point:
         if not isinstance(exponent, complex) and exponent < 0:
             raise RuntimeError("Integers to negative integer powers are not allowed.")

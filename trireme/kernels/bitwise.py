@@ -34,4 +34,4 @@ def bitwise_or(self: Any, other: Any) -> torch.Tensor:
 def _require_integer(x: Any, y: Any, name: str) -> None:
     dtype = promoted([x, y])
     if dtype.is_floating_point or dtype.is_complex:
-        raise RuntimeError(f'"{name}" not implemented for {dtype}; it takes integers and bool')
+        raise NotImplementedError(f'"{name}" not implemented for {dtype}; it takes integers and bool')

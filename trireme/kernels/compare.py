@@ -100,7 +100,7 @@ def isclose(
     """|x − y| ≤ atol + rtol |y|"""
     if self.dtype != other.dtype:
         raise RuntimeError(f"{self.dtype} did not match {other.dtype}; isclose takes two tensors of one type")
-    if rtol < 0 or atol < 0:
+    if not (rtol >= 0 and atol >= 0):  # NaN is neither
         raise RuntimeError(f"rtol and atol must be at least zero, but are {rtol} and {atol}")
     if self.is_complex():
         raise Unsupported("complex numbers")

@@ -3,6 +3,7 @@ starts and allocates can be noted. Knows Triton's launcher, never what a kernel 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import threading
@@ -162,6 +163,10 @@ def unrepeatable() -> None:
         current.recording.repeatable = False
 
 
+# Triton's interpreter changes the names of its language while it runs, for all threads.
+_one_at_a_time: Any = threading.RLock() if chips.current().interpreted else contextlib.nullcontext()
+
+
 class Kernel:
     """A Triton function with its compiled forms. Call it with the grid, then run-time arguments, then constants by name."""
 
@@ -267,7 +272,8 @@ class Kernel:
         self, grid: tuple[int, ...], args: tuple[Any, ...], sizes: dict[str, int], constants: dict[str, Any]
     ) -> None:
         """Starts it as Triton does, interpreted or not; only an interpreted start can be noted, by what repeats it."""
-        self._fitted(grid, args, sizes, constants)
+        with _one_at_a_time:
+            self._fitted(grid, args, sizes, constants)
         if current.recording is None:
             return
         types = [value.dtype if isinstance(value, torch.Tensor) else None for value in args]
@@ -277,7 +283,8 @@ class Kernel:
             values = rest[10:]
             given = [value if kind is None else _memory(value, kind) for value, kind in zip(values, types, strict=False)]
             named = dict(zip(names, values[len(given) :], strict=True))
-            self.jit[(x, y, z)](*given, **sizes, **named)
+            with _one_at_a_time:
+                self.jit[(x, y, z)](*given, **sizes, **named)
 
         described = any(is_descriptor(value) for value in args)
         handle = Handle(start, None, False, False, None) if chips.current().interpreted and not described else None

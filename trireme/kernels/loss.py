@@ -285,5 +285,7 @@ def cross_entropy_loss(
 ) -> torch.Tensor:
     """cross entropy, differentiable in the logits"""
     _check(self, target, weight, label_smoothing)
+    if weight is not None and weight.requires_grad:
+        raise Unsupported("a gradient of the weights, which torch refuses in its own words")
     weight = None if weight is None else weight.contiguous()
     return _CrossEntropy.apply(self, target, weight, reduction, ignore_index, label_smoothing)

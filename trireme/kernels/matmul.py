@@ -487,9 +487,9 @@ def bmm(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
 def addmm(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Number = 1, alpha: Number = 1) -> torch.Tensor:
     """β c + α a b; with β = 0 the contents of c, even NaN, do not matter"""
     _check(mat1, mat2, 2, "addmm")
+    if alpha == 0 or (beta == 0 and alpha != 1):
+        raise Unsupported("a bias without a product, or a scaled product without a bias")
     if beta == 0:
-        if alpha != 1:
-            raise Unsupported("a scaled product without a bias")
         return _run(mat1[None], mat2[None], None, 1.0, 0.0)[0]
     return _run(mat1[None], mat2[None], self, float(alpha), float(beta))[0]
 

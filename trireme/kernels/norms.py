@@ -263,9 +263,11 @@ def row_warps(size: int, rows: int = 1, residual: torch.Tensor | None = None) ->
     return 4 if size <= 2048 else 8 if size <= 8192 else 16
 
 
-def _statistics_type(dtype: torch.dtype) -> torch.dtype:
-    """torch keeps the statistics of half types in float32 on an accelerator and in the input's own type on the host."""
-    return dtype if dtype is torch.float64 or chips.current().interpreted else torch.float32
+def _statistics_type(x: torch.Tensor, *parameters: torch.Tensor | None, own: bool = False) -> torch.dtype:
+    """torch keeps the statistics of half types in float32 on an accelerator and in the input's own type on the host, where its
+    operator does not keep them in their own everywhere; in float32 with weights of another type."""
+    mixed = any(p is not None and p.dtype is not x.dtype for p in parameters)
+    return x.dtype if x.dtype is torch.float64 or ((own or chips.current().interpreted) and not mixed) else torch.float32
 
 
 def layer_rows(
@@ -286,7 +288,7 @@ def layer_rows(
     weight = None if weight is None else weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     y = empty(x.shape, x.dtype, x.device)
-    means, scales = (empty((rows,), statistics or _statistics_type(x.dtype), x.device) for _ in range(2))
+    means, scales = (empty((rows,), statistics or _statistics_type(x, weight, bias), x.device) for _ in range(2))
     length = x.numel() // rows if rows else 0
     if length == 0:
         return y, means.fill_(0), scales.fill_(1 / math.sqrt(eps) if eps else 0)
@@ -361,8 +363,8 @@ def native_group_norm(
     """layer_norm of each group of channels, with one weight and bias a channel"""
     if input.numel() == 0 or C % group or any(x is not None and x.numel() != C for x in (weight, bias)):
         raise Unsupported("an empty or uneven group norm, or weights of another size")
-    # torch keeps these statistics in the input's type.
-    y, means, scales = layer_rows(input, None, weight, bias, N * group, group, HxW, eps, input.dtype)
+    statistics = _statistics_type(input, weight, bias, own=True)
+    y, means, scales = layer_rows(input, None, weight, bias, N * group, group, HxW, eps, statistics)
     return y, means.view(N, group), scales.view(N, group)
 
 

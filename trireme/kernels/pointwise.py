@@ -33,6 +33,7 @@ _COMPUTE = {
     torch.bool: "tl.int8",  # sums of booleans are disjunctions once stored
 }
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_ROUNDED = {torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16"}
 # Of programs that come early an H200 starts 810 a microsecond, of others 1000 and more, which shows where they are many and move
 # little: adding a row to 64 MiB took 40.3 µs, and 33.6 when it did not come early. Of many programs only dense ones are looked at.
 _FEW, _MUCH = 1024, 6144  # programs; bytes that one moves
@@ -52,7 +53,7 @@ class Pointwise:
     """A scalar function lifted to tensors. Calls take its operands in order; the result has the broadcast shape.
 
     `kind` says how types promote: "same" (torch's result type), "float" (integers become the default float),
-    "bool" (computed in the result type, stored as bool), "condition" (the first operand is a condition and takes no part).
+    "bool" (operands rounded to the result type, stored as bool), "condition" (the first operand is a condition and takes no part).
     The last `scalars` parameters are plain numbers that do not promote. It has no gradient; that is the registry's.
     `costly`: it takes so many instructions that computing lasts as long as reading.
     """
@@ -92,6 +93,8 @@ class Pointwise:
             inputs, scalars = [_doubled(x) for x in inputs], [_doubled(float(x)) for x in scalars]
         outs = self._outputs(out, result)
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        if outs is not None and any(_overlaps_in_part(x, y) for x in outs for y in (*tensors, *outs) if x is not y):
+            raise RuntimeError(f"{self.name}: out= shares part of its memory with another tensor; give it memory of its own")
         plan = plan_layout(tensors, outs, self.num_outputs)
         if outs is None:
             outs = [empty(plan.shape, result, device, plan.out_stride) for _ in range(self.num_outputs)]
@@ -181,7 +184,9 @@ class Pointwise:
         return block, max(4, block // (128 if count <= soon else 256))
 
     def _build(self, rank: int, forms: tuple[str, ...], compute: torch.dtype) -> Kernel:
-        source = generate(rank, forms, self.num_scalars, self.num_outputs, _COMPUTE[compute], self.kind == "condition")
+        # What is stored in the type it promotes to needs no rounding before; a comparison does.
+        rounded = _ROUNDED.get(compute) if self.kind == "bool" else None
+        source = generate(rank, forms, self.num_scalars, self.num_outputs, _COMPUTE[compute], self.kind == "condition", rounded)
         module = load_source(f"{self.name}_{'flat' if rank == _FLAT else f'{rank}d'}", source)
         module.__dict__["function"] = self.function
         return Kernel(module.__dict__["pointwise"], _DIVISOR if rank == _FLAT else ())
@@ -214,13 +219,25 @@ def promoted(operands: Sequence[Any]) -> torch.dtype:
 
 
 def require_held(dtype: torch.dtype, *values: Any) -> None:
-    """Refuses whole numbers that a type does not hold, as torch does where it does not calculate with them."""
-    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+    """Leaves whole numbers that a type does not hold to torch, which refuses them where it does not calculate with them. What has
+    no sign holds negative numbers too, by what they are modulo its range."""
+    if dtype.is_complex or dtype is torch.bool:
         return
-    bounds = torch.iinfo(dtype)
+    bounds = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    least = bounds.min or -bounds.max
     for value in values:
-        if isinstance(value, int) and not bounds.min <= value <= bounds.max:
-            raise RuntimeError(f"value cannot be converted to type {dtype} without overflow")
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if whole and not least <= value <= bounds.max:
+            raise Unsupported(f"a number beyond {dtype}")
+
+
+def _overlaps_in_part(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two tensors without gaps share some of their memory but do not lie alike; of those with gaps it is hard to tell."""
+    if not x.numel() or not y.numel() or x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
+        return False
+    if not (x.is_contiguous() and y.is_contiguous()) or (x.data_ptr() == y.data_ptr() and x.nbytes == y.nbytes):
+        return False
+    return x.data_ptr() < y.data_ptr() + y.nbytes and y.data_ptr() < x.data_ptr() + x.nbytes
 
 
 def _operand(value: Any, compute: torch.dtype, device: torch.device) -> Any:
@@ -233,6 +250,8 @@ def _operand(value: Any, compute: torch.dtype, device: torch.device) -> Any:
         value = value.item()
     if isinstance(value, complex):
         raise Unsupported("complex numbers")
+    if compute is torch.uint8:
+        return int(value) & 255
     return float(value) if compute in _FLOATS else int(value)
 
 
@@ -329,13 +348,17 @@ def _number(name: str, kind: str) -> str:
     return f"tl.full((), {name}, tl.int64).to(tl.float64, bitcast=True)" if kind == "tl.float64" else f"tl.full((), {name}, {kind})"
 
 
-def generate(rank: int, forms: Sequence[str], scalars: int, outputs: int, compute: str, condition: bool) -> str:
-    """Source of the kernel for `rank` collapsed dimensions (0: all operands dense); calls a global named `function`."""
+def generate(
+    rank: int, forms: Sequence[str], scalars: int, outputs: int, compute: str, condition: bool, rounded: str | None = None
+) -> str:
+    """Source of the kernel for `rank` collapsed dimensions (0: all operands dense); calls a global named `function`.
+    `rounded`: the narrower type that operands are rounded to before they are computed with."""
     inputs = [f"x{i}" for i in range(len(forms))]
     extra = [f"s{i}" for i in range(scalars)]
     outs = [f"y{i}" for i in range(outputs)]
     tensors = {name: form for name, form in zip(inputs, forms, strict=True) if form != "s"}
-    casts = {name: "tl.int1" if condition and name == "x0" else compute for name in inputs}
+    chain = (rounded, compute) if rounded else (compute,)
+    casts = {name: ("tl.int1",) if condition and name == "x0" else chain for name in inputs}
     numbers = [_number(name, compute) if compute == "tl.float64" else name for name in extra]
     values = ", ".join([*(f"v_{name}" for name in inputs), *numbers])
     body = {0: _dense, _FLAT: _flat}.get(rank, _strided)
@@ -365,7 +388,7 @@ def _access(
     inputs: list[str],
     tensors: dict[str, str],
     outs: list[str],
-    casts: dict[str, str],
+    casts: dict[str, tuple[str, ...]],
     values: str,
     at: str,
     flat: bool = True,
@@ -373,13 +396,15 @@ def _access(
     """Load, apply, store, with `at` naming each operand's offsets and `masks` what each form of access is limited to."""
     lines = []
     for name in inputs:
+        cast = "".join(f".to({kind})" for kind in casts[name])
         if name in tensors:
             place = f"{name} + {at.format(name=name)}{masks[tensors[name]]}"
-            lines.append(f"{indent}v_{name} = tl.load({place}).to({casts[name]})")
-        elif casts[name] == "tl.int1":
+            lines.append(f"{indent}v_{name} = tl.load({place}){cast}")
+        elif casts[name] == ("tl.int1",):
             lines.append(f"{indent}v_{name} = {name} != 0")
         else:
-            lines.append(f"{indent}v_{name} = tl.broadcast_to({_number(name, casts[name])}, {'(1,)' if flat else '(1, 1)'})")
+            number = _number(name, casts[name][-1]) + (cast if len(casts[name]) > 1 else "")
+            lines.append(f"{indent}v_{name} = tl.broadcast_to({number}, {'(1,)' if flat else '(1, 1)'})")
     results = [f"r_{name}" for name in outs]
     lines.append(f"{indent}{', '.join(results)} = function({values})")
     for name in outs:
@@ -454,7 +479,7 @@ def load_source(stem: str, source: str) -> ModuleType:
         folder = tune.cache_folder() / "generated"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.py"
-        if not path.exists():
+        if not path.exists() or path.read_text() != source:  # or cut short by a full disk
             scratch = folder / f".{name}.{os.getpid()}"
             scratch.write_text(source)
             scratch.replace(path)

@@ -158,10 +158,12 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
     count, certain = input.numel(), p in (0.0, 1.0)
     # Asked before anything is copied: where there are no numbers torch does it all, and a recorded graph would keep the copy.
     state = _drawn(count, input.device) if count and not certain else ()
-    x = input.contiguous()
+    y = empty_like(input)
+    # Counted through as the result lies, which is as the input lies unless that has gaps.
+    x = input if input.stride() == y.stride() else torch.empty_like(input).copy_(input)
     if x is not input or certain:
         unrepeatable()  # torch's kernels write
-    y, kept = empty_like(x), empty(x.shape, torch.bool, x.device)
+    kept = empty(x.shape, torch.bool, x.device, y.stride())
     if certain:
         return y.copy_(x) if p == 0.0 else y.zero_(), kept.fill_(p == 0.0)
     if count:

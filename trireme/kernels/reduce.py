@@ -502,9 +502,9 @@ def min_all(self: torch.Tensor) -> torch.Tensor:
 
 
 def require_elements(x: torch.Tensor, dims: Sequence[int] | int | None, name: str) -> None:
-    """Refuses to look for an extreme of nothing."""
+    """Leaves an extreme of nothing to torch."""
     if x.numel() == 0 and any(x.shape[d] == 0 for d in normalise(dims, x.dim())):
-        raise IndexError(f"{name}(): Expected reduction dim to be specified or have non-zero size; an empty set has no extreme")
+        raise Unsupported(f"{name}() of nothing, which torch refuses in its own words")
 
 
 def any_dims(self: torch.Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
@@ -551,6 +551,8 @@ def vector_norm(
         raise Unsupported("a narrower type, which torch refuses in its own words")
     if (self.numel() == 0 and ord == float("inf")) or (ord < 0 and (self.numel() == 0 or ord != float("-inf"))):
         raise Unsupported("the norm of an empty vector, or of an order below 0")
+    if ord != 0 and (self.dim() == 0 or math.prod(self.shape[d] for d in normalise(dim, self.dim())) == 1):
+        ord = float("inf")  # of one number that is its size, where a power of it might be too large
     if ord in (float("inf"), float("-inf")):
         return _run(LARGEST if ord > 0 else SMALLEST, self, dim, keepdim, self.dtype).to(result)
     kind = {0.0: NORM0, 1.0: NORM1, 2.0: NORM2}.get(float(ord), NORM_P)

@@ -116,11 +116,14 @@ _placed: list[straight.Above] = []
 
 
 def _select(names: Iterable[Any]) -> set[str]:
-    """Full names of the operators meant; a name without an overload means all of its overloads."""
+    """Full names of the operators meant; a name without an overload means all of its overloads, `.default` the one without."""
     chosen: set[str] = set()
+    if not isinstance(names, Iterable):
+        raise TypeError(f"expected names of operators, such as ['mm', 'sum.dim_IntList'], but got {names!r}")
     for given in [names] if isinstance(names, str) else names:
-        name = str(given).removeprefix("aten::").removeprefix("aten.").removesuffix(".default")
-        found = {known for known in OPERATORS if known == name or known.partition(".")[0] == name}
+        full = str(given).removeprefix("aten::").removeprefix("aten.")
+        name = full.removesuffix(".default")
+        found = {known for known in OPERATORS if known == name or (name == full and known.partition(".")[0] == name)}
         if not found:
             near = difflib.get_close_matches(name, {*OPERATORS, *(known.partition(".")[0] for known in OPERATORS)}, 3)
             hint = f"did you mean {' or '.join(near)}?" if near else "`trireme kernels list` shows them"

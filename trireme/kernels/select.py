@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
+from trireme.kernels.launch import Unsupported
 from trireme.kernels.pointwise import Number, pointwise, promoted, require_held
 
 
@@ -44,7 +45,10 @@ def clamp(self: torch.Tensor, min: Number | torch.Tensor | None = None, max: Num
     """min(max(x, low), high)"""
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
-    require_held(promoted([x for x in (self, min, max) if x is not None]), min, max)
+    dtype = promoted([x for x in (self, min, max) if x is not None])
+    if dtype is torch.bool:
+        raise Unsupported("bounds of truth values, which torch refuses in its own words")
+    require_held(dtype, min, max)
     if min is None:
         return _clamp_high(self, max)
     return _clamp_low(self, min) if max is None else _clamp(self, min, max)

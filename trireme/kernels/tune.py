@@ -68,23 +68,36 @@ def choose(operator: str, shape: str, default: Config, candidates: Iterable[Conf
     """The configuration for this class: remembered, from the user's database, shipped, measured now if enabled, or `default`."""
     key = (operator, shape)
     if key not in _known:
-        found = _lookup(key)
-        if found is None and _enabled:
+        found = _read(_stored(cache_folder(), chips.current().name).get(key))
+        if found is not None or _enabled:
             if chips.capturing():
-                return default
+                return default  # nothing can be tried now
             unrepeatable()
-            found = _measure(key, default, candidates, run)
+        if found is None or not _runs(found, run):
+            # Who turns tuning on wants this machine's own answer.
+            found = _measure(key, default, candidates, run) if _enabled else _shipped_for(key)
         _known[key] = found
     return _known[key] or default  # which may differ within a class
 
 
-def _lookup(key: tuple[str, str]) -> Config | None:
-    found = _stored(cache_folder(), chips.current().name).get(key)
-    if found is not None:
-        return json.loads(found)
-    if _enabled:
-        return None  # who turns tuning on wants this machine's own answer
+def _shipped_for(key: tuple[str, str]) -> Config | None:
     return _shipped().get(chips.current().name, {}).get(key[0], {}).get(key[1])
+
+
+def _read(stored: str | None) -> Config | None:
+    with contextlib.suppress(ValueError):
+        found = None if stored is None else json.loads(stored)
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def _runs(config: Config, run: Callable[[Config], None]) -> bool:
+    """Whether a configuration can be used that another machine, or another version, may have stored."""
+    try:
+        run(config)
+    except Exception:
+        return False
+    return True
 
 
 @functools.cache
@@ -166,19 +179,23 @@ def export(path: Path) -> int:
     with _database() as database:
         rows = database.execute("SELECT chip, operator, shape, config FROM tuned ORDER BY chip, operator, shape").fetchall()
     for chip, operator, shape, config in rows:
-        table.setdefault(chip, {}).setdefault(operator, {})[shape] = json.loads(config)
+        if (read := _read(config)) is not None:
+            table.setdefault(chip, {}).setdefault(operator, {})[shape] = read
     path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
     return len(rows)
 
 
 def load(path: Path) -> int:
     """Takes in entries that another machine of the same chip exported."""
-    rows = [
-        (chip, operator, shape, json.dumps(config, sort_keys=True), None)
-        for chip, operators in json.loads(path.read_text()).items()
-        for operator, shapes in operators.items()
-        for shape, config in shapes.items()
-    ]
+    try:
+        rows = [
+            (chip, operator, shape, json.dumps(dict(config), sort_keys=True), None)
+            for chip, operators in json.loads(path.read_text()).items()
+            for operator, shapes in operators.items()
+            for shape, config in shapes.items()
+        ]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} has no tuning results ({error}); give a file that `export` wrote") from None
     with _database() as database:
         database.executemany("INSERT OR REPLACE INTO tuned VALUES (?, ?, ?, ?, ?)", rows)
     _forget()

@@ -211,10 +211,10 @@ def gelu(self: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
 def bitwise_not(self: torch.Tensor) -> torch.Tensor:
     """~x; for bool the logical complement"""
     if self.is_floating_point():
-        raise RuntimeError("bitwise_not takes integers or bool; convert the tensor first")
+        raise NotImplementedError("bitwise_not takes integers or bool; convert the tensor first")
     return {torch.bool: _logical_not, torch.uint8: _byte_not}.get(self.dtype, _bitwise_not)(self)
 
 
 def _require_float(x: torch.Tensor, name: str) -> None:
     if not (x.is_floating_point() or x.is_complex()):
-        raise RuntimeError(f'"{name}" not implemented for {x.dtype}; convert the tensor to a float type')
+        raise NotImplementedError(f'"{name}" not implemented for {x.dtype}; convert the tensor to a float type')
