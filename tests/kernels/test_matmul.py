@@ -347,6 +347,9 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ((3, 2, 200, 5687), False),  # one by one
         ((9, 2, 2544, 279), True),
         ((282, 32, 8, 6032), False),
+        ((265, 32, 112, 40), True),  # short
+        ((71, 16, 824, 408), True),
+        ((17, 9, 3416, 472), False),
         ((2, 32, 1752, 3296), False),  # few and wide
         ((2, 32, 5568, 6080), False),  # short tiles of what is long
     ):
