@@ -202,6 +202,9 @@ def test_comparisons_in_the_common_type(compare: Callable[..., torch.Tensor], dt
         lambda d: F.silu(torch.ones(2, device=d, dtype=torch.int32)), lambda d: F.gelu(torch.ones(2, device=d, dtype=torch.int32)),
         lambda d: torch.isclose(torch.ones(2, device=d), torch.ones(2, device=d), rtol=float("nan")),
         lambda d: torch.addmm(torch.ones(3, 5, device=d), torch.ones(3, 4, device=d), torch.ones(4, 5, device=d) / 0, alpha=0),
+        lambda d: torch.addmm(torch.ones(4, device=d), torch.ones(3, 4, device=d), torch.ones(4, 5, device=d), beta=0),
+        lambda d: torch.addmm(torch.ones(5, device=d).long(), torch.ones(3, 4, device=d), torch.ones(4, 5, device=d), beta=0),
+        lambda d: torch.addmm(torch.ones(5, device=d) / 0, torch.ones(3, 4, device=d), torch.ones(4, 5, device=d), beta=0),
         lambda d: F.cross_entropy(torch.ones(3, device=d), torch.tensor(1, device=d), torch.ones(3, device=d).requires_grad_()),
     ],
 )  # fmt: skip
@@ -249,6 +252,9 @@ def test_dropout_lies_as_its_input(device: str) -> None:
             y, kept = torch.native_dropout(given, 0.4, True)
         assert y.stride() == kept.stride() == torch.empty_like(given).stride()
         torch.testing.assert_close(y, torch.where(kept, given / 0.6, 0.0))
+        with kernels.use():
+            y, kept = torch.native_dropout(given, 1.5, False)  # of which the probability does not count
+        assert kept.stride() == torch.empty_like(given).stride() and kept.all() and torch.equal(y, given)
 
 
 def test_out_shares_part_of_its_memory(device: str) -> None:
@@ -259,6 +265,10 @@ def test_out_shares_part_of_its_memory(device: str) -> None:
     x = torch.arange(16.0, device=device)
     with pytest.raises(RuntimeError, match="shares part of its memory"):
         total(x[:-1], x[1:], out=x[1:])
+    square = torch.arange(9.0, device=device).view(3, 3)
+    with pytest.raises(RuntimeError, match="shares part of its memory"):
+        total(square.t(), square, out=square)
+    total(square.t(), square.t(), out=square.t())
     assert total(x, x, out=x).tolist() == torch.arange(0.0, 32.0, 2).tolist()
     assert total(x[:8], x[:8], out=x[8:])[0] == 0
 

@@ -490,8 +490,14 @@ def addmm(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: N
     if alpha == 0 or (beta == 0 and alpha != 1):
         raise Unsupported("a bias without a product, or a scaled product without a bias")
     if beta == 0:
+        if self.dtype != mat1.dtype or not _expands(self.shape, (mat1.shape[0], mat2.shape[1])):
+            raise Unsupported("a bias that torch refuses, in its own words, though it does not count")
         return _run(mat1[None], mat2[None], None, 1.0, 0.0)[0]
     return _run(mat1[None], mat2[None], self, float(alpha), float(beta))[0]
+
+
+def _expands(shape: torch.Size, to: tuple[int, int]) -> bool:
+    return len(shape) <= 2 and all(size in (1, wanted) for size, wanted in zip(shape[::-1], to[::-1], strict=False))
 
 
 def mv(self: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:

@@ -235,9 +235,24 @@ def _overlaps_in_part(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether two tensors without gaps share some of their memory but do not lie alike; of those with gaps it is hard to tell."""
     if not x.numel() or not y.numel() or x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
         return False
-    if not (x.is_contiguous() and y.is_contiguous()) or (x.data_ptr() == y.data_ptr() and x.nbytes == y.nbytes):
+    lies_x, lies_y = _walk(x), _walk(y)
+    if not (_without_gaps(lies_x) and _without_gaps(lies_y)) or (x.data_ptr() == y.data_ptr() and lies_x == lies_y):
         return False
     return x.data_ptr() < y.data_ptr() + y.nbytes and y.data_ptr() < x.data_ptr() + x.nbytes
+
+
+def _walk(x: torch.Tensor) -> list[tuple[int, int]]:
+    """Strides and sizes of the dimensions that have more than one element."""
+    return [(stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+
+
+def _without_gaps(walk: list[tuple[int, int]]) -> bool:
+    count = 1
+    for stride, size in sorted(walk):
+        if stride != count:
+            return False
+        count *= size
+    return True
 
 
 def _operand(value: Any, compute: torch.dtype, device: torch.device) -> Any:
@@ -479,7 +494,7 @@ def load_source(stem: str, source: str) -> ModuleType:
         folder = tune.cache_folder() / "generated"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.py"
-        if not path.exists() or path.read_text() != source:  # or cut short by a full disk
+        if not path.exists() or path.read_bytes() != source.encode():  # or cut short by a full disk
             scratch = folder / f".{name}.{os.getpid()}"
             scratch.write_text(source)
             scratch.replace(path)

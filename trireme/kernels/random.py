@@ -151,10 +151,10 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
     """x / (1 − p) with probability 1 − p, else 0; and which were kept"""
     if input.dtype not in _FLOATS:
         raise Unsupported(f"dropout of {input.dtype}")
-    if not 0.0 <= p <= 1.0:
-        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
     if train is False:
-        return input.clone(), torch.ones(input.shape, dtype=torch.bool, device=input.device)
+        return input.clone(), torch.ones_like(input, dtype=torch.bool)
+    if input.numel() and not 0.0 <= p <= 1.0:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
     count, certain = input.numel(), p in (0.0, 1.0)
     # Asked before anything is copied: where there are no numbers torch does it all, and a recorded graph would keep the copy.
     state = _drawn(count, input.device) if count and not certain else ()

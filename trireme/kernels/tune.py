@@ -87,7 +87,8 @@ def _shipped_for(key: tuple[str, str]) -> Config | None:
 def _read(stored: str | None) -> Config | None:
     with contextlib.suppress(ValueError):
         found = None if stored is None else json.loads(stored)
-        return found if isinstance(found, dict) else None
+        if isinstance(found, dict) and all(isinstance(value, int) and value >= 0 for value in found.values()):
+            return found
     return None
 
 
