@@ -69,6 +69,16 @@ def _plan(inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] | None, o
     return Plan(shape, tuple(out_stride), count, dense, _is_wide(count, sizes, strides), tuple(sizes), flat)
 
 
+def overlap_in_part(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two tensors share some of their memory but do not lie alike; of those with gaps, as torch does, we do not ask."""
+    if not x.numel() or not y.numel() or x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
+        return False
+    alike = x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride()
+    if alike or not (fills(x.shape, x.stride()) and fills(y.shape, y.stride())):
+        return False
+    return x.data_ptr() < y.data_ptr() + y.nbytes and y.data_ptr() < x.data_ptr() + x.nbytes
+
+
 def plan_reversed(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> Plan:
     """A walk over `out` that takes `x` backwards along `dims`, starting at its last element there."""
     shape = tuple(x.shape)
@@ -89,7 +99,7 @@ def _output_stride(shape: tuple[int, ...], inputs: Sequence[torch.Tensor], walks
     if all(x.shape == shape and x.is_contiguous() for x in inputs):
         return _contiguous(shape)
     first = inputs[0]
-    if all(x.shape == shape and x.stride() == first.stride() for x in inputs) and _fills(shape, first.stride()):
+    if all(x.shape == shape and x.stride() == first.stride() for x in inputs) and fills(shape, first.stride()):
         return first.stride()
     order = _order(shape, walks)
     stride = [0] * len(shape)
@@ -100,7 +110,7 @@ def _output_stride(shape: tuple[int, ...], inputs: Sequence[torch.Tensor], walks
     return tuple(stride)
 
 
-def _fills(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+def fills(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether the elements cover a block of memory without gaps or overlap."""
     step = 1
     for own, size in sorted((own, size) for own, size in zip(stride, shape, strict=True) if size != 1):

@@ -449,6 +449,12 @@ def _run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, alpha: flo
         raise Unsupported(f"no product of {a.dtype} and {b.dtype}")
     batch, m, k = a.shape
     n = b.shape[2]
+    if bias is not None:
+        bias = bias.expand(m, n)
+        if beta == 0:
+            bias = None  # whose contents, even NaN, do not matter
+    if alpha == 0 or (bias is None and alpha != 1):
+        raise Unsupported("a bias without a product, or a scaled product without a bias")
     c = empty((batch, m, n), a.dtype, a.device)
     if c.numel() == 0:
         return c
@@ -456,10 +462,6 @@ def _run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, alpha: flo
         unrepeatable()
         return c.zero_() if bias is None else c.copy_(bias * beta)
     _leave_by_shape(a, batch, m, n, k)
-    if bias is not None:
-        bias = bias.expand(m, n)
-    elif alpha != 1:
-        raise Unsupported("a scaled product without a bias")
     problem = _Problem(a, b, c, bias, alpha, beta)
     if batch == 1 and min(m, n) <= _FEW:
         _by_few(problem)
@@ -487,17 +489,7 @@ def bmm(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
 def addmm(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Number = 1, alpha: Number = 1) -> torch.Tensor:
     """β c + α a b; with β = 0 the contents of c, even NaN, do not matter"""
     _check(mat1, mat2, 2, "addmm")
-    if alpha == 0 or (beta == 0 and alpha != 1):
-        raise Unsupported("a bias without a product, or a scaled product without a bias")
-    if beta == 0:
-        if self.dtype != mat1.dtype or not _expands(self.shape, (mat1.shape[0], mat2.shape[1])):
-            raise Unsupported("a bias that torch refuses, in its own words, though it does not count")
-        return _run(mat1[None], mat2[None], None, 1.0, 0.0)[0]
     return _run(mat1[None], mat2[None], self, float(alpha), float(beta))[0]
-
-
-def _expands(shape: torch.Size, to: tuple[int, int]) -> bool:
-    return len(shape) <= 2 and all(size in (1, wanted) for size, wanted in zip(shape[::-1], to[::-1], strict=False))
 
 
 def mv(self: torch.Tensor, vec: torch.Tensor) -> torch.Tensor:

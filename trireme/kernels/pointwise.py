@@ -17,7 +17,7 @@ import triton
 
 from trireme.kernels import chips, tune
 from trireme.kernels.launch import Kernel, Unsupported, blocks, empty, next_power, setting
-from trireme.kernels.layout import Plan, plan_layout
+from trireme.kernels.layout import Plan, overlap_in_part, plan_layout
 from trireme.kernels.repeat import repeating
 
 _COMPUTE = {
@@ -93,7 +93,7 @@ class Pointwise:
             inputs, scalars = [_doubled(x) for x in inputs], [_doubled(float(x)) for x in scalars]
         outs = self._outputs(out, result)
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-        if outs is not None and any(_overlaps_in_part(x, y) for x in outs for y in (*tensors, *outs) if x is not y):
+        if outs is not None and any(overlap_in_part(x, y) for x in outs for y in (*tensors, *outs) if x is not y):
             raise RuntimeError(f"{self.name}: out= shares part of its memory with another tensor; give it memory of its own")
         plan = plan_layout(tensors, outs, self.num_outputs)
         if outs is None:
@@ -229,30 +229,6 @@ def require_held(dtype: torch.dtype, *values: Any) -> None:
         whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         if whole and not least <= value <= bounds.max:
             raise Unsupported(f"a number beyond {dtype}")
-
-
-def _overlaps_in_part(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two tensors without gaps share some of their memory but do not lie alike; of those with gaps it is hard to tell."""
-    if not x.numel() or not y.numel() or x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
-        return False
-    lies_x, lies_y = _walk(x), _walk(y)
-    if not (_without_gaps(lies_x) and _without_gaps(lies_y)) or (x.data_ptr() == y.data_ptr() and lies_x == lies_y):
-        return False
-    return x.data_ptr() < y.data_ptr() + y.nbytes and y.data_ptr() < x.data_ptr() + x.nbytes
-
-
-def _walk(x: torch.Tensor) -> list[tuple[int, int]]:
-    """Strides and sizes of the dimensions that have more than one element."""
-    return [(stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
-
-
-def _without_gaps(walk: list[tuple[int, int]]) -> bool:
-    count = 1
-    for stride, size in sorted(walk):
-        if stride != count:
-            return False
-        count *= size
-    return True
 
 
 def _operand(value: Any, compute: torch.dtype, device: torch.device) -> Any:
@@ -418,8 +394,8 @@ def _access(
         elif casts[name] == ("tl.int1",):
             lines.append(f"{indent}v_{name} = {name} != 0")
         else:
-            number = _number(name, casts[name][-1]) + (cast if len(casts[name]) > 1 else "")
-            lines.append(f"{indent}v_{name} = tl.broadcast_to({number}, {'(1,)' if flat else '(1, 1)'})")
+            number = _number(name, casts[name][-1])
+            lines.append(f"{indent}v_{name} = tl.broadcast_to({number}{cast}, {'(1,)' if flat else '(1, 1)'})")
     results = [f"r_{name}" for name in outs]
     lines.append(f"{indent}{', '.join(results)} = function({values})")
     for name in outs:

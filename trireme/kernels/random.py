@@ -153,9 +153,9 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
         raise Unsupported(f"dropout of {input.dtype}")
     if train is False:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
-    if input.numel() and not 0.0 <= p <= 1.0:
-        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
     count, certain = input.numel(), p in (0.0, 1.0)
+    if count and not 0.0 <= p <= 1.0:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
     # Asked before anything is copied: where there are no numbers torch does it all, and a recorded graph would keep the copy.
     state = _drawn(count, input.device) if count and not certain else ()
     y = empty_like(input)

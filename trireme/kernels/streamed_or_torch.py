@@ -39,8 +39,9 @@ def _of_one_matrix(rows: int, n: int, k: int, along: bool, line: int, described:
     the chip, and tensor cores take them by whole lines."""
     if rows == 1:
         return along or (described and n > 512 and (size == 2 or k >= 1024))
-    uneven = line % 16 > 0 and _suits_torch(1, n, k, line)  # 32 x 4360 x 24056 took 69 µs, torch 53
-    if rows > 8 and not along and k % 64 and 512 < k < 1024 and 80 < blocks(n, 256) <= 104 and _suits_torch(1, n, k, line):
+    suits = _suits_torch(1, n, k, line)
+    uneven = line % 16 > 0 and suits  # 32 x 4360 x 24056 took 69 µs, torch 53
+    if rows > 8 and not along and k % 64 and 512 < k < 1024 and 80 < blocks(n, 256) <= 104 and suits:
         return False  # 25 x 712 x 24576 took 8.5 µs, torch 7.4; 14 x 1000 x 22528 9.6 and 8.1
     if rows <= 16:  # 16 x 16384 x 200 took 7.4 µs, torch 6.0
         few = k >= 12288 and n % 32 and n <= 512

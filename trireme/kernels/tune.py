@@ -177,13 +177,15 @@ def _microseconds(call: Callable[[], None]) -> float:
 def export(path: Path) -> int:
     """Writes what this machine learned, in the form of the shipped defaults; returns the number of entries."""
     table: dict[str, dict[str, dict[str, Config]]] = {}
+    count = 0
     with _database() as database:
         rows = database.execute("SELECT chip, operator, shape, config FROM tuned ORDER BY chip, operator, shape").fetchall()
     for chip, operator, shape, config in rows:
         if (read := _read(config)) is not None:
             table.setdefault(chip, {}).setdefault(operator, {})[shape] = read
+            count += 1
     path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
-    return len(rows)
+    return count
 
 
 def load(path: Path) -> int:
