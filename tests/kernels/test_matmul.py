@@ -143,10 +143,25 @@ def test_which_matrices_lanes_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for n, k in ((23296, 1024), (5376, 5312), (2112, 11904)):
         assert not goes_by_lanes(1, 1, n, k, True, copyable=True) and goes_by_lanes(1, 1, n, k, True), (n, k)
         assert streamed_lanes.goes_by_lanes(1, 1, n, k, True, 4, True), (n, k)
-    for items, rows, n, k in ((1, 2, 9316, 3679), (1, 2, 900, 1024), (39, 2, 98, 1974), (18, 3, 101, 6353), (5, 4, 423, 410)):
+    handful = [(4000, 2, 2, 2406), (700, 3, 3, 823), (9000, 2, 2, 97)]
+    for items, rows, n, k in (
+        (1, 2, 9316, 3679),
+        (1, 2, 900, 1024),
+        (39, 2, 98, 1974),
+        (18, 3, 101, 6353),
+        (5, 4, 423, 410),
+        *handful,
+    ):
         assert goes_by_lanes(items, rows, n, k, True), (items, rows, n, k)
         assert not goes_by_lanes(items, rows, n, k, False) and not streamed_lanes.goes_by_lanes(items, rows, n, k, True, 4, False)
-    for items, rows, n, k in ((2, 2, 900, 1024), (1, 2, 900, 181), (136, 2, 76, 244), (18, 3, 101, 6354), (1, 5, 9316, 3679)):
+    for items, rows, n, k in (
+        (2, 2, 900, 1024),
+        (1, 2, 900, 181),
+        (136, 2, 76, 244),
+        (18, 3, 101, 6354),
+        (1, 5, 9316, 3679),
+        (700, 4, 4, 340),
+    ):
         assert not goes_by_lanes(items, rows, n, k, True), (items, rows, n, k)
 
 
@@ -203,7 +218,8 @@ def test_one_row_as_a_chip_would_cut_it(along: bool, monkeypatch: pytest.MonkeyP
 def test_few_rows_as_a_chip_would_cut_them(along: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Items in the tiles and parts of a chip like Hopper, but of two multiprocessors, so that a few items are many."""
     small, seen = dataclasses.replace(chips.HOPPER, multiprocessors=2), set()
-    for items, rows, k, n in itertools.product((2, 7), (2, 4, 17), (6, 40, 111, 300, 1281), (20, 38, 77, 136)):
+    handful = itertools.product((2, 7), (2, 3, 4), (33, 227, 823, 2406), (2, 5))
+    for items, rows, k, n in (*itertools.product((2, 7), (2, 4, 17), (6, 40, 111, 300, 1281), (20, 38, 77, 136)), *handful):
         with monkeypatch.context() as patch:
             patch.setattr(chips, "current", lambda: small)
             cut = streamed_cuts.default(items, rows, n, k, along, 2, False)
@@ -350,6 +366,7 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ((265, 32, 112, 40), True),  # short
         ((71, 16, 824, 408), True),
         ((17, 9, 3416, 472), False),
+        ((20, 16, 3000, 440), False),
         ((2, 32, 1752, 3296), False),  # few and wide
         ((2, 32, 5568, 6080), False),  # short tiles of what is long
     ):
@@ -358,7 +375,9 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ((12, 1, 3000, 1000), True),
         ((2, 28, 1336, 1056), False),
         ((39, 2, 1973, 98), True),
-        ((275, 4, 654, 5), False),
+        ((275, 4, 654, 5), True),  # a handful of outputs
+        ((9000, 2, 97, 2), True),
+        ((700, 4, 1155, 8), False),
         ((1, 16, 4488, 11216), False),
         ((1, 16, 4480, 11216), True),
         ((1, 31, 5811, 5639), True),

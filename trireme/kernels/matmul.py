@@ -449,10 +449,12 @@ def _run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, alpha: flo
         raise Unsupported(f"no product of {a.dtype} and {b.dtype}")
     batch, m, k = a.shape
     n = b.shape[2]
+    if bias is not None and beta == 0:
+        if bias.dim() > 2 or any(size not in (1, whole) for size, whole in zip(reversed(bias.shape), (n, m), strict=False)):
+            raise Unsupported("a bias that does not count and does not fit: torch refuses it on one device and not on another")
+        bias = None  # whose contents, even NaN, do not matter
     if bias is not None:
         bias = bias.expand(m, n)
-        if beta == 0:
-            bias = None  # whose contents, even NaN, do not matter
     if alpha == 0 or (bias is None and alpha != 1):
         raise Unsupported("a bias without a product, or a scaled product without a bias")
     c = empty((batch, m, n), a.dtype, a.device)

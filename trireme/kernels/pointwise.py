@@ -173,7 +173,11 @@ class Pointwise:
             # Two: 4553 x 127 comparisons of float64 that begin anywhere took 3.4 µs with four, so 2.1; every other of 4096 x 257
             # of int64 3.0 and 2.1.
             return block // 4, max(4, block // 256)
-        elif self.costly and (widest > 2 or count >= _MANY):
+        elif self.costly and widest == 4 and sum(widths) > 8:
+            # A warp alone, which waits for no other: 2²² powers took 15.3 µs in fours, so 15.0; of fewer elements two, so that no
+            # few programs come last: 669728 took 4.6 µs in fours, so 3.5.
+            return block // 8, 2 if count <= _SOON else 1
+        elif self.costly and (widest == 4 or count >= _MANY):
             # 32 bytes for each thread: 600000 powers of float32 took 4.3 µs, so 3.4; 2²⁵ of bfloat16 61.6, so 53.9.
             return block // max(1, widest // 2), 4
         elif widest == 4 and count >= _MANY:

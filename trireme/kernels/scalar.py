@@ -130,19 +130,29 @@ def power(x, y):
 @triton.jit
 def _single_power(x, y):
     """the same of float32; a block with numbers that have rules of their own takes a longer way"""
-    size = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    not_normal = (size < 0x00800000) | (size >= 0x7F800000)
-    endless = (y.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > 0x7E967699  # 1e38
-    rules = tl.max(tl.where(not_normal | endless, 2, tl.where(x < 0, 1, 0)))
-    if rules < 2:
+    bits, span = x.to(tl.int32, bitcast=True), y.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    above, endless = bits - 0x00800000, 0x7E967699 - span  # 1e38
+    rules = tl.full((), 0, tl.int32)
+    if tl.reduce(above | (0x7EFFFFFF - above) | endless, None, _either) < 0:  # any is not positive, normal and finite
+        size = bits & 0x7FFFFFFF
+        strange = ((size < 0x00800000) & (bits != 0)) | (size >= 0x7F800000) | (endless < 0)
+        rules = tl.reduce(tl.where(strange, 4, tl.where(bits < 0, 2, tl.where(bits == 0, 1, 0))), None, _either)
+    if rules < 4:
         upper, lower = _log2_in_two(tl.abs(x), True)
         result = _raised_in_two(y, upper, lower)
-        if rules == 1:
+        if rules & 1:
+            result = tl.where(bits == 0, tl.where(y > 0, 0.0, tl.where(y < 0, float("inf"), 1.0)), result)
+        if rules & 2:
             result, broken = _signed_by_parity(result, x, y)
             result = tl.where((x < 0) & broken, float("nan"), result)
     else:
         result = _ruled_power(x, y)
     return result
+
+
+@triton.jit
+def _either(x, y):
+    return x | y
 
 
 @triton.jit
@@ -182,7 +192,8 @@ def _log2_in_two(x, NORMAL: tl.constexpr):
     inverse = quick_divide(1.0, under)
     # Not as a product, which the compiler would make part of the sums below, unrounded, while `off` is what its rounding leaves.
     s = tl.fma(over, inverse, 0.0)
-    off = tl.fma(-s, m - (under - 1.0), tl.fma(-s, under, over)) * inverse
+    minus = s * -1.0  # costs nothing as a factor, unlike Triton's −s, which is 0 − s
+    off = tl.fma(minus, m - (under - 1.0), tl.fma(minus, under, over)) * inverse
     z = s * s
     fit = 0.142753781 + z * 0.116659427
     fit = 0.200000613 + z * fit
@@ -201,7 +212,7 @@ def _raised_in_two(y, upper, lower):
     """2 ** (y (upper + lower)) to one unit in the last place, three near the ends: what the first product rounds away is added to
     the exponent's fraction"""
     exponent = y * upper
-    rest = tl.fma(y, lower, tl.fma(y, upper, -exponent))
+    rest = tl.fma(y, lower, tl.fma(y, upper, exponent * -1.0))
     rest = tl.where(tl.abs(exponent) < 252.0, rest, 0.0)
     exponent = tl.minimum(tl.maximum(exponent, -252.0, propagate_nan=tl.PropagateNan.ALL), 252.0, propagate_nan=tl.PropagateNan.ALL)
     shifted = exponent + 12582912.0  # 1.5 · 2²³, beside which a float has no place for a fraction

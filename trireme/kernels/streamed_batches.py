@@ -27,6 +27,8 @@ def of_batch(items: int, room: int, n: int, k: int, along: bool, copyable: bool)
     if height <= 32:
         return _by_few_warps(height, k, along)
     if k <= 16:  # 167 x 8 x 16 x 3123 took 15.2 µs with four warps and four stages, so 8.8; 1000 x 32 x 12 x 1000 42 and 38
+        if 128 < n <= 512 and room > 16:  # 6898 x 32 x 16 x 152 took 47 µs in tiles of 128 with four warps, so 36
+            return config(64, 16, 1, 1, 1)
         if not along and 512 < n <= 768 and room > 16:  # 2268 x 32 x 16 x 592 took 44 µs in tiles of 256, so 36
             return config(64, 16, 1, 2, 2)
         tile_n = 64 if not along and room == 16 else 256 if not along and n > 512 else 128

@@ -15,7 +15,7 @@ def goes_by_lanes(items: int, rows: int, n: int, k: int, along: bool, size: int,
     cores were few or nearly empty (32 x 1 x 2048 x 128 4.5 µs with these, so 3.8) or come element by element (531 x 1 x 1089 x 41
     39 µs, so 18)."""
     if rows > 1:
-        return along and size == 2 and not copyable and _suit_lanes(items, rows, n, k)
+        return along and size == 2 and not copyable and (_handful(rows, n, k) or _suit_lanes(items, rows, n, k))
     if not along:
         return items > 1 and crosses_by_lanes(items, n, k)
     if items == 1:
@@ -45,6 +45,13 @@ def _suit_lanes(items: int, rows: int, n: int, k: int) -> bool:
         return (k % 8 > 0 or items == 1) and k > 192
     small = k > 256 and items * n * k <= 1 << 20  # 5 x 4 x 410 x 423 took 4.4 µs in tiles, so 3.1
     return rows <= 4 and ((k % 2 > 0 and k >= 1536) or (k % 4 > 0 and small))
+
+
+def _handful(rows: int, n: int, k: int) -> bool:
+    """Whether two to four rows give so few outputs that tiles for the tensor cores would be nearly empty: 4000 x 2 x 2406 x 2 took
+    114 µs in these, so 29; 700 x 3 x 823 x 3 12.5 and 5.0; 9000 x 2 x 97 x 2 21 and 6.8; but 4000 x 4 x 340 x 4 16, by lanes 17."""
+    most = 10 if k % 8 == 4 and k < 1024 else 20
+    return rows <= 4 and rows * n <= most and k > (32 if k % 2 else 256)
 
 
 def _few_tiles(items: int, n: int) -> bool:
@@ -99,13 +106,16 @@ def _one_row(n: int, k: int, size: int) -> dict[str, Any]:
 
 def _several_rows(items: int, rows: int, n: int, k: int) -> dict[str, Any]:
     """How these are cut."""
-    processors = chips.current().multiprocessors
-    if k <= 704:
-        return config(4, 256, 1, 2, 2)
-    if rows > 2 and 2 * items * blocks(n, 8) >= 3 * processors:  # 2 x 4 x 6273 x 2069 took 27.5 µs in tiles of 512, so 24.6
+    processors, tile_n = chips.current().multiprocessors, 2 if n <= 2 else 4
+    if k <= 256 and n <= 32:  # 9000 x 2 x 227 x 16 took 46 µs in tiles of 256 with two warps, so 31
+        return config(tile_n, 64, 1, 1, 2)
+    if k <= 704:  # 4000 x 2 x 339 x 2 took 7.3 µs in tiles of 4, so 6.4
+        return config(2, 512, 1, 4, 2) if tile_n == 2 else config(4, 256, 1, 2, 2)
+    many = 2 * items * blocks(n, 8) >= 3 * processors
+    if rows > 2 and many and not _handful(rows, n, k):  # 2 x 4 x 6273 x 2069 took 27.5 µs in tiles of 512, so 24.6
         return config(8, 256, 1, 4, 2)
     parts = min(4 * processors // (items * blocks(n, 4)), 4, k // 1024)  # 2 x 8119 x 405 took 5.8 µs whole, so 5.3
-    return config(4, 512, max(1, parts), 4, 2)
+    return config(tile_n, 512, max(1, parts), 4, 2)
 
 
 def _along_items(items: int, n: int, k: int) -> dict[str, Any]:

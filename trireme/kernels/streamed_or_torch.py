@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks
-from trireme.kernels.streamed_lanes import crosses_by_lanes
+from trireme.kernels.streamed_lanes import crosses_by_lanes, goes_by_lanes
 from trireme.kernels.streamed_room import longest_copied, worth_copying
 
 
@@ -17,8 +17,9 @@ def ours(items: int, rows: int, n: int, k: int, along: bool, line: int, describe
     if rows == 1 and not along and (n <= 128 or k <= 32) and crosses_by_lanes(items, n, k):
         return True
     copied = described and chips.current().descriptors and worth_copying(items, k, along)
-    if along and rows > 1 and (rows * n <= 32 if k % 2 else rows * n <= 20 and k >= 512 and not copied):
-        return False  # a handful of outputs: 687 x 2 x 823 x 2 took 12 µs, torch 3.4; 275 x 4 x 654 x 5 5.3 and 4.5
+    few = rows * n <= 32 and k > 512 if k % 2 else rows * n <= 20 and k >= 512 and not copied
+    if along and rows > 1 and few and not goes_by_lanes(items, rows, n, k, along, size, described and chips.current().descriptors):
+        return False  # few outputs in tiles: 700 x 4 x 1155 x 8 took 16 µs, torch 13.4
     if _many_one_by_one(items, rows, n, k, along, line):
         return False
     if not _suits_torch(items, n, k, line):
@@ -27,7 +28,7 @@ def ours(items: int, rows: int, n: int, k: int, along: bool, line: int, describe
         return False
     # Short sums, and few rows of not many columns, however they lie: of 79 such that had been torch's
     # 77 were as fast or faster, in the mean 1.6 times.
-    if k <= (600 if rows <= 16 else 256) or (rows <= 16 and n <= 448):
+    if k <= (600 if rows <= 16 else 256) or (rows <= 16 and n <= 448 and k <= 2048):
         return True
     # Torch takes 16 bytes at once; descriptors do of whole items only, and the compiler if lines begin at multiples of 16 elements.
     even = line % 16 == 0
