@@ -147,7 +147,9 @@ def test_running_sums_have_a_thread_for_each_row_side_by_side(monkeypatch: pytes
         ((100000, 33), 1, 4, (16, 64, 1)), ((100000, 33), 1, 8, (8, 64, 1)), ((1 << 19, 4), 1, 4, (64, 4, 4)),
         ((8192, 4096), 0, 4, (64, 64, 4)), ((9, 380251), 0, 4, (128, 4, 2)),
     ):  # fmt: skip
-        assert scan._cut(seen(shape, dim), itemsize) == expected, shape
+        assert scan._cut(seen(shape, dim), itemsize, 0) == expected, shape
+    odd = seen((38, 8, 11331), 1, torch.int64)
+    assert scan._cut(odd, 8, 2) == (128, 8, 4) and scan._cut(odd, 8, 1) == (512, 8, 4)
 
 
 @pytest.mark.parametrize("columns", [2, 3, 5, 12, 15, 33])

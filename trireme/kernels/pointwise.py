@@ -174,9 +174,9 @@ class Pointwise:
             # of int64 3.0 and 2.1.
             return block // 4, max(4, block // 256)
         elif self.costly and widest == 4 and sum(widths) > 8:
-            # A warp alone, which waits for no other: 2²² powers took 15.3 µs in fours, so 15.0; of fewer elements two, so that no
-            # few programs come last: 669728 took 4.6 µs in fours, so 3.5.
-            return block // 8, 2 if count <= _SOON else 1
+            # A warp alone, which waits for no other, so that of few programs none comes late: 2²⁰ powers took 4.4 µs with four, so
+            # 3.9. Of more two: 2²² took 13.5 µs with one, so 12.9.
+            return (block // 8, 1) if count <= _SOON else (block // 4, 2)
         elif self.costly and (widest == 4 or count >= _MANY):
             # 32 bytes for each thread: 600000 powers of float32 took 4.3 µs, so 3.4; 2²⁵ of bfloat16 61.6, so 53.9.
             return block // max(1, widest // 2), 4
