@@ -308,7 +308,9 @@ def _run_wide(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: to
     if f.cut.wide and not f.even and f.length <= 8:
         m = 512  # 3000 x 3 x 999 took 26.3 µs with as many as sums have, so 23.9
     if f.across:
-        if f.rows >= 1024 and f.length <= 1024 and not f.cut.wide:  # each thread its own: 64 x 50256 took 10.3 µs, so 4.9
+        # Each thread its own: 64 x 50256 took 10.3 µs, so 4.9. Of lines that begin anywhere, however long they are: in tiles of 16
+        # the compiler compares one element before it asks for the next (225 x 1056 x 119 took 100 µs, torch 81).
+        if f.rows >= 1024 and (f.length <= 1024 or m == 64) and not f.cut.wide:
             m, n = 64, min(n, 8)
     elif f.length > 64:  # each warp a row: 4096 x 1024 took 12.6 µs in tiles that hold them whole, so 6.9
         m, n = (8, 32) if f.rows >= 64 and f.length <= 4096 else (1, 512)
