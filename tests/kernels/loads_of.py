@@ -40,7 +40,7 @@ def at_waits(code: str) -> tuple[int, list[int]]:
     for operation, operands in INSTRUCTION.findall(code):
         registers = [int(number) for number in re.findall(r"\bR(\d+)\b", operands)]
         loading = operation.startswith("LDG")
-        used = {*registers, *(number + 1 for number in registers)} if loading else set(registers)  # addresses have two
+        used = {*registers, *(number + 1 for number in registers[1:])} if loading else set(registers)  # an address has two
         met = [i for i, one in enumerate(pending) if one & used]
         if met:
             waits.append(len(pending))

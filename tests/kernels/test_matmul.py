@@ -143,25 +143,13 @@ def test_which_matrices_lanes_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for n, k in ((23296, 1024), (5376, 5312), (2112, 11904)):
         assert not goes_by_lanes(1, 1, n, k, True, copyable=True) and goes_by_lanes(1, 1, n, k, True), (n, k)
         assert streamed_lanes.goes_by_lanes(1, 1, n, k, True, 4, True), (n, k)
+    taken = [(1, 2, 9316, 3679), (1, 2, 900, 1024), (39, 2, 98, 1974), (18, 3, 101, 6353), (5, 4, 423, 410)]
     handful = [(4000, 2, 2, 2406), (700, 3, 3, 823), (9000, 2, 2, 97)]
-    for items, rows, n, k in (
-        (1, 2, 9316, 3679),
-        (1, 2, 900, 1024),
-        (39, 2, 98, 1974),
-        (18, 3, 101, 6353),
-        (5, 4, 423, 410),
-        *handful,
-    ):
+    for items, rows, n, k in (*taken, *handful):
         assert goes_by_lanes(items, rows, n, k, True), (items, rows, n, k)
         assert not goes_by_lanes(items, rows, n, k, False) and not streamed_lanes.goes_by_lanes(items, rows, n, k, True, 4, False)
-    for items, rows, n, k in (
-        (2, 2, 900, 1024),
-        (1, 2, 900, 181),
-        (136, 2, 76, 244),
-        (18, 3, 101, 6354),
-        (1, 5, 9316, 3679),
-        (700, 4, 4, 340),
-    ):
+    left = [(2, 2, 900, 1024), (1, 2, 900, 181), (136, 2, 76, 244), (18, 3, 101, 6354), (1, 5, 9316, 3679), (700, 4, 4, 340)]
+    for items, rows, n, k in left:
         assert not goes_by_lanes(items, rows, n, k, True), (items, rows, n, k)
 
 
@@ -378,6 +366,7 @@ def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ((275, 4, 654, 5), True),  # a handful of outputs
         ((9000, 2, 97, 2), True),
         ((700, 4, 1155, 8), False),
+        ((20000, 2, 31, 2), False),
         ((1, 16, 4488, 11216), False),
         ((1, 16, 4480, 11216), True),
         ((1, 31, 5811, 5639), True),

@@ -117,9 +117,12 @@ def _cut(f: Fold, itemsize: int, work: int) -> tuple[int, int, int]:
         if f.length <= 128:
             # 1625 x 9 x 234 bfloat16 took 7.7 µs in tiles of 64 by 16, so 5.8; 36 x 386312 int64 80.8 and 61.
             if f.rows >= 1 << 15 and f.length <= 64:
-                # Of int64 a thread takes one row: of four the compiler adds up one element before it asks for the next (38 x 8 x
-                # 11331 took 43 µs, torch 18).
-                return ((128 if n == f.itemsize == 8 and work == 2 else 512), n, 4) if n <= 8 else (128, 4, 2)
+                if n > 8:
+                    return 128, 4, 2
+                # Of eight int64 a thread takes one row: of four the compiler adds up one element before it asks for the next (38 x
+                # 8 x 11331 took 43 µs, torch 18).
+                alone = n == 8 and f.itemsize == 8 and work == 2
+                return 128 if alone else 512, n, 4
             return 64, min(n, 16), 2
         # Programs of one warp are too few for very long ones: 8192 x 4096 took 168 µs so, with four warps for each tile 87.
         return (32, 32, 1) if _singly(f) else (min(64, next_power(f.rows)), 64, 4)

@@ -16,10 +16,11 @@ def ours(items: int, rows: int, n: int, k: int, along: bool, line: int, describe
         return _of_one_matrix(rows, n, k, along, line, described, size)
     if rows == 1 and not along and (n <= 128 or k <= 32) and crosses_by_lanes(items, n, k):
         return True
-    copied = described and chips.current().descriptors and worth_copying(items, k, along)
-    few = rows * n <= 32 and k > 512 if k % 2 else rows * n <= 20 and k >= 512 and not copied
-    if along and rows > 1 and few and not goes_by_lanes(items, rows, n, k, along, size, described and chips.current().descriptors):
-        return False  # few outputs in tiles: 700 x 4 x 1155 x 8 took 16 µs, torch 13.4
+    copyable = described and chips.current().descriptors
+    copied = copyable and worth_copying(items, k, along)
+    few = rows * n <= 32 and not 32 < k <= 512 if k % 2 else rows * n <= 20 and k >= 512 and not copied
+    if along and rows > 1 and few and not goes_by_lanes(items, rows, n, k, along, size, copyable):
+        return False  # few outputs in tiles: 700 x 4 x 1155 x 8 took 16 µs, torch 13.4; sums up to 32 were not timed
     if _many_one_by_one(items, rows, n, k, along, line):
         return False
     if not _suits_torch(items, n, k, line):
