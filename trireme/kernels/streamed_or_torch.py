@@ -18,9 +18,9 @@ def ours(items: int, rows: int, n: int, k: int, along: bool, line: int, describe
         return True
     copyable = described and chips.current().descriptors
     copied = copyable and worth_copying(items, k, along)
-    few = rows * n <= 32 and not 32 < k <= 512 if k % 2 else rows * n <= 20 and k >= 512 and not copied
+    few = rows * n <= 32 and k > 512 if k % 2 else rows * n <= 20 and k >= 512 and not copied
     if along and rows > 1 and few and not goes_by_lanes(items, rows, n, k, along, size, copyable):
-        return False  # few outputs in tiles: 700 x 4 x 1155 x 8 took 16 µs, torch 13.4; sums up to 32 were not timed
+        return False  # few outputs in tiles: 700 x 4 x 1155 x 8 took 16 µs, torch 13.4
     if _many_one_by_one(items, rows, n, k, along, line):
         return False
     if not _suits_torch(items, n, k, line):
