@@ -468,7 +468,7 @@ def test_short_rows_in_lines_of_pairs_are_held_whole(monkeypatch: pytest.MonkeyP
     """By folds to a value, of two bytes; what is read beside a row that does not fill its tile changes nothing."""
     with monkeypatch.context() as patch:
         patch.setattr(chips, "current", lambda: chips.HOPPER)
-        held = {(8, 26): (256, 8, 4), (16, 26): (128, 16, 2), (9, 27): (128, 16, 4), (24, 26): (256, 4, 2), (32, 50): (64, 32, 2)}
+        held = {(8, 26): (256, 8, 4), (16, 26): (128, 16, 2), (9, 27): (128, 16, 4), (24, 26): (256, 4, 4), (32, 50): (64, 32, 2)}
         for (length, columns), tile in held.items():
             choice = cut((40000, length, columns), 1, torch.float16).at_once
             assert tuple(choice[name] for name in ("M", "N", "warps")) == tile, (length, columns)

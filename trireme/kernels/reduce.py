@@ -577,16 +577,7 @@ def var_mean(
         return var, mean
     double = x.dtype is torch.float64
     correction = float(1 if correction is None else correction)
-    m, n, warps = f.cut.whole if f.anywhere or f.cut.apiece else (*f.cut.tile, f.cut.warps)
-    if f.cut.wide and f.length > 40 and f.itemsize < 8:
-        m, n, warps = 32, 64, 2  # 828 x 48 x 516 bfloat16 took 28.5 µs where a thread has its rows alone, so 15.3
-    elif n == 1 and f.rows < 1 << 19:
-        m = min(m, 256)  # two numbers for each: 335 x 28 x 550 bfloat16 took 11.5 µs with four rows to a thread
-    elif f.cut.strips and f.length > 128 and f.itemsize == 2:
-        n = max(n, 16)  # 240 x 79760 bfloat16 took 13.6 µs in tiles of 8, so 11.8
-    splits = f.cut.shares(m, n, each=4)  # which take longer to compute
-    if f.anywhere and f.length > 1 << 14 and f.rows >= chips.current().multiprocessors:
-        n, splits = 1024, 4  # single elements, of which more must be on their way: 279 x 76860 floats took 106 µs, so 34
+    m, n, warps, splits = _moments_cut(f)
     if f.length <= n and splits == 1:
         inner, *walk = f.numbered
         _row_moments((blocks(f.rows, m),), x, var, mean, f.rows, inner, f.length, *walk, *f.apart, correction, DOUBLE=double,
@@ -594,6 +585,30 @@ def var_mean(
     else:
         _split_moments(x, f, var, mean, correction, m, n, splits)
     return var, mean
+
+
+def _long_anywhere(f: Fold) -> bool:
+    """Whether rows are long and come as single elements, of which more must be on their way (279 x 76860 floats took 106 µs in few
+    parts, so 34)."""
+    return f.anywhere and f.length > 1 << 14
+
+
+def _moments_cut(f: Fold) -> tuple[int, int, int, int]:
+    """Rows, columns and warps of a tile, and how many programs share a row."""
+    if _long_anywhere(f):  # 22 x 864455 floats took 37.4 µs in tiles of 2048 and 24 parts, so 23.9
+        return 1, 1024, 8, max(1, 6 * chips.current().multiprocessors // f.rows)
+    if f.cut.wide and f.length > 2:
+        # Rows whole, each warp its own: where a thread had its rows alone, 245161 x 23 x 2 floats took 27.7 µs, so 15.2; 20 x 30 x
+        # 5000 of bfloat16 6.8 and 2.7; 335 x 28 x 550 of float64 13.3 and 8.9.
+        n = next_power(f.length)
+        meet = not f.even and n <= 32 and f.itemsize < 8  # single elements, two warps for as many: 1000 x 30 x 129 3.9 and 3.1
+        return min(256, (1024 if f.itemsize == 8 else 2048) // n), n, 2 if meet else 1, 1
+    m, n, warps = f.cut.whole if f.anywhere or f.cut.apiece else (*f.cut.tile, f.cut.warps)
+    if n == 1 and f.rows < 1 << 19:
+        m = min(m, 256)  # two numbers for each: 335 x 28 x 550 bfloat16 took 11.5 µs with four rows to a thread
+    elif f.cut.strips and f.length > 128 and f.itemsize == 2:
+        n = max(n, 16)  # 240 x 79760 bfloat16 took 13.6 µs in tiles of 8, so 11.8
+    return m, n, warps, f.cut.shares(m, n, each=4)  # which take longer to compute
 
 
 def _split_moments(
@@ -610,4 +625,4 @@ def _split_moments(
     _moments((programs, splits), x, parts, counters, var, mean, f.rows, inner, f.length, part, *walk, *f.apart, correction,
              DOUBLE=kept is torch.float64, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (2 * m * kept.itemsize))),
              BARE=f.cut.bare, FLAT=inner == 1, TURNED=f.turned is not None, STAGES=stages, OF=f.of,
-             warps=8 if m * n >= 2048 else min(4, f.cut.warps))  # fmt: skip
+             warps=8 if m * n >= 2048 or _long_anywhere(f) else min(4, f.cut.warps))  # fmt: skip
