@@ -642,9 +642,10 @@ def test_one_long_row_adds_up_exactly(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_moments_of_rows_that_fill_one_tile(dtype: torch.dtype, device: str) -> None:
-    for shape in ((400, 41, 516), (300, 64, 512), (120000, 3, 48), (50, 70000)):
+    few_columns, odd_lines = ((40000, 23, 2), (9000, 7, 10), (20000, 40, 5)), ((50, 16, 1033), (400, 30, 129))
+    for shape in ((400, 41, 516), (300, 64, 512), (120000, 3, 48), (50, 70000), *few_columns, *odd_lines):
         x = torch.randn(shape, device=device).add(3).to(dtype)
         dim = 0 if len(shape) == 2 else 1 if shape[1] > 3 else 2
         x = x if dim < 2 else x.transpose(0, 2).contiguous().transpose(0, 2)  # side by side
@@ -652,6 +653,34 @@ def test_moments_of_rows_that_fill_one_tile(dtype: torch.dtype, device: str) -> 
         wanted = torch.var_mean(x.double(), dim)
         torch.testing.assert_close(variance.double(), wanted[0], rtol=1e-2, atol=1e-3)
         torch.testing.assert_close(mean.double(), wanted[1], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_moments_of_long_rows_that_begin_anywhere(dtype: torch.dtype, device: str) -> None:
+    for rows, length in ((3, 100001), (22, 40003), (300, 17001), (1000, 16389)):
+        x = torch.randn(rows, length, device=device).add(3).to(dtype)
+        for found, wanted in zip(reduce.var_mean(x, [1]), torch.var_mean(x.double(), 1), strict=True):
+            torch.testing.assert_close(found.double(), wanted, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_norms_of_rows_that_leave_a_tile_half_empty(dtype: torch.dtype, device: str) -> None:
+    for rows, length in ((540, 8200), (1000, 8688), (600, 10240), (600, 14336), (540, 8193)):
+        x, weight, bias = (draw(shape, dtype, device) for shape in ((rows, length), (length,), (length,)))
+        for name, arguments in (("native_layer_norm", (weight, bias, 1e-5)), ("rms_norm", (weight, 1e-5))):
+            function = registry.OPERATORS[name].function
+            check(f"{name} {rows}x{length}", function, aten(name), (x, [length], *arguments), {}, length=64)
+
+
+@pytest.mark.gpu
+def test_softmax_of_many_long_rows_of_float64(device: str) -> None:
+    for rows, length in ((300, 20001), (300, 9000), (265, 8193), (9, 40000), (2, 70000)):
+        x = torch.randn(rows, length, device=device, dtype=torch.float64)
+        x[0, : length // 2], x[1, 7] = -math.inf, math.nan
+        for name, wanted in (("softmax.int", x.softmax(1)), ("log_softmax.int", x.log_softmax(1))):
+            torch.testing.assert_close(registry.OPERATORS[name].function(x, 1), wanted, equal_nan=True)
 
 
 @pytest.mark.gpu

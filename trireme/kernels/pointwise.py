@@ -162,7 +162,7 @@ class Pointwise:
             return 2 * block, max(4, block // 128)  # eight bytes: 2²¹ products took 2.4 µs with sixteen, so 1.7
         elif widest == 8:
             if self.costly:  # 12192752 cosines of float64 took 50.5 µs with eight warps, so 47.7; 500000 powers 7.2 with four
-                return (block // (2 if count >= _MANY else 4), 4) if count > _LITTLE else (block // 8, 8)
+                return (block // 4, 4) if count > _LITTLE else (block // 8, 8)
             size = sum(widths)
             if size == 16 and count <= _LITTLE:  # one: 300000 gelu of float64 took 2.7 µs with four, so 2.4
                 return block // 4, max(4, block // 128)
@@ -274,9 +274,11 @@ def _tile(plan: Plan, reads: bool, widest: int, costly: bool = False) -> tuple[i
         warps = 4 if back else 8
     else:
         # What hardly reads writes at three quarters of the bandwidth in half a block (21.6 against 16.6 µs for 64 MiB, H200).
-        elements = chip.pointwise_block // 2 if reads else chip.pointwise_block
+        # But of what takes long fewer for each thread: 40 x 13184 powers of a column and a row of float64 took 8.8 µs, so 6.0.
+        long = costly and widest == 8
+        elements = chip.pointwise_block // 2 if reads or long else chip.pointwise_block
         columns = chip.pointwise_block // 2
-        warps = 8 if plan.count <= _SOON and not _aligned(plan) else 4
+        warps = 8 if long or (plan.count <= _SOON and not _aligned(plan)) else 4
     columns = min(next_power(inner), columns)
     rows = max(1, min(elements // columns, next_power(plan.count // inner)))
     return rows, columns, warps if widest == 8 or rows * columns >= 1024 else 4

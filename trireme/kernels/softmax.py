@@ -446,7 +446,7 @@ def _run(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, dim: int, log: bool
     limit = chips.current().row_elements
     if limit < f.length <= 2 * limit and _holds(f) and not double:
         limit *= 2
-    if f.inner == 1 and f.step == 1 and f.length > limit and f.rows < 2 * chips.current().multiprocessors:
+    if f.inner == 1 and f.step == 1 and _shared(f, limit, double):
         _split_rows(x, y, f, g, log, double)
         return
     if f.inner >= 32 and f.length > limit // 32 and not double and _near(f) and _near(g):
@@ -476,6 +476,14 @@ def _run(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, dim: int, log: bool
         return
     _softmax_long((programs,), x, y, *walk, LOG=log, DOUBLE=double, FLAT=inner == 1,
                   SHIFTED=m == 1 and _alike(f, g), M=m, N=n, OF=min(f.of, g.of), warps=warps)  # fmt: skip
+
+
+def _shared(f: Fold, limit: int, double: bool) -> bool:
+    """Whether several programs are to share a row: few long ones; of float64 many, too, which then take fewer exponentials than in
+    tiles read twice (331 rows of 54345 took 339 µs, so 139), or would leave a tile half empty (2000 of 9000 150 and 137)."""
+    if f.rows < 2 * chips.current().multiprocessors:
+        return f.length > limit
+    return double and (f.length > limit or limit // 2 < f.length <= 5 * limit // 8)
 
 
 def _holds(f: Fold) -> bool:
@@ -592,25 +600,34 @@ def _beside(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool) -> No
                      LOG=log, M=_BESIDE, N=_RELAYED, TILES=_TILES, S=next_power(parts), warps=8)  # fmt: skip
 
 
+def _part(rows: int, double: bool) -> tuple[int, int, int]:
+    """Elements that a program takes at once of a row that several share, neighbours of which a thread keeps one maximum, and warps:
+    of float64 fewer, which leave less of the last tile empty (5000 rows of 16500 took 760 µs with 4096, so 602; but 2 of 2²⁰ 36
+    and 77)."""
+    return (1024, 4, 4) if double and rows >= 8 else (_PART, 8, 8)
+
+
 def partial_sums(x: torch.Tensor, rows: int, length: int, stride: int, double: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Maxima and Σ exp(x − maximum) of parts of a few long rows, and the elements of a part: every row is shared by several
     programs."""
     each = 4 if x.element_size() <= 2 else 12  # programs of a processor: 100 rows of 50257 floats took 18.9 µs with four, so 14.2
-    parts = max(2, min(32, each * chips.current().multiprocessors // rows, blocks(length, _PART)))
-    part = blocks(blocks(length, parts), _PART) * _PART
+    n, lanes, warps = _part(rows, double)
+    parts = max(2, min(32, each * chips.current().multiprocessors // rows, blocks(length, n)))
+    part = blocks(blocks(length, parts), n) * n
     parts = blocks(length, part)
     tops, totals = empty((2, rows, parts), torch.float64 if double else torch.float32, x.device)
     _partial((rows, parts), x, tops, totals, rows, length, part, stride,
-             DOUBLE=double, N=_PART, LANES=8, SHIFTED=stride % 16 != 0 or length % 16 != 0, warps=8)  # fmt: skip
+             DOUBLE=double, N=n, LANES=lanes, SHIFTED=stride % 16 != 0 or length % 16 != 0, warps=warps)  # fmt: skip
     return tops, totals, part
 
 
 def _split_rows(x: torch.Tensor, y: torch.Tensor, f: Fold, g: Fold, log: bool, double: bool) -> None:
     """Few long rows, such as the logits of a decoding step."""
     tops, totals, part = partial_sums(x, f.rows, f.length, f.walk[0], double)
+    n, _, warps = _part(f.rows, double)
     parts = tops.shape[1]
     _whole((f.rows, parts), x, y, tops, totals, f.rows, f.length, part, f.walk[0], g.walk[0],
-           LOG=log, DOUBLE=double, N=_PART, S=next_power(parts), SHIFTED=_alike(f, g), warps=8)  # fmt: skip
+           LOG=log, DOUBLE=double, N=n, S=next_power(parts), SHIFTED=_alike(f, g), warps=warps)  # fmt: skip
 
 
 def _backward(grad: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype, log: bool) -> torch.Tensor:
