@@ -91,7 +91,8 @@ class Compiling:
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return self.compile
 
-    def compile(self, *args: Any, num_warps: int, num_stages: int, launch_pdl: bool = False, **constants: Any) -> None:
+    def source(self, args: tuple[Any, ...], constants: dict[str, Any]) -> ASTSource:
+        """What is to be compiled for these values: their types, and what is known of them."""
         jit, signature, constexprs, attributes = self.jit, {}, {}, {}
         given = dict(zip(jit.arg_names, args, strict=False)) | constants
         for i, (name, value) in enumerate((name, given[name]) for name in jit.arg_names):
@@ -103,22 +104,31 @@ class Compiling:
             whole = value.data_ptr() if isinstance(value, torch.Tensor) else value
             if type(whole) is int and whole % 16 == 0 and i not in self.counts:
                 attributes[(i,)] = [["tt.divisibility", 16]]
-        form = f"{jit.fn.__module__}.{jit.fn.__name__} {num_warps} {num_stages} {signature} {constexprs} {attributes}"
+        return ASTSource(jit, signature, constexprs, attributes)
+
+    def compile(self, *args: Any, num_warps: int, num_stages: int, launch_pdl: bool = False, **constants: Any) -> None:
+        source = self.source(args, constants)
+        form = form_of(source, num_warps, num_stages)
         if form in forms:
             return
-        options = {"num_warps": num_warps, "num_stages": num_stages}
-        built = triton.compile(ASTSource(jit, signature, constexprs, attributes), target=self.target, options=options)
+        built = triton.compile(source, target=self.target, options={"num_warps": num_warps, "num_stages": num_stages})
         if built.metadata.shared > self.limit:
             raise OutOfResources(built.metadata.shared, self.limit, "shared memory")
         if constants.get("EARLY"):
             require_wait(built.asm["ptx"], form)
-        forms[form] = jit.fn.__name__
+        forms[form] = self.jit.fn.__name__
 
     @staticmethod
     def type_of(value: Any) -> str:
         if isinstance(value, torch.Tensor):
             return "*" + TYPES[value.dtype]
         return "fp32" if type(value) is float else "i1" if type(value) is bool else "i32"
+
+
+def form_of(source: ASTSource, num_warps: int, num_stages: int) -> str:
+    function = source.fn.fn
+    name = f"{function.__module__}.{function.__name__}"
+    return f"{name} {num_warps} {num_stages} {source.signature} {source.constants} {source.attrs}"
 
 
 def require_wait(text: str, form: str) -> None:
