@@ -20,16 +20,22 @@ _TARGET_SECONDS = 0.012  # device time of one measurement
 TURNS = 4  # in which both sides are timed one after the other
 _CALLS = 10  # calls in one recorded graph
 _SHORT_US, _SHORT_CALLS = 30.0, 60  # of short ones more, so that starting the graph does not count
+_SLOW_US = 20_000.0  # from which on one call at a time is enough: torch takes seconds for some that others do in microseconds
 
 
 class Clock:
     """The device time of one call, sampled whenever asked; unrecorded calls run back to back between two events."""
 
     def __init__(self, call: Callable[[], Any], recorded: bool):
-        for _ in range(3):
-            call()  # new, noted, repeated
-        self.calls, self.samples = _CALLS, list[float]()
-        self.step: Callable[[], Any] = chips.record(call, _CALLS) if recorded else lambda: [call() for _ in range(_CALLS)]
+        self.samples = list[float]()
+        for _ in range(2):
+            call()  # new, noted
+        if chips.elapsed(call) > _SLOW_US:
+            self.calls, self.repeats = 1, 1
+            self.step: Callable[[], Any] = call
+            return
+        self.calls = _CALLS
+        self.step = chips.record(call, _CALLS) if recorded else lambda: [call() for _ in range(_CALLS)]
         self.step()
         once = chips.elapsed(self.step)
         if recorded and once < _SHORT_US * _CALLS:
