@@ -464,6 +464,18 @@ def test_uneven_rows_side_by_side_read_one_by_one(dtype: torch.dtype, monkeypatc
             torch.testing.assert_close(norm.double(), torch.linalg.vector_norm(x.double() + 5, order, 0), rtol=1e-2, atol=0)
 
 
+def test_odd_lines_end_where_they_do(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """In tiles of 64, where kernels are told a length one too large, next to matrices whose numbers would show."""
+    monkeypatch.setattr(Cut, "at_once", {"M": 64, "N": 16, "warps": 4, "splits": 1, "unroll": 2, "stages": 1})
+    fold._folds.clear()
+    for shape in ((3, 32, 71), (2, 48, 65), (2, 33, 71), (64, 67)):
+        x = torch.randint(-9, 9, shape, device=device, dtype=torch.int32)
+        lines = fold.fold(x, [-2], False, turn=True)[1]
+        assert not lines.even and lines.cut.by(lines.cut.at_once).bare
+        assert torch.equal(registry.OPERATORS["sum.dim_IntList"].function(x, [-2]), x.sum(-2)), shape
+        assert torch.equal(registry.OPERATORS["amax"].function(x, [-2]), x.amax(-2)), shape
+
+
 def test_short_rows_in_lines_of_pairs_are_held_whole(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """By folds to a value, of two bytes; what is read beside a row that does not fill its tile changes nothing."""
     with monkeypatch.context() as patch:
