@@ -261,12 +261,12 @@ def run(args: argparse.Namespace) -> int:
     result = {"chip": chips.current().name, "torch": torch.__version__, "ceilings": ceilings, "rows": [asdict(row) for row in rows]}
     (args.out / "kernels.json").write_text(json.dumps(result, indent=1) + "\n")
     (args.out / "measured.json").write_text(json.dumps(by_operator(rows), indent=1) + "\n")
-    plot(rows, args.out / "kernels.png")
     (args.out / "kernels.txt").write_text(report(rows, ceilings) + "\n")
     short = rows if args.all or args.only else [row for row in rows if row.error or row.ratio < 0.95 or row.op in _ALWAYS]
     print(report(short, ceilings))
     print(summary(rows))
     print(f"took {time.monotonic() - began:.0f} s" + (f"; {skipped} cases left out by the time budget" if skipped else ""))
+    plot(rows, args.out / "kernels.png")  # last, since what draws it may be broken
     return 0
 
 
