@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from trireme import kernels
-from trireme.kernels import chips, fold, reduce, registry, repeat, softmax
+from trireme.kernels import chips, fold, norms, reduce, registry, repeat, softmax
 from trireme.kernels.cut import Cut
 from trireme.kernels.pointwise import pointwise
 
@@ -223,6 +223,19 @@ def test_norms_of_one_number(order: float, device: str) -> None:
     for call in (lambda: torch.linalg.vector_norm(x, order, dim=1), lambda: torch.linalg.vector_norm(x[0, 0], order)):
         found, expected = _both(call)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+def test_norms_read_twice(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Rows that leave a tile half empty, here far shorter ones: what they keep for their gradients, too."""
+    monkeypatch.setattr(norms, "_is_sparse", lambda *size: True)
+    drawn = [torch.randn(shape, device=device, dtype=torch.float64) for shape in ((3, 5000), (5000,), (5000,))]
+    for norm in (lambda x, w, b: F.rms_norm(x, (5000,), w, 1e-5) + b, lambda x, w, b: F.layer_norm(x, (5000,), w, b, 1e-5)):
+        found, wanted = ([tensor.to(kind).detach().requires_grad_() for tensor in drawn] for kind in (torch.float32, torch.float64))
+        norm(*wanted).cos().sum().backward()
+        with kernels.use():
+            norm(*found).cos().sum().backward()
+        for mine, exact in zip(found, wanted, strict=True):
+            torch.testing.assert_close(mine.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("groups", [0, 2])
