@@ -90,6 +90,7 @@ class Cut:
         that begin at pairs or anywhere, of which each thread would take single elements, or in short lines: a tile that holds them
         whole."""
         anywhere = self.common == 1 and not self.even
+        unroll = 1
         if not self.wide or self.itemsize != 2:
             return {}
         if self.even and self.length > 48 and self.beside <= 32:
@@ -100,11 +101,11 @@ class Cut:
             return {}
         elif self.length <= 8:
             tile = 256, 8, 4  # sums of 46008 x 8 x 26 took 5.4 µs, so 4.0
-        elif self.length <= 24:  # means of 23 x 18 x 1870 took 7.0 µs with two warps, which then ask for one element at a time
-            return dict(zip(_CHOICE, (256, 4, 4, 1, 2, 1), strict=True))
+        elif self.length <= 24:  # means of 23 x 18 x 1870 took 7.0 µs with two warps, which ask for one element at a time; so 1.9
+            tile, unroll = (256, 4, 4), 2
         else:
             tile = 64, 32, 2  # norms of 9000 x 32 x 50 took 7.7 µs, so 6.2
-        return dict(zip(_CHOICE, (*tile, 1, 1, 1), strict=True))
+        return dict(zip(_CHOICE, (*tile, 1, unroll, 1), strict=True))
 
     @functools.cached_property
     def bare(self) -> bool:
@@ -120,9 +121,9 @@ class Cut:
         # Joining costs more the more columns: 12 MB took 8.5 µs for twelve, their own tiles 6.4; but 60 MB 21.4 and 33.6.
         size = self.length * self.beside
         few = self.matrix and 1 < self.beside < 64 and self.beside % 16 != 0 and size <= MOST_COUNTED
-        if self.itemsize == 1 and self.rows > self.beside > 16 and self.length <= 2048:
-            return False  # whether any of 1000 x 1024 x 33 are true took 26.5 µs, in tiles 16.9; of 2694 x 297 x 38 22.3 and 17.0
         if self.rows > self.beside:  # 1789 x 972 x 13 bfloat16 took 24.2 µs in tiles, so 10; 2000 x 3000 x 5 float64 151 and 58
+            if self.itemsize == 1 and self.beside > 16 and self.length <= 2048:
+                return False  # whether any of 1000 x 1024 x 33 are true took 26.5 µs, in tiles 16.9
             return few and (size >= 8192 if self.itemsize < 8 else size >= 1536 and self.beside <= 16)
         return few and size >= 1 << (17 if self.rows <= 3 else 22)
 

@@ -268,6 +268,7 @@ def row_warps(size: int, rows: int = 1, residual: torch.Tensor | None = None) ->
 
 
 def _is_sparse(x: torch.Tensor, rows: int, length: int, longest: dict[int, int]) -> bool:
+    """Whether these are many rows of which each would leave a tile about half empty, up to the `longest` by an element's bytes."""
     chip = chips.current()
     return rows >= 4 * chip.multiprocessors and _SPARSE <= length <= min(longest.get(x.itemsize, 0), chip.row_elements)
 

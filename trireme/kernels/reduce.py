@@ -588,19 +588,14 @@ def var_mean(
         _row_moments((blocks(f.rows, m),), x, var, mean, f.rows, inner, f.length, *walk, *f.apart, correction, DOUBLE=double,
                      M=m, N=n, FLAT=inner == 1, TURNED=f.turned is not None, OF=f.of, warps=warps)  # fmt: skip
     else:
-        _split_moments(x, f, var, mean, correction, m, n, splits)
+        _split_moments(x, f, var, mean, correction, m, n, warps, splits)
     return var, mean
-
-
-def _long_anywhere(f: Fold) -> bool:
-    """Whether rows are long and come as single elements, of which more must be on their way (279 x 76860 floats took 106 µs in few
-    parts, so 34)."""
-    return f.anywhere and f.length > 1 << 14
 
 
 def _moments_cut(f: Fold) -> tuple[int, int, int, int]:
     """Rows, columns and warps of a tile, and how many programs share a row."""
-    if _long_anywhere(f):  # 22 x 864455 floats took 37.4 µs in tiles of 2048 and 24 parts, so 23.9
+    if f.anywhere and f.length > 1 << 14:
+        # Single elements, of which more must be on their way: 22 x 864455 floats took 37.4 µs in fewer parts, so 23.9.
         return 1, 1024, 8, max(1, 6 * chips.current().multiprocessors // f.rows)
     if f.cut.wide and f.length > 2:
         # Rows whole, each warp its own: where a thread had its rows alone, 245161 x 23 x 2 floats took 27.7 µs, so 15.2; 20 x 30 x
@@ -613,13 +608,16 @@ def _moments_cut(f: Fold) -> tuple[int, int, int, int]:
         m = min(m, 256)  # two numbers for each: 335 x 28 x 550 bfloat16 took 11.5 µs with four rows to a thread
     elif f.cut.strips and f.length > 128 and f.itemsize == 2:
         n = max(n, 16)  # 240 x 79760 bfloat16 took 13.6 µs in tiles of 8, so 11.8
-    return m, n, warps, f.cut.shares(m, n, each=4)  # which take longer to compute
+    splits = f.cut.shares(m, n, each=4)  # which take longer to compute
+    if f.length > n or splits > 1:
+        n = max(1, min(n, 2048 // m))  # two accumulators
+        warps = 8 if m * n >= 2048 else min(4, f.cut.warps)
+    return m, n, warps, splits
 
 
 def _split_moments(
-    x: torch.Tensor, f: Fold, var: torch.Tensor, mean: torch.Tensor, correction: float, m: int, n: int, splits: int
+    x: torch.Tensor, f: Fold, var: torch.Tensor, mean: torch.Tensor, correction: float, m: int, n: int, warps: int, splits: int
 ) -> None:
-    n = max(1, min(n, 2048 // m))  # two accumulators
     part = blocks(blocks(f.length, splits), n) * n
     programs, splits = blocks(f.rows, m), blocks(f.length, part)
     kept = torch.float64 if x.dtype is torch.float64 else torch.float32
@@ -630,4 +628,4 @@ def _split_moments(
     _moments((programs, splits), x, parts, counters, var, mean, f.rows, inner, f.length, part, *walk, *f.apart, correction,
              DOUBLE=kept is torch.float64, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (2 * m * kept.itemsize))),
              BARE=f.cut.bare, FLAT=inner == 1, TURNED=f.turned is not None, STAGES=stages, OF=f.of,
-             warps=8 if m * n >= 2048 or _long_anywhere(f) else min(4, f.cut.warps))  # fmt: skip
+             warps=warps)  # fmt: skip
