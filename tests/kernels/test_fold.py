@@ -58,8 +58,9 @@ def test_many_short_rows_are_folded_by_one_thread_each(monkeypatch: pytest.Monke
 def test_few_warps_meet_for_each_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
     for length, rows, dtype, columns in (
-        (150, 140000, torch.bfloat16, 8), (150, 140000, torch.uint8, 8), (77, 20000, torch.float32, 8),
-        (400, 70000, torch.float32, 16), (200, 120000, torch.float32, 16), (200, 140000, torch.float32, 8),
+        (150, 140000, torch.bfloat16, 8), (150, 140000, torch.uint8, 8), (77, 20000, torch.float32, 16),
+        (100, 120000, torch.float32, 8), (400, 70000, torch.float32, 16), (200, 120000, torch.float32, 16),
+        (200, 140000, torch.float32, 8),
     ):  # fmt: skip
         assert cut((length, rows), 0, dtype).tile == (64, columns) and cut((length, rows), 0, dtype).warps == 2, (length, rows)
     assert cut((148, 62444), 0).stages == 1 and cut((148, 62448), 0).stages == cut((300, 50008), 0).stages == 3
@@ -500,10 +501,99 @@ def test_short_rows_in_lines_of_pairs_are_held_whole(monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(norm.double(), torch.linalg.vector_norm(x.double(), order, 1), rtol=1e-3, atol=0)
 
 
+def test_bytes_in_lines_of_pairs_come_in_pairs(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(chips, "current", lambda: chips.HOPPER)
+        for shape, tile in (
+            ((2000, 80, 130), (256, 8, 4, 1)), ((100, 24, 5002), (256, 8, 4, 1)), ((4, 896, 9978), (64, 32, 4, 1)),
+            ((60, 200, 102), (32, 64, 4, 1)), ((1, 3000, 5002), (32, 64, 4, 3)),
+        ):  # fmt: skip
+            choice = cut(shape, 1, torch.uint8).at_once
+            assert tuple(choice[name] for name in ("M", "N", "warps", "splits")) == tile, shape
+            assert seen(shape, 1, torch.uint8).of == 2, shape
+        for shape in (
+            (4, 896, 9977),
+            (4, 896, 9980),
+            (100, 10, 5002),
+            (1, 24, 30002),
+            (1, 4096, 9978),
+            (500, 100, 62),
+            (1, 900, 4002),
+        ):
+            assert not cut(shape, 1, torch.uint8).byte_pairs, shape
+        assert not cut((4, 896, 9978), 1, torch.int16).byte_pairs
+    monkeypatch.setattr(Cut, "byte_pairs", property(lambda self: self.across and self.common == 2))
+    fold._folds.clear()
+    for shape in ((3, 40, 66), (2, 300, 70), (35, 66)):
+        x = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+        x[..., 3:5] = 0
+        for name, expected in (
+            ("amax", x.amax(-2)),
+            ("any.dims", x.any(-2)),
+            ("all.dims", x.all(-2)),
+            ("sum.dim_IntList", x.sum(-2)),
+        ):
+            assert torch.equal(registry.OPERATORS[name].function(x, [-2]), expected), (name, shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool, torch.int16, torch.int64, torch.float32], ids=str)
+def test_whether_any_or_all_are_true_is_0_or_1(dtype: torch.dtype, device: str) -> None:
+    """Of bytes, which are not compared with 0 one by one, and of others; negative, with one bit, in tiles that they fill or not."""
+    values = torch.tensor([0, 1, 2, 64, 128, 255, 0, 0], device=device)
+    x = values[torch.randint(0, 8, (6, 64), device=device)].to(dtype)
+    x[0], x[1], x[2], x[3, ::2] = 2, 0, 1, 0
+    x[4] = values[5].to(dtype)
+    for y in (x, x.t().contiguous().t(), x[:, :33], x[:, 1:], x.repeat(1, 40)):
+        for name in ("any", "all"):
+            for got, expected in (
+                (registry.OPERATORS[f"{name}.dim"].function(y, 1), getattr(y, name)(1)),
+                (registry.OPERATORS[f"{name}.dims"].function(y, [0]), getattr(y, name)(0)),
+                (registry.OPERATORS[name].function(y), getattr(y, name)()),
+            ):
+                assert got.dtype is expected.dtype and torch.equal(got, expected), (name, y.shape)
+
+
+def test_what_is_soon_read_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    for shape, dtype, tile in (
+        ((600, 3072), torch.float32, (32, 128, 8, 1)), ((2000, 6000), torch.bfloat16, (32, 128, 8, 1)),
+        ((4016, 166, 6), torch.bfloat16, (32, 32, 4, 1)), ((2, 600, 6001), torch.bfloat16, (32, 64, 4, 1)),
+    ):  # fmt: skip
+        found = cut(shape, len(shape) - 2, dtype)
+        assert found.splits > 1 and tuple(found.at_once[name] for name in ("M", "N", "warps", "splits")) == tile, shape
+    for shape, dtype in (
+        ((3056, 1024), torch.bfloat16), ((4000, 4224), torch.bfloat16), ((600, 3072), torch.float64), ((4096, 4096), torch.float32),
+        ((2, 2500, 6001), torch.float32), ((2, 600, 20001), torch.bfloat16), ((2, 600, 1001), torch.float32),
+    ):  # fmt: skip
+        assert not cut(shape, len(shape) - 2, dtype).at_once, shape
+
+
+def test_which_of_several_matrices_are_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    two, four, one = torch.bfloat16, torch.float32, torch.uint8
+    for shape, dtype in (
+        ((1311, 2033, 3), two),
+        ((666, 500, 6), two),
+        ((4000, 500, 2), four),
+        ((500, 615, 13), four),
+        ((656, 203, 30), one),
+    ):
+        assert cut(shape, 1, dtype).narrow, shape
+    for shape, dtype in (
+        ((1777, 450, 10), two),
+        ((2000, 100, 20), four),
+        ((4000, 300, 3), four),
+        ((1000, 1024, 33), one),
+        ((2000, 100, 20), one),
+    ):
+        assert not cut(shape, 1, dtype).narrow, shape
+    assert cut((500, 615, 13), 1, four).line == (512, 4) and cut((1311, 2033, 3), 1, two).line == (512, 2)
+
+
 _CLASSES = [  # one for each way to cut rows side by side
     ((150, 70000), 0), ((77, 20000), 0), ((300, 32768), 0), ((500, 20000), 0), ((28, 33812), 0), ((40, 70001), 0), ((9, 33364), 0),
     ((64, 77, 996), 1), ((64, 77, 999), 1), ((700, 104, 8), 1), ((600, 90, 20), 1), ((128, 300, 33), 1), ((5000, 740), 0),
-    ((20000, 33), 0), ((2000, 300), 0), ((413, 2981), 0),
+    ((20000, 33), 0), ((2000, 300), 0), ((413, 2981), 0), ((60, 200, 102), 1), ((666, 600, 5), 1), ((2, 600, 6001), 1),
 ]  # fmt: skip
 
 

@@ -16,10 +16,12 @@ from trireme.kernels.launch import blocks, next_power
 WIDE = 512  # rows of a tile of very many short ones, four for each thread of four warps
 _AT_ONCE = 512  # bytes that the threads of a warp take at once
 MANY = 1 << 14  # rows beside each other of which a program takes a narrow strip
+LONG = 4096  # elements of a row beside others from which on it is cut differently
 # Of rows, of elements of a row, and of those of a matrix that is read in lines: kernels count them in 32 bits, and up to a tile too
 # far in each part.
 MOST_COUNTED = 2**31 - 2**23
 _CHOICE = ("M", "N", "warps", "splits", "unroll", "stages")
+_JOINING = {1: 16, 2: 8, 4: 14}  # tiles of elements of so many bytes that are read in the time that joining parts takes
 # Tiles and warps that are worth trying for rows side by side, many and short or not, and for rows that lie one after the other.
 _SHORT = [(256, 1, 4), (128, 1, 4), (512, 1, 4), (256, 1, 2)]
 _ACROSS = [(64, 16, 2), (64, 32, 4), (32, 32, 4), (64, 8, 2), (64, 16, 4), (32, 64, 4), (128, 16, 4), (128, 8, 2)]
@@ -80,17 +82,28 @@ class Cut:
         return self.across and self.length <= longest and many and not chips.current().interpreted
 
     @functools.cached_property
+    def byte_pairs(self) -> bool:
+        """Whether there are many rows of bytes side by side, neither short nor very long, in lines that begin at even places."""
+        enough = (32 if self.rows < 60000 else 16) < self.length < LONG and self.rows >= 4096 and self.beside >= 64
+        return self.across and self.itemsize == 1 and self.common == 2 and not self.even and enough
+
+    @functools.cached_property
     def eights(self) -> bool:
         """Whether lines that are even begin at eights at least, as copies into shared memory like it."""
         return self.common in (1, 8)
 
     @functools.cached_property
     def at_once(self) -> dict[str, int]:
-        """What a fold to a value puts in the place of the rules where very many short rows of two bytes lie side by side, in lines
-        that begin at pairs or anywhere, of which each thread would take single elements, or in short lines: a tile that holds them
-        whole."""
+        """What a fold to a value puts in the place of the rules: of many bytes in lines that begin at pairs, those; of rows that
+        the rules would share, and that are short enough for one program, smaller tiles; where very many short rows of two bytes lie
+        side by side, in lines that begin at pairs or anywhere, of which each thread would take single elements, or in short lines,
+        a tile that holds them whole."""
         anywhere = self.common == 1 and not self.even
         unroll = 1
+        if self.byte_pairs:
+            return self._in_byte_pairs()
+        if self._unshared:
+            return dict(zip(_CHOICE, self._unshared, strict=True))
         if not self.wide or self.itemsize != 2:
             return {}
         if self.even and self.length > 48 and self.beside <= 32:
@@ -107,6 +120,40 @@ class Cut:
             tile = 64, 32, 2  # norms of 9000 x 32 x 50 took 7.7 µs, so 6.2
         return dict(zip(_CHOICE, (*tile, 1, unroll, 1), strict=True))
 
+    def _in_byte_pairs(self) -> dict[str, int]:
+        parts = 1
+        if self.length <= 256 and self.rows >= 60000:  # 2000 x 80 x 130 took 10.1 µs one by one, so 7.5; 50 x 33 x 2002 3.1 and 2.3
+            tile, unroll = (256, 8, 4), 4
+        elif self.rows >= 1 << 15:  # 4 x 896 x 9978 took 19.0 µs one by one, so 14.5; 40 x 600 x 1002 13.3 and 10.2
+            tile, unroll = (64, 32, 4), 2
+        else:  # 60 x 200 x 102 took 4.2 µs one by one, so 2.0; 1 x 3000 x 5002 11.1 and in three parts 9.3
+            tile, unroll = (32, 64, 4), 2
+            parts = max(1, min(4 * chips.current().multiprocessors // blocks(self.rows, 32), self.length // 768))
+        return dict(zip(_CHOICE, (*tile, parts, unroll, 1), strict=True))
+
+    @functools.cached_property
+    def _unshared(self) -> tuple[int, ...]:
+        """Of rows side by side that the rules would let several programs share, although joining takes longer than reading on: one
+        program each; nothing where sharing pays, or is not meant."""
+        if not self.across or self.itemsize == 8 or self.splits == 1:
+            return ()
+        if self.even:
+            m, n, warps, *ahead = self.way
+            return (m, n, warps, 1, *ahead) if self._reads_on(blocks(self.rows, m), blocks(self.length, n)) else ()
+        if self.beside < 64 and 64 < self.length <= 256 and self.rows >= 4096:
+            return 32, 32, 4, 1, 2, 1  # sums of 4016 x 166 x 6 bfloat16 took 5.6 µs by two, so 3.0; of 2000 x 180 x 10 5.6 and 2.8
+        if self.beside >= 64 and self.common == 1 and 256 < self.length <= 1200 and 5600 <= self.rows < MANY:
+            return 32, 64, 4, 1, 2, 1  # of 2 x 600 x 6001 7.4 µs by five, so 5.3; of 3 x 700 x 3001 floats 7.3 and 5.4
+        return ()
+
+    def _reads_on(self, tracks: int, tiles: int) -> bool:
+        """Whether a program reads all tiles of its rows as soon as several have read and joined their parts, which takes as long as
+        some more tiles: sums of 600 x 3072 floats took 6.5 µs by five, so 2.7; of 2000 x 6000 bfloat16 8.2 by two, so 6.5; but of
+        3056 x 1024 3.7 by four and more alone."""
+        processors = chips.current().multiprocessors
+        shared = blocks(self.splits * tracks, processors) * blocks(tiles, self.splits)
+        return not self.large and (tracks > processors or tiles <= shared + _JOINING[self.itemsize])
+
     @functools.cached_property
     def bare(self) -> bool:
         """Whether finding elements, and asking which there are, costs more than folding them: 489 maxima side by side of 33980
@@ -121,18 +168,28 @@ class Cut:
         # Joining costs more the more columns: 12 MB took 8.5 µs for twelve, their own tiles 6.4; but 60 MB 21.4 and 33.6.
         size = self.length * self.beside
         few = self.matrix and 1 < self.beside < 64 and self.beside % 16 != 0 and size <= MOST_COUNTED
-        if self.rows > self.beside:  # 1789 x 972 x 13 bfloat16 took 24.2 µs in tiles, so 10; 2000 x 3000 x 5 float64 151 and 58
-            if self.itemsize == 1 and self.beside > 16 and self.length <= 2048:
-                return False  # whether any of 1000 x 1024 x 33 are true took 26.5 µs, in tiles 16.9
-            return few and (size >= 8192 if self.itemsize < 8 else size >= 1536 and self.beside <= 16)
+        if self.rows > self.beside:
+            return few and self._pays_narrow(size)
         return few and size >= 1 << (17 if self.rows <= 3 else 22)
+
+    def _pays_narrow(self, size: int) -> bool:
+        """The same of several matrices of so many elements each."""
+        if self.itemsize == 8:  # 2000 x 3000 x 5 took 151 µs in tiles, so 58
+            return size >= 1536 and self.beside <= 16
+        if size >= 8192:  # 1789 x 972 x 13 bfloat16 24.2 and 10; but whether any of 1000 x 1024 x 33 bytes are true 16.9 and 26.5
+            return self.itemsize > 1 or self.beside <= 16 or self.length > 2048
+        if self.itemsize == 2:  # sums of 1311 x 2033 x 3 10.0 and 4.6, of 666 x 600 x 5 5.1 and 3.0; of 1777 x 450 x 10 5.2 and 6.3
+            return size >= 2560 and self.beside <= 16 and (self.beside % 2 == 1 or self.beside <= 6)
+        # Maxima of 656 x 203 x 30 bytes 5.4 and 3.1, sums of 4000 x 500 x 2 floats 8.5 and 5.4, of 500 x 615 x 13 6.5 and 3.7; but
+        # of 2000 x 100 x 20 3.7 and 5.4.
+        return size >= (2560 if self.beside > 16 else 900 if self.beside == 2 and self.itemsize == 4 else 1900)
 
     @functools.cached_property
     def line(self) -> tuple[int, int]:
         """Of `narrow` ones: elements that a program takes at once, and its warps."""
         size = self.length * self.beside
         if size < 1 << 14 and math.lcm(self.beside, 16) <= 512:
-            return 512, 2
+            return 512, 4 if self.itemsize == 4 else 2  # sums of 500 x 4000 x 2 floats took 4.7 µs with two, so 3.6
         return (1024 if size < 1 << 17 or self.itemsize == 8 else 2048), 8
 
     @functools.cached_property
@@ -356,6 +413,8 @@ class Cut:
             # 4630 x 382 x 16 floats took 35.8 µs with 64 rows, of four matrices; so 28.0.
             if self.itemsize == 2:
                 return Way(32, 16, 2)
+            if self.length <= 128 and self.beside > 16:
+                return Way(64, 16, 2, unroll=2)  # 2000 x 100 x 20 floats took 5.6 µs in the tiles below, so 3.7
             return Way(16, 64, 2, unroll=2) if self.beside == 16 else Way(32, 32, 2, stages=3)
         slow = self.itemsize == 4 and not self.eights  # through shared memory: 290 x 40004 took 10.0 µs, so 8.2
         if self.length > (256 if slow else 400) and fewer:
@@ -365,6 +424,8 @@ class Cut:
             return Way(64, 8, 2, unroll=4)  # whether any of 400 x 70000 is true took 12.7 µs with one warp, so 7.4
         if self.rows >= 3 << 16 and self.itemsize == 2:
             return Way(128, 8, 2, unroll=4)  # 66 x 300000 took 10.6 µs with 64, so 8.6
+        if self.itemsize == 4 and 64 < self.length <= 128 and self._held:
+            return Way(64, 16, 2, unroll=2)  # 360 x 120 x 208 floats took 7.6 µs in tiles of 8, so 6.5; 3000 x 100 x 12 4.1 and 3.7
         short = self.eights and not fewer and (self.itemsize == 2 or self.rows >= 1 << 17)
         if self.length <= (256 if short else 128) or (slow and self.length > 256):
             # 256 x 65536 halves took 7.2 µs in tiles of 16, so 6.1; 400 x 100004 floats 42.2 and 40.1.

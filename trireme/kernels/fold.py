@@ -10,14 +10,13 @@ import torch
 import triton
 import triton.language as tl
 
-from trireme.kernels.cut import MANY, MOST_COUNTED, Cut
+from trireme.kernels.cut import LONG, MANY, MOST_COUNTED, Cut
 from trireme.kernels.launch import Unsupported, shared_by
 from trireme.kernels.scalar import multiple
 
 _folds: dict[tuple[object, ...], Fold] = {}
 _MOST_FOLDS = 4096
 _SCATTERED = 1 << 18  # rows whose results are worth a second kernel that puts them where they belong
-_LONG = 4096  # elements of a row beside others from which on it is cut differently
 
 
 @triton.jit
@@ -125,7 +124,8 @@ class Fold:
         """What the compiler is to know of where lines of rows side by side begin and end (`lined_up`). Where threads take single
         elements of few lines, all the same to them: 981 sums of 2728 bytes took 7.1 µs with that knowledge, so 3.9; but 740 of
         12919 floats 8.2 and 11.2."""
-        return self._common if self.even or self.paired or self.length >= _LONG or self.columns < 64 else 1
+        several = self.even or self.paired or self.cut.byte_pairs
+        return self._common if several or self.length >= LONG or self.columns < 64 else 1
 
     @functools.cached_property
     def _common(self) -> int:
@@ -148,7 +148,7 @@ class Fold:
             # Short rows of two bytes in pairs: 2000 x 6 x 1010 took 10.5 µs one by one, so 7.0; but 200 x 60 x 802 4.8 and 6.8.
             short = self.length <= {1: 64, 2: 32}.get(self.itemsize, 0) or (self.itemsize == 1 and self.rows >= MANY)
             enough = 16 if self.length > 256 else 4 if short else 8
-            several = self._common * self.itemsize >= enough and self.itemsize < 8 and self.length < _LONG
+            several = self._common * self.itemsize >= enough and self.itemsize < 8 and self.length < LONG
             return self.step % 16 == 0 or several
         return self.rows == 1 or all(stride % 16 == 0 for stride in self.numbered[1:3])
 
@@ -156,7 +156,7 @@ class Fold:
     def paired(self) -> bool:
         """Whether many long rows lie side by side, and their lines begin at multiples of 4 bytes at least, but of fewer than
         `even` ones."""
-        many = self.across and not self.even and self.rows >= MANY and 256 < self.length < _LONG
+        many = self.across and not self.even and self.rows >= MANY and 256 < self.length < LONG
         return many and self.itemsize < 8 and self._common * self.itemsize >= 4 and self._common > 1
 
     @functools.cached_property

@@ -15,7 +15,7 @@ from trireme.kernels import chips, tune
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, setting, unrepeatable
 from trireme.kernels.originals import original
 from trireme.kernels.pointwise import Number
-from trireme.kernels.streamed import addend, few_rows, in_tiles, one_matrix, settle, streams, workspace
+from trireme.kernels.streamed import asked, few_rows, in_tiles, one_matrix, settle, streams, workspace
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Up to this many rows (or columns) the other matrix is read once and decides the time.
@@ -100,7 +100,7 @@ def _descriptor_tiles(
 @kernel
 def _split_tiles(
     a, b, c, bias, parts, counters, m, n, k, part, c_m, bias_m, bias_n, alpha, beta,
-    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, PRECISION: tl.constexpr,
+    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, PRECISION: tl.constexpr, LINE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """c = a b (+ bias) where tiles alone do not fill the chip: programs share the summed dimension, the last one adds up"""
@@ -121,8 +121,8 @@ def _split_tiles(
     row, column = tile_m * M + tl.arange(0, M), tile_n * N + tl.arange(0, N)
     added = None
     if bias is not None:  # as large as the sum, so not beside it
-        added = addend(bias, row, column, m, n, bias_m, bias_n, beta)
-    settle(total, added, parts, counters, c, row, column, m, n, c_m, 1, alpha, SPLITS)
+        added = asked(bias, row, column, m, n, bias_m, bias_n, LINE)
+    settle(total, added, parts, counters, c, row, column, m, n, c_m, 1, alpha, beta, SPLITS)
 
 
 @kernel
@@ -328,8 +328,8 @@ class _Described:
         parts, counters = workspace(p.a.device, splits * m * n, tiles)
         _split_tiles((tiles, splits), *self._operands(config), self.c, p.bias, parts, counters, m, n, k, part, self.c.stride(0),
                      *p.bias_walk, p.alpha, p.beta, A_TURNED=self.a_turned, B_TURNED=self.b_turned,
-                     PRECISION=precision(p.a.dtype), M=tile_m, N=tile_n, K=tile_k, GROUP=config["GROUP"], SPLITS=splits,
-                     warps=config["warps"], stages=config["stages"])  # fmt: skip
+                     PRECISION=precision(p.a.dtype), LINE=p.bias_kind == 1, M=tile_m, N=tile_n, K=tile_k,
+                     GROUP=config["GROUP"], SPLITS=splits, warps=config["warps"], stages=config["stages"])  # fmt: skip
 
 
 def _by_torch(p: _Problem) -> None:
