@@ -568,6 +568,20 @@ def test_what_is_soon_read_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> Non
         assert not cut(shape, len(shape) - 2, dtype).at_once, shape
 
 
+def test_much_in_long_rows_is_asked_for_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    for shape, dtype, choice in (
+        ((3880, 4736), torch.float16, (4, 256, 4, 1, 4, 1)), ((2400, 10240), torch.bfloat16, (4, 512, 8, 1, 2, 1)),
+        ((4300, 4112), torch.float32, (1, 1024, 4, 1, 4, 1)),
+    ):  # fmt: skip
+        assert tuple(cut(shape, 1, dtype).at_once.values()) == choice, shape
+    for shape, dtype in (
+        ((2048, 5120), torch.bfloat16), ((8192, 4096), torch.float32), ((2000, 20000), torch.float32), ((9000, 4608), torch.uint8),
+        ((5000, 4608), torch.float64), ((5000, 4601), torch.float32), ((500, 16384), torch.float32),
+    ):  # fmt: skip
+        assert not cut(shape, 1, dtype).at_once, shape
+
+
 def test_which_of_several_matrices_are_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
     two, four, one = torch.bfloat16, torch.float32, torch.uint8
