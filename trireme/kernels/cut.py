@@ -93,43 +93,42 @@ class Cut:
         return self.common in (1, 8)
 
     @functools.cached_property
-    def at_once(self) -> dict[str, int]:
-        """What a fold to a value puts in the place of the rules: of much in long rows, more on its way in registers; of many bytes
-        in lines that begin at pairs, those; of rows that the rules would share, and that are short enough for one program, smaller
-        tiles; where very many short rows of two bytes lie side by side, in lines that begin at pairs or anywhere, of which each
-        thread would take single elements, or in short lines, a tile that holds them whole."""
-        anywhere = self.common == 1 and not self.even
-        unroll = 1
-        if self.byte_pairs:
-            return self._in_byte_pairs()
-        if self._unshared or self._much:
-            return dict(zip(_CHOICE, self._unshared or self._much, strict=True))
-        if not self.wide or self.itemsize != 2:
-            return {}
-        if self.even and self.length > 48 and self.beside <= 32:
-            tile = 32, 64, 2  # means of 26261 x 60 x 16 took 17.7 µs, so 13.9
-        elif (anywhere or self.common == 2) and 8 < self.length <= 16:
-            tile = 128, 16, 4 if anywhere else 2  # norms of 46008 x 16 x 26 took 14.0 µs, so 8.2
-        elif self.common != 2 or self.length <= 4:
-            return {}
-        elif self.length <= 8:
-            tile = 256, 8, 4  # sums of 46008 x 8 x 26 took 5.4 µs, so 4.0
-        elif self.length <= 24:  # means of 23 x 18 x 1870 took 7.0 µs with two warps, which ask for one element at a time; so 1.9
-            tile, unroll = (256, 4, 4), 2
-        else:
-            tile = 64, 32, 2  # norms of 9000 x 32 x 50 took 7.7 µs, so 6.2
-        return dict(zip(_CHOICE, (*tile, 1, unroll, 1), strict=True))
+    def of_values(self) -> dict[str, int]:
+        """What a fold to a value, which keeps one number for each lane, puts in the place of the rules; nothing where they do."""
+        choice = self._pairs or self._unshared or self._much or self._whole_at_once
+        return dict(zip(_CHOICE, choice, strict=True)) if choice else {}
 
-    def _in_byte_pairs(self) -> dict[str, int]:
-        parts = 1
+    @functools.cached_property
+    def _pairs(self) -> tuple[int, ...]:
+        """Of `byte_pairs`: tiles of these."""
+        if not self.byte_pairs:
+            return ()
         if self.length <= 256 and self.rows >= 60000:  # 2000 x 80 x 130 took 10.1 µs one by one, so 7.5; 50 x 33 x 2002 3.1 and 2.3
-            tile, unroll = (256, 8, 4), 4
-        elif self.rows >= 1 << 15:  # 4 x 896 x 9978 took 19.0 µs one by one, so 14.5; 40 x 600 x 1002 13.3 and 10.2
-            tile, unroll = (64, 32, 4), 2
-        else:  # 60 x 200 x 102 took 4.2 µs one by one, so 2.0; 1 x 3000 x 5002 11.1 and in three parts 9.3
-            tile, unroll = (32, 64, 4), 2
-            parts = max(1, min(4 * chips.current().multiprocessors // blocks(self.rows, 32), self.length // 768))
-        return dict(zip(_CHOICE, (*tile, parts, unroll, 1), strict=True))
+            return 256, 8, 4, 1, 4, 1
+        if self.rows >= 1 << 15:  # 4 x 896 x 9978 took 19.0 µs one by one, so 14.5; 40 x 600 x 1002 13.3 and 10.2
+            return 64, 32, 4, 1, 2, 1
+        # 60 x 200 x 102 took 4.2 µs one by one, so 2.0; 1 x 3000 x 5002 11.1 and in three parts 9.3.
+        parts = max(1, min(4 * chips.current().multiprocessors // blocks(self.rows, 32), self.length // 768))
+        return 32, 64, 4, parts, 2, 1
+
+    @functools.cached_property
+    def _whole_at_once(self) -> tuple[int, ...]:
+        """Where very many short rows of two bytes lie side by side, in lines that begin at pairs or anywhere, of which each thread
+        would take single elements, or in short lines: a tile that holds them whole."""
+        anywhere = self.common == 1 and not self.even
+        if not self.wide or self.itemsize != 2:
+            return ()
+        if self.even and self.length > 48 and self.beside <= 32:
+            return 32, 64, 2, 1, 1, 1  # means of 26261 x 60 x 16 took 17.7 µs, so 13.9
+        if (anywhere or self.common == 2) and 8 < self.length <= 16:
+            return 128, 16, 4 if anywhere else 2, 1, 1, 1  # norms of 46008 x 16 x 26 took 14.0 µs, so 8.2
+        if self.common != 2 or self.length <= 4:
+            return ()
+        if self.length <= 8:
+            return 256, 8, 4, 1, 1, 1  # sums of 46008 x 8 x 26 took 5.4 µs, so 4.0
+        if self.length <= 24:  # means of 23 x 18 x 1870 took 7.0 µs with two warps, which ask for one element at a time; so 1.9
+            return 256, 4, 4, 1, 2, 1
+        return 64, 32, 2, 1, 1, 1  # norms of 9000 x 32 x 50 took 7.7 µs, so 6.2
 
     @functools.cached_property
     def _much(self) -> tuple[int, ...]:

@@ -424,7 +424,7 @@ def _run(
         _run_narrow(kind, work, x, f, out, divisor, order)
         return out
     start = functools.partial(_start, kind, work, x, f, out, divisor, order)
-    start(best_cut(f"fold{kind}", f, start, f.cut.at_once))
+    start(best_cut(f"fold{kind}", f, start, f.cut.of_values))
     return out
 
 
@@ -640,6 +640,8 @@ def _moments_cut(f: Fold) -> tuple[int, int, int, int]:
     if f.length > n or splits > 1:
         n = max(1, min(n, 2048 // m))  # two accumulators
         warps = 8 if m * n >= 2048 else min(4, f.cut.warps)
+        if f.anywhere and n == 2048:  # of which the compiler asks for one element at a time (2448 x 13876 floats at 1.6 TB/s)
+            n = 1024
     return m, n, warps, splits
 
 
