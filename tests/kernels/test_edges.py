@@ -238,6 +238,19 @@ def test_norms_read_twice(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
             torch.testing.assert_close(mine.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("length", [24, 20000])
+def test_doubles_are_normalised_with_all_digits_of_eps(length: int, device: str) -> None:
+    """Which outweighs the variance of these rows, and has no float32 of its own."""
+    x = 1e-4 * torch.randn(2, length, dtype=torch.float64, device=device)
+    w = torch.rand(length, dtype=torch.float64, device=device)
+    for eps in (1e-5, 1e-3, 0.0):
+        got, mean, scale = registry.OPERATORS["native_layer_norm"].function(x, [length], w, None, eps)
+        for mine, theirs in zip((got, mean, scale), torch.native_layer_norm(x, [length], w, None, eps), strict=True):
+            torch.testing.assert_close(mine.view(theirs.shape), theirs, rtol=1e-12, atol=1e-15)
+        got = registry.OPERATORS["rms_norm"].function(x, [length], w, eps)
+        torch.testing.assert_close(got, torch.nn.functional.rms_norm(x, [length], w, eps), rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.parametrize("groups", [0, 2])
 def test_norms_with_weights_of_another_type(groups: int, device: str) -> None:
     """As torch has them on the host; on a GPU it has none, so that there only values are compared."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -346,6 +347,11 @@ def kernel_of_any(*counts: str) -> Callable[[Callable[..., None]], Kernel]:
     """The same for a function whose arguments of these names are any small numbers from call to call: one compiled form serves all,
     where Triton would make others for 1 and for multiples of 16."""
     return lambda function: Kernel(function, counts)
+
+
+def doubled(value: Any) -> Any:
+    """A number as its 64 bits: a run-time float argument reaches a kernel as float32."""
+    return struct.unpack("<q", struct.pack("<d", value))[0] if isinstance(value, float) else value
 
 
 def next_power(value: int) -> int:

@@ -11,9 +11,9 @@ import torch
 import triton.language as tl
 
 from trireme.kernels import chips, reduce, relay
-from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, shared_by
+from trireme.kernels.launch import Unsupported, blocks, doubled, empty, kernel, next_power, shared_by
 from trireme.kernels.originals import derived_again
-from trireme.kernels.scalar import multiple
+from trireme.kernels.scalar import exactly, multiple
 from trireme.kernels.streamed import workspace
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -33,6 +33,7 @@ def _layer_norm(
     """y = (x − mean) / √(var + eps) · w + b; element i of row r takes w[(r % groups) · (length // channel) + i // channel],
     which with EACH is w[i]; with a residual, x becomes x + residual, which is stored back into it; OF divides the length"""
     chips.begin(EARLY, OPEN)
+    eps = exactly(eps, DOUBLE)
     length = multiple(length, OF)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)[None, :]
@@ -72,6 +73,7 @@ def _layer_norm_long(
     """the same for rows longer than a tile, in two passes: each lane updates its own moments as Welford does; WITHIN: all
     elements of a tile take the same weight"""
     chips.begin(EARLY, OPEN=False)
+    eps = exactly(eps, DOUBLE)
     length = multiple(length, OF)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
@@ -178,6 +180,7 @@ def _rms_norm(
     """y = x / √(mean x² + eps) · w; with a residual, x becomes x + residual, which is stored back into it; OF divides the length
     and the stride"""
     chips.begin(EARLY, OPEN)
+    eps = exactly(eps, DOUBLE)
     length, x_stride = multiple(length, OF), multiple(x_stride, OF)
     row = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
     column = tl.arange(0, N)
@@ -207,6 +210,7 @@ def _rms_norm_long(
 ):  # fmt: skip
     """the same for rows longer than a tile"""
     chips.begin(EARLY, OPEN=False)
+    eps = exactly(eps, DOUBLE)
     length, x_stride = multiple(length, OF), multiple(x_stride, OF)
     work = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
@@ -304,7 +308,7 @@ def layer_rows(
         return y, means.fill_(0), scales.fill_(1 / math.sqrt(eps) if eps else 0)
     limit = chips.current().row_elements
     n = min(next_power(length), limit if length <= limit else limit // 2)
-    sizes = (length, groups, channel, float(eps))
+    sizes = (length, groups, channel, doubled(float(eps)) if x.dtype is torch.float64 else float(eps))
     if residual is None and groups == channel == 1 and _is_sparse(x, rows, length, _SPARSE_LAYER):
         _layer_norm_long((rows,), x, None, weight, bias, y, means, scales, *sizes, DOUBLE=False, N=2048, WITHIN=False,
                          OF=shared_by(length), warps=8)  # fmt: skip
@@ -389,6 +393,7 @@ def rms_rows(
     rows, length = x.shape
     y = empty((rows, length), x.dtype, x.device)
     double = x.dtype is torch.float64
+    given = doubled(float(eps)) if double else float(eps)
     scales = empty((rows,), torch.float64 if double else torch.float32, x.device) if keep else None
     limit = chips.current().row_elements
     n = min(next_power(length), limit if length <= limit else limit // 2)
@@ -398,11 +403,11 @@ def rms_rows(
     if length > n or sparse:
         if sparse:  # 700 x 8200 floats took 12.1 µs in tiles of 4096, so 10.2
             n = 2048 if x.itemsize == 2 or rows < 7 * chips.current().multiprocessors else 4096
-        _rms_norm_long((rows,), x, residual, weight, y, scales, rows, length, stride, eps,
+        _rms_norm_long((rows,), x, residual, weight, y, scales, rows, length, stride, given,
                        DOUBLE=double, M=1, N=n, OF=shared_by(length, stride), warps=8 if n == 2048 else 16)  # fmt: skip
         return y, scales
     programs, warps = blocks(rows, m), row_warps(m * n, rows, residual)
-    _rms_norm((programs,), x, residual, weight, y, scales, rows, length, stride, eps,
+    _rms_norm((programs,), x, residual, weight, y, scales, rows, length, stride, given,
               DOUBLE=double, M=m, N=n, OF=shared_by(length, stride), OPEN=chips.crowded(programs, warps),
               warps=warps)  # fmt: skip
     return y, scales

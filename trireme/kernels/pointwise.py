@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -16,7 +15,7 @@ import torch
 import triton
 
 from trireme.kernels import chips, tune
-from trireme.kernels.launch import Kernel, Unsupported, blocks, empty, next_power, setting
+from trireme.kernels.launch import Kernel, Unsupported, blocks, doubled, empty, next_power, setting
 from trireme.kernels.layout import Plan, overlap_in_part, plan_layout
 from trireme.kernels.repeat import repeating
 
@@ -90,7 +89,7 @@ class Pointwise:
             raise Unsupported(f"{self.name} needs a tensor on {chips.current().device_type}")
         inputs = [_operand(x, compute, device) for x in inputs]
         if compute is torch.float64:
-            inputs, scalars = [_doubled(x) for x in inputs], [_doubled(float(x)) for x in scalars]
+            inputs, scalars = [doubled(x) for x in inputs], [doubled(float(x)) for x in scalars]
         outs = self._outputs(out, result)
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         if outs is not None and any(overlap_in_part(x, y) for x in outs for y in (*tensors, *outs) if x is not y):
@@ -333,11 +332,6 @@ def _forms(inputs: Sequence[Any], plan: Plan, rank: int) -> tuple[str, ...]:
         else:
             forms.append("r" if strides[-1] else "c")
     return tuple(forms)
-
-
-def _doubled(value: Any) -> Any:
-    """A number as its 64 bits: a run-time float argument reaches a kernel as float32."""
-    return struct.unpack("<q", struct.pack("<d", value))[0] if isinstance(value, float) else value
 
 
 def _number(name: str, kind: str) -> str:

@@ -15,6 +15,14 @@ INTERPRETED = tl.constexpr(chips.current().interpreted)
 QUICK_LOG2 = tl.constexpr(chips.current().quick_log2)
 
 
+@triton.jit
+def exactly(number, DOUBLE: tl.constexpr):
+    """A number of the host; of float64 by its bits (`launch.doubled`), since a run-time float reaches a kernel as float32"""
+    if DOUBLE:
+        number = tl.full((), number, tl.int64).to(tl.float64, bitcast=True)
+    return number
+
+
 @triton.constexpr_function
 def lowest(dtype: Any) -> Any:
     """The number of a type that no other is below."""
