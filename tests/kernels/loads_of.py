@@ -1,6 +1,6 @@
 """Prints how many loads an operator's kernels have on their way when they wait for one, by the machine code for an H200 that is not
-here: `python loads_of.py max.dim float64 225x1056x119 1`, or of all reductions that the sweep of a seed draws those with the fewest
-bytes on their way: `python loads_of.py --sweep 50 --only mean,sum`.
+here: `python loads_of.py max.dim float64 225x1056x119 1`, or of all reductions that the sweep of a seed draws, or that a part of
+the grid has, those with the fewest bytes on their way: `python loads_of.py --sweep 50 --only mean,sum`, `--grid 1`.
 
 A kernel that asks for one element, waits, and asks for the next reads at a fraction of the memory's speed; no other figure shows it
 without the chip. A process of its own, because Triton decides once whether it interprets.
@@ -25,6 +25,7 @@ from triton.backends.compiler import GPUTarget
 
 from trireme import kernels
 from trireme.bench import kernel_sweep
+from trireme.bench.kernel_cases import Case
 from trireme.bench.kernel_clock import picked
 from trireme.kernels import chips, registry
 
@@ -118,10 +119,10 @@ class Counting(compile_for.Compiling):
         self.starts.append(Start(self.jit.fn.__name__, loads, num_warps, torch.Size(grid).numel(), shared))
 
 
-def drawn(seed: int, only: str) -> list[tuple[str, Start]]:
-    """The reductions of a draw, those with the fewest bytes on their way first."""
+def drawn(listed: list[tuple[str, Case]], only: str) -> list[tuple[str, Start]]:
+    """The reductions of a draw or the grid, those with the fewest bytes on their way first."""
     kernel_sweep._drawn = lambda shape, kind: torch.empty(shape, dtype=torch.int64 if isinstance(kind, int) else kind)
-    cases = [case for family, case in kernel_sweep.sweep_cases(seed) if family.startswith("reductions")]
+    cases = [case for family, case in listed if family.startswith(("reductions", "rows"))]
     found = []
     for case in (cases[i] for i in picked(only, cases)):
         Counting.starts.clear()
@@ -141,13 +142,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("call", nargs="*", help="OPERATOR DTYPE SHAPE [DIM ...]")
     parser.add_argument("--sweep", type=int, help="the seed of a draw")
-    parser.add_argument("--only", default="", help="operators of the draw")
+    parser.add_argument("--grid", type=int, help="a part of the grid")
+    parser.add_argument("--only", default="", help="operators of either")
     args = parser.parse_args()
-    if args.sweep is None and len(args.call) < 3:
-        parser.error("give OPERATOR DTYPE SHAPE, or --sweep SEED")
+    if args.sweep is None and args.grid is None and len(args.call) < 3:
+        parser.error("give OPERATOR DTYPE SHAPE, --sweep SEED or --grid PART")
     compile_for.stand_in(GPUTarget("cuda", 90, 32), replace(CHIP, **compile_for.CPU), Counting)
-    if args.sweep is not None:
-        for call, start in drawn(args.sweep, args.only)[:60]:
+    if args.sweep is not None or args.grid is not None:
+        listed = kernel_sweep.sweep_cases(args.sweep) if args.grid is None else kernel_sweep.grid_cases(args.grid)
+        for call, start in drawn(listed, args.only)[:60]:
             print(f"{start.on_their_way:,.0f} bytes: {call}: {start}")
         return
     name, dtype, shape, *dims = args.call

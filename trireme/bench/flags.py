@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 
-from trireme.bench.choices import BASELINE, INSTALL, LOADS, MEASURES, METHODS
+from trireme.bench.choices import BASELINE, GRID_PARTS, INSTALL, LOADS, MEASURES, METHODS
 from trireme.cli.flags import add_settings
 
 
@@ -42,8 +42,16 @@ def kernels_flags(parser: argparse.ArgumentParser) -> None:
         help="first tune matrix products (with --sweep: whatever the draw has) for about so long; writes tuned.json",
     )
     parser.add_argument("--budget", type=float, default=170.0, help="stop starting new cases after this many seconds")
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
         "--sweep", type=int, metavar="SEED", help="instead of the table, some 1500 odd shapes and views drawn from a seed"
+    )
+    instead.add_argument(
+        "--grid",
+        type=int,
+        metavar="PART",
+        choices=range(1, GRID_PARTS + 1),
+        help=f"instead of the table, one of {GRID_PARTS} parts of all lengths, lines and types of folds, some 650 shapes",
     )
 
 

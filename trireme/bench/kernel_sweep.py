@@ -1,5 +1,6 @@
 """Shapes that nobody tuned for: operators drawn with odd sizes, views, types and the linears of many models, from 1 MiB on.
-The table of `kernel_cases` can be fitted to its shapes; to these it cannot, since another seed draws others."""
+The table of `kernel_cases` can be fitted to its shapes; to these it cannot, since another seed draws others. What a draw meets by
+chance, a grid meets in turn: folds of all lengths in all kinds of lines."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from trireme import kernels
+from trireme.bench.choices import GRID_PARTS
 from trireme.bench.kernel_cases import Case
 from trireme.bench.kernel_clock import TURNS, Clock, compile_ahead, picked, rehearse
 from trireme.kernels import chips, streamed, tune
@@ -48,6 +50,11 @@ _PAIRS: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[Any, Any]]] = {
     "columns from 1": lambda x, y: (x[:, 1:], y[:, 1:]),
     "both turned": lambda x, y: (x.t(), y.t()),
 }
+_GRID = ["sum.dim_IntList", "amax", "argmax", "any.dim", "var_mean.correction", "cumsum", "linalg_vector_norm", "softmax.int"]
+_GRID_BYTES = (6 << 20, 48 << 20)  # in a cache and beyond it, in turns
+_LONG = [37, 150, 300, 700, 1500, 3000, 5000, 8000, 13876, 20000, 100000]  # rows, of which also the next multiple of 16
+_HIGH = [3, 6, 12, 20, 45, 120, 300, 900, 2500, 6000]  # lengths of rows side by side, so many of them:
+_BESIDE = [3, 6, 13, 20, 45, *(n + more for n in (64, 320, 4000, 32000) for more in (1, 2, 4, 8, 16))]
 _Call = Callable[..., Any]
 _ONE: dict[str, tuple[_Call, Sequence[torch.dtype]]] = {
     "exp": (torch.exp, _FLOATS), "gelu": (F.gelu, _FLOATS), "abs": (torch.abs, _NUMBERS), "cos": (torch.cos, _FLOATS),
@@ -252,6 +259,31 @@ def sweep_cases(seed: int) -> list[tuple[str, Case]]:
     return [(family, case) for family, cases in FAMILIES.items() for case in cases(rng)]
 
 
+def grid_cases(part: int) -> list[tuple[str, Case]]:
+    """One of GRID_PARTS slices of the grid, each with some of everything."""
+    kinds = [
+        (op, dtype) for op in _GRID for dtype in (_HALF, _SINGLE, torch.float64, torch.uint8, torch.int64) if dtype in _types(op)
+    ]
+    along = [("rows", (n, 1)) for length in _LONG for n in (length + 1, -(-length // 16) * 16)]
+    across = [("rows side by side", size) for size in itertools.product(_HIGH, _BESIDE)]
+    slice_ = list(zip(itertools.product(along + across, kinds), itertools.cycle(_GRID_BYTES)))[part - 1 :: GRID_PARTS]
+    found = []
+    for ((family, (length, beside)), (op, dtype)), size in slice_:
+        shape = (max(1, round(size / (length * beside * dtype.itemsize))), length, beside)
+        call = functools.partial(_along, _ALONG[op])
+        found.append((family, _case(op, _named(shape, dtype, "along 1"), call, (shape, dtype))))
+    return found
+
+
+def _along(call: _Call, x: torch.Tensor) -> Any:
+    return call(x, 1)
+
+
+@functools.lru_cache(1)
+def _listed(grid: int | None, seed: int) -> list[tuple[str, Case]]:
+    return sweep_cases(seed) if grid is None else grid_cases(grid)
+
+
 @dataclass
 class Compared:
     """One measured case of the sweep."""
@@ -265,11 +297,11 @@ class Compared:
     mebibytes: float
 
 
-def _rehearse_drawn(job: tuple[int, int, bool]) -> None:
-    seed, index, tuning = job
+def _rehearse_drawn(job: tuple[int | None, int, int, bool]) -> None:
+    grid, seed, index, tuning = job
     if tuning:
         tune.rehearse()
-    rehearse(sweep_cases(seed)[index][1])
+    rehearse(_listed(grid, seed)[index][1])
 
 
 def _bytes(tensors: tuple[Any, ...]) -> int:
@@ -295,12 +327,13 @@ def compare(family: str, case: Case) -> Compared | None:
 
 
 def sweep(args: argparse.Namespace) -> int:
-    """Times the cases of one draw; prints what each family comes to and every loss below 0.9."""
+    """Times the cases of one draw, or of a slice of the grid; prints what each family comes to and every loss below 0.9."""
     began = time.monotonic()
-    cases = sweep_cases(args.sweep)
+    source = args.grid, args.sweep or 0
+    cases = _listed(*source)
     chosen = picked(args.only, [case for _, case in cases])
     tuning = args.tune > 0
-    compile_ahead(_rehearse_drawn, [(args.sweep, i, tuning) for i in chosen], max(120.0, args.tune))
+    compile_ahead(_rehearse_drawn, [(*source, i, tuning) for i in chosen], max(120.0, args.tune))
     if tuning:
         tune.enable()
     print(f"compiled after {time.monotonic() - began:.0f} s", flush=True)

@@ -233,7 +233,7 @@ def run(args: argparse.Namespace) -> int:
         print("kernels are interpreted here: there is no device to time; run this on a machine with a GPU")
         return 1
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.sweep is not None:
+    if args.sweep is not None or args.grid is not None:
         return sweep(args)
     began = time.monotonic()
     if args.tune:
