@@ -125,7 +125,7 @@ class Compiling:
     def type_of(value: Any) -> str:
         if isinstance(value, torch.Tensor):
             return "*" + TYPES[value.dtype]
-        return "fp32" if type(value) is float else "i1" if type(value) is bool else "i32"
+        return "fp32" if type(value) is float else "i1" if type(value) is bool else "i32" if -(2**31) <= value < 2**31 else "i64"
 
 
 def form_of(source: ASTSource, num_warps: int, num_stages: int) -> str:

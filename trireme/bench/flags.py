@@ -39,7 +39,7 @@ def kernels_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="first tune matrix products (with --sweep: whatever the draw has) for about so long; writes tuned.json",
+        help="first tune matrix products (with --sweep or --grid: whatever those have) for about so long; writes tuned.json",
     )
     parser.add_argument("--budget", type=float, default=170.0, help="stop starting new cases after this many seconds")
     instead = parser.add_mutually_exclusive_group()

@@ -266,17 +266,13 @@ def grid_cases(part: int) -> list[tuple[str, Case]]:
     ]
     along = [("rows", (n, 1)) for length in _LONG for n in (length + 1, -(-length // 16) * 16)]
     across = [("rows side by side", size) for size in itertools.product(_HIGH, _BESIDE)]
-    slice_ = list(zip(itertools.product(along + across, kinds), itertools.cycle(_GRID_BYTES)))[part - 1 :: GRID_PARTS]
+    every = zip(itertools.product(along + across, kinds), itertools.cycle(_GRID_BYTES))
     found = []
-    for ((family, (length, beside)), (op, dtype)), size in slice_:
+    for ((family, (length, beside)), (op, dtype)), size in itertools.islice(every, part - 1, None, GRID_PARTS):
         shape = (max(1, round(size / (length * beside * dtype.itemsize))), length, beside)
-        call = functools.partial(_along, _ALONG[op])
-        found.append((family, _case(op, _named(shape, dtype, "along 1"), call, (shape, dtype))))
+        label = _named(shape, dtype, "along 1")
+        found.append((family, _case(op, label, lambda x, call=_ALONG[op]: call(x, 1), (shape, dtype))))
     return found
-
-
-def _along(call: _Call, x: torch.Tensor) -> Any:
-    return call(x, 1)
 
 
 @functools.lru_cache(1)

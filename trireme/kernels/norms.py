@@ -308,7 +308,7 @@ def layer_rows(
         return y, means.fill_(0), scales.fill_(1 / math.sqrt(eps) if eps else 0)
     limit = chips.current().row_elements
     n = min(next_power(length), limit if length <= limit else limit // 2)
-    sizes = (length, groups, channel, doubled(float(eps)) if x.dtype is torch.float64 else float(eps))
+    sizes = (length, groups, channel, _given(eps, x))
     if residual is None and groups == channel == 1 and _is_sparse(x, rows, length, _SPARSE_LAYER):
         _layer_norm_long((rows,), x, None, weight, bias, y, means, scales, *sizes, DOUBLE=False, N=2048, WITHIN=False,
                          OF=shared_by(length), warps=8)  # fmt: skip
@@ -332,6 +332,8 @@ def layer_rows(
     if whole and residual is None and x.dtype is not torch.float64:
         _relay_rows(x, weight, bias, y, means, scales, groups, channel, eps)
         return y, means, scales
+    if x.dtype is torch.float64:
+        n = min(n, 2048)  # larger tiles, with two sums for each element, do not fit into registers
     _layer_norm_long((rows,), x, residual, weight, bias, y, means, scales, *sizes,
                      DOUBLE=x.dtype is torch.float64, N=n, WITHIN=channel % n == 0, OF=shared_by(length), warps=16)  # fmt: skip
     return y, means, scales
@@ -386,6 +388,11 @@ def native_group_norm(
     return y, means.view(N, group), scales.view(N, group)
 
 
+def _given(eps: float, x: torch.Tensor) -> Any:
+    """As kernels take it that compute in x's type."""
+    return doubled(float(eps)) if x.dtype is torch.float64 else float(eps)
+
+
 def rms_rows(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, eps: float, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -393,7 +400,6 @@ def rms_rows(
     rows, length = x.shape
     y = empty((rows, length), x.dtype, x.device)
     double = x.dtype is torch.float64
-    given = doubled(float(eps)) if double else float(eps)
     scales = empty((rows,), torch.float64 if double else torch.float32, x.device) if keep else None
     limit = chips.current().row_elements
     n = min(next_power(length), limit if length <= limit else limit // 2)
@@ -403,11 +409,11 @@ def rms_rows(
     if length > n or sparse:
         if sparse:  # 700 x 8200 floats took 12.1 µs in tiles of 4096, so 10.2
             n = 2048 if x.itemsize == 2 or rows < 7 * chips.current().multiprocessors else 4096
-        _rms_norm_long((rows,), x, residual, weight, y, scales, rows, length, stride, given,
+        _rms_norm_long((rows,), x, residual, weight, y, scales, rows, length, stride, _given(eps, x),
                        DOUBLE=double, M=1, N=n, OF=shared_by(length, stride), warps=8 if n == 2048 else 16)  # fmt: skip
         return y, scales
     programs, warps = blocks(rows, m), row_warps(m * n, rows, residual)
-    _rms_norm((programs,), x, residual, weight, y, scales, rows, length, stride, given,
+    _rms_norm((programs,), x, residual, weight, y, scales, rows, length, stride, _given(eps, x),
               DOUBLE=double, M=m, N=n, OF=shared_by(length, stride), OPEN=chips.crowded(programs, warps),
               warps=warps)  # fmt: skip
     return y, scales

@@ -144,8 +144,8 @@ def _cut(f: Fold, itemsize: int, work: int) -> tuple[int, int, int]:
 
 def _together(f: Fold, itemsize: int) -> bool:
     """Whether there are so many short rows side by side that a thread takes elements of several at once. Sums of eight bytes lie
-    evenly only where their lines begin at sixteens: elsewhere it would take single ones, too, of as many rows (41 x 189780 bytes
-    took 83 µs, torch 60)."""
+    evenly only where their lines begin at sixteens: elsewhere it would take single ones, too, of as many rows, which only short
+    ones are none the worse for (41 x 189780 bytes took 83 µs, torch 60; but 584 x 6 x 1132 22.8 and 28.9)."""
     return f.cut.wide and f.even and (itemsize < 8 or f.step % 16 == 0 or f.length <= 8)
 
 

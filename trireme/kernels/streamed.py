@@ -277,13 +277,7 @@ def few_rows(
         grid = (blocks(n, tile_n), splits, items)
         parts, counters = workspace(x.device, splits * items * rows * n, items * grid[0]) if splits > 1 else (None, None)
         constants = {"N": tile_n, "K": tile_k, "SPLITS": splits, "warps": config["warps"], "stages": config["stages"]}
-        constants |= {
-            "LINE": bias is not None and bias_walk[0] == 0,
-            "ALONG": along,
-            "X_ALONG": x_walk[2] == 1,
-            "X_OF": x_of,
-            "ROWS": room,
-        }
+        constants |= {"ALONG": along, "X_ALONG": x_walk[2] == 1, "X_OF": x_of, "ROWS": room, "LINE": bias_walk[0] == 0}
         sizes = (rows, n, k, part, *x_walk, *w_walk, *y_walk, *bias_walk, alpha, beta)
         if by_lanes:
             _lanes(grid, x, w, y, bias, parts, counters, *sizes, W_OF=w_of, **constants)
