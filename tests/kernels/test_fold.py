@@ -149,10 +149,33 @@ def test_running_sums_have_a_thread_for_each_row_side_by_side(monkeypatch: pytes
         ((8192, 4096), 0, 4, (64, 64, 4)), ((9, 380251), 0, 4, (128, 4, 2)),
     ):  # fmt: skip
         assert scan._cut(seen(shape, dim), itemsize, 0) == expected, shape
-    for columns, expected in ((189780, (128, 4, 2)), (189776, (1024, 4, 2))):  # sums that lie evenly or not, of bytes that do
-        assert scan._cut(seen((41, columns), 0, torch.uint8), 8, 2) == expected, columns
+    for length, columns, expected in ((41, 189780, (64, 16, 2)), (41, 189776, (64, 16, 2)), (20, 300000, (128, 4, 2))):
+        assert scan._cut(seen((length, columns), 0, torch.uint8), 8, 2) == expected, columns  # sums wider than elements
+    assert scan._cut(seen((41, 60000), 0, torch.int64), 8, 2) == (128, 8, 2)  # and not
     odd = seen((38, 8, 11331), 1, torch.int64)
     assert scan._cut(odd, 8, 2) == (128, 8, 4) and scan._cut(odd, 8, 1) == (512, 8, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int64], ids=str)
+@pytest.mark.parametrize("shape", [(700, 45, 3), (300, 60, 2), (150, 33, 33), (140, 900, 3), (135, 7, 63)], ids=str)
+def test_running_sums_down_small_matrices(
+    shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Tiles hold several matrices, the last of them not all; one that is a part of a wider tensor, or repeats itself, too."""
+    start, starts = scan._scan_matrices, list[Any]()
+    monkeypatch.setattr(scan, "_scan_matrices", lambda grid, *args, **how: starts.append(grid) or start(grid, *args, **how))
+    matrices, length, columns = shape
+    if chips.current().interpreted:
+        matrices //= 50
+    x = (torch.randn(matrices, length, columns, device=device) * 5).abs().to(dtype)
+    for y in (x, x[1:], x[::2], x[:, 1:], x[:1].expand(matrices, -1, -1)):
+        got = registry.OPERATORS["cumsum"].function(y, 1)
+        if dtype.is_floating_point:
+            near = {torch.bfloat16: 1e-2, torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
+            torch.testing.assert_close(got.double(), y.double().cumsum(1), rtol=near, atol=near)
+        else:
+            assert torch.equal(got, y.cumsum(1))
+    assert len(starts) == 5
 
 
 @pytest.mark.parametrize("columns", [2, 3, 5, 12, 15, 33])
@@ -175,6 +198,24 @@ def test_a_matrix_of_few_columns_is_read_in_lines(columns: int, monkeypatch: pyt
     whole = (x * 1000).long()
     assert torch.equal(registry.OPERATORS["sum.dim_IntList"].function(whole, [0]), whole.sum(0))
     assert torch.equal(registry.OPERATORS["any.dim"].function(x > 3.5, 0), (x > 3.5).any(0))
+
+
+def test_a_few_columns_of_eight_bytes_come_in_small_tiles_or_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    for shape, tile in (
+        ((7864, 100, 8), (32, 16)), ((2621, 300, 8), (8, 64)), ((1398, 225, 20), (16, 32)), ((449, 700, 20), (8, 128)),
+    ):  # fmt: skip
+        found = cut(shape, 1, torch.float64)
+        assert not found.narrow and (found.of_values["M"], found.of_values["N"]) == tile, shape
+    for shape, line in (
+        ((2621, 1200, 2), (256, 2)),
+        ((1398, 900, 5), (512, 4)),
+        ((449, 933, 15), (512, 8)),
+        ((9, 9000, 15), (1024, 8)),
+    ):
+        found = cut(shape, 1, torch.int64)
+        assert found.narrow and found.line == line, shape
+    assert not cut((7943, 60, 12), 1, torch.float64).of_values  # which a tile holds whole
 
 
 def test_copies_ahead_only_of_whole_lines_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:

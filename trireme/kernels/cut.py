@@ -95,7 +95,7 @@ class Cut:
     @functools.cached_property
     def of_values(self) -> dict[str, int]:
         """What a fold to a value, which keeps one number for each lane, puts in the place of the rules; nothing where they do."""
-        choice = self._pairs or self._unshared or self._much or self._whole_at_once
+        choice = self._pairs or self._few_doubles or self._unshared or self._much or self._whole_at_once
         return dict(zip(_CHOICE, choice, strict=True)) if choice else {}
 
     @functools.cached_property
@@ -110,6 +110,21 @@ class Cut:
         # 60 x 200 x 102 took 4.2 µs one by one, so 2.0; 1 x 3000 x 5002 11.1 and in three parts 9.3.
         parts = max(1, min(4 * chips.current().multiprocessors // blocks(self.rows, 32), self.length // 768))
         return 32, 64, 4, parts, 2, 1
+
+    @functools.cached_property
+    def _few_doubles(self) -> tuple[int, ...]:
+        """Of elements of eight bytes in a few columns, neither short nor very long: small tiles, two of them on their way."""
+        if not self.across or self.itemsize < 8 or self.even or self.beside >= 64 or self.rows < 1024:
+            return ()
+        if not 64 < self.length <= 1024:
+            return ()
+        if self.length <= 160:  # maxima of 7864 x 100 x 8 took 23.0 µs in tiles of 32 by 64, so 12.1; 2621 x 120 x 20 24.6 and 13.1
+            return 32, 16, 2, 1, 2, 1
+        if self.length > 480:  # 9000 x 600 x 2 48.6 and 23.9; 449 x 700 x 20 37.9 and 13.2
+            return 8, 128, 4, 1, 2, 1
+        if self.large and self.beside > 16:  # 1398 x 225 x 20 25.6, in tiles of 8 by 64 16.6, so 12.9
+            return 16, 32, 2, 1, 2, 1
+        return 8, 64, 2, 1, 2, 1  # 7864 x 400 x 2 30.0 and 12.4; 2621 x 300 x 8 14.1 and 10.7
 
     @functools.cached_property
     def _whole_at_once(self) -> tuple[int, ...]:
@@ -187,8 +202,8 @@ class Cut:
 
     def _pays_narrow(self, size: int) -> bool:
         """The same of several matrices of so many elements each."""
-        if self.itemsize == 8:  # 2000 x 3000 x 5 took 151 µs in tiles, so 58
-            return size >= 1536 and self.beside <= 16
+        if self.itemsize == 8:  # 2000 x 3000 x 5 took 151 µs in tiles, so 58; but 2621 x 480 x 5 11.2 and 12.4
+            return size >= (2000 if self.beside == 2 else 3000) and self.beside <= 16
         if size >= 8192:  # 1789 x 972 x 13 bfloat16 24.2 and 10; but whether any of 1000 x 1024 x 33 bytes are true 16.9 and 26.5
             return self.itemsize > 1 or self.beside <= 16 or self.length > 2048
         if self.itemsize == 2:  # sums of 1311 x 2033 x 3 10.0 and 4.6, of 666 x 600 x 5 5.1 and 3.0; of 1777 x 450 x 10 5.2 and 6.3
@@ -201,6 +216,10 @@ class Cut:
     def line(self) -> tuple[int, int]:
         """Of `narrow` ones: elements that a program takes at once, and its warps."""
         size = self.length * self.beside
+        if self.itemsize == 8 and size < 1 << 14:
+            # More warps the more there is: maxima of 449 x 933 x 15 took 32.1 µs with two, so 11.4; 1398 x 2250 x 2 12.5, with four
+            # 11.2.
+            return (512, 8 if size >= 6000 else 4) if size >= 3000 else (256, 2)
         if size < 1 << 14 and math.lcm(self.beside, 16) <= 512:
             return 512, 4 if self.itemsize == 4 else 2  # sums of 500 x 4000 x 2 floats took 4.7 µs with two, so 3.6
         return (1024 if size < 1 << 17 or self.itemsize == 8 else 2048), 8
