@@ -129,9 +129,11 @@ def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
 
 def _run_matrices(x: torch.Tensor, f: Fold, y: torch.Tensor, g: Fold, work: int) -> bool:
     """The running sums down many small matrices of a few columns; says whether they are such. Where a thread had its columns alone,
-    186414 x 45 x 3 bfloat16 took 238 µs, so 59 (torch 188); 100000 x 60 x 2 floats 165 and 26, 20000 x 60 x 5 int64 46.5 and 31."""
+    186414 x 45 x 3 bfloat16 took 238 µs, so 59 (torch 188); 100000 x 60 x 2 floats 165 and 26, 157286 x 20 x 2 int64 73 and 41."""
     columns, n, c = f.columns, next_power(f.length), next_power(f.columns)
-    if not (f.cut.matrix and g.cut.matrix and 1 < columns < 64 and n * c <= 4096):
+    # Whole numbers of 64 bits go from lane to lane in two steps: 27962 x 45 x 5 took 59.9 and 59.5, 5825 x 120 x 9 50.7 and 67.1.
+    most = 4096 if work < 2 else 512 if columns <= 3 else 256
+    if not (f.cut.matrix and g.cut.matrix and 1 < columns < 16 and f.length > 4 and n * c <= most):
         return False
     matrices, m = f.rows // columns, max(1, _IN_WARP // (n * c))
     if blocks(matrices, m) < chips.current().multiprocessors:
@@ -179,10 +181,9 @@ def _cut(f: Fold, itemsize: int, work: int) -> tuple[int, int, int]:
 
 
 def _together(f: Fold, itemsize: int) -> bool:
-    """Whether there are so many short rows side by side that a thread takes elements of several at once. Not where sums are wider
-    than elements, since they would fill its registers (41 x 189776 bytes took 32.4 µs, so 22.0), unless they are few that lie
-    unevenly (584 x 6 x 1132 22.8 and 28.9)."""
-    return f.cut.wide and f.even and (itemsize < 8 or f.itemsize == 8 or (f.length <= 8 and f.step % 16 != 0))
+    """Whether there are so many short rows side by side that a thread takes elements of several at once; not where sums are wider
+    than elements, which would fill its registers (41 x 189776 bytes took 32.4 µs, so 22.0; 584 x 6 x 1132 24.5 and 10.6)."""
+    return f.cut.wide and f.even and (itemsize < 8 or f.itemsize == 8)
 
 
 def _singly(f: Fold, itemsize: int) -> bool:
