@@ -59,7 +59,8 @@ def test_few_warps_meet_for_each_of_many_rows(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
     for length, rows, dtype, columns in (
         (150, 140000, torch.bfloat16, 8), (150, 140000, torch.uint8, 8), (77, 20000, torch.float32, 16),
-        (100, 120000, torch.float32, 8), (400, 70000, torch.float32, 16), (200, 120000, torch.float32, 16),
+        (90, 120000, torch.float32, 8), (100, 120000, torch.float32, 16), (400, 70000, torch.float32, 16),
+        (200, 120000, torch.float32, 16),
         (200, 140000, torch.float32, 8),
     ):  # fmt: skip
         assert cut((length, rows), 0, dtype).tile == (64, columns) and cut((length, rows), 0, dtype).warps == 2, (length, rows)
@@ -202,19 +203,59 @@ def test_a_matrix_of_few_columns_is_read_in_lines(columns: int, monkeypatch: pyt
     assert torch.equal(registry.OPERATORS["any.dim"].function(x > 3.5, 0), (x > 3.5).any(0))
 
 
-def test_a_few_columns_of_eight_bytes_come_in_small_tiles_or_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+VALUE_CUTS: list[tuple[tuple[int, ...], torch.dtype, tuple[int, ...]]] = [
+    ((2621, 120, 20), torch.float64, (32, 8, 1, 1, 4, 1)),
+    ((1398, 225, 20), torch.int64, (16, 16, 1, 1, 4, 1)),
+    ((7864, 400, 2), torch.float64, (16, 32, 2, 1, 4, 1)),
+    ((449, 700, 20), torch.int64, (16, 64, 4, 1, 2, 1)),
+    ((139, 2500, 18), torch.float64, (8, 128, 4, 1, 2, 1)),
+    ((1966, 100, 8), torch.float64, (16, 32, 2, 1, 2, 1)),
+    ((655, 300, 8), torch.int64, (8, 64, 2, 1, 2, 1)),
+    ((97, 560, 24), torch.float64, (8, 128, 4, 1, 2, 1)),
+    ((1, 100, 40000), torch.float64, (32, 16, 2, 1, 2, 1)),
+    ((65, 300, 322), torch.int64, (32, 32, 4, 1, 2, 1)),
+    ((4183, 1504, 1), torch.float64, (2, 256, 4, 1, 2, 1)),
+    ((2000, 3008, 1), torch.int64, (1, 512, 4, 1, 2, 1)),
+    ((1871, 7, 401), torch.float32, (128, 8, 4, 1, 1, 1)),
+    ((20971, 20, 3), torch.int32, (128, 8, 4, 1, 2, 1)),
+    ((1, 2000, 24000), torch.bfloat16, (64, 16, 2, 4, 1, 3)),
+    ((1, 2000, 50000), torch.float16, (64, 32, 4, 4, 4, 1)),
+    ((1, 6000, 20008), torch.bfloat16, (64, 32, 4, 3, 1, 1)),
+    ((9000, 12, 66), torch.uint8, (128, 16, 4, 1, 1, 1)),
+    ((2000, 200, 33), torch.uint8, (128, 8, 4, 1, 4, 1)),
+    ((155, 900, 45), torch.uint8, (32, 64, 4, 1, 2, 1)),
+]
+
+
+@pytest.mark.parametrize("shape, dtype, choice", VALUE_CUTS, ids=str)
+def test_folds_to_a_value_have_cuts_of_their_own(
+    shape: tuple[int, ...], dtype: torch.dtype, choice: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
-    for shape, tile in (
-        ((7864, 100, 8), (32, 16)), ((2621, 300, 8), (8, 64)), ((1398, 225, 20), (16, 32)), ((449, 700, 20), (8, 128)),
-    ):  # fmt: skip
-        found = cut(shape, 1, torch.float64)
-        assert not found.narrow and (found.of_values["M"], found.of_values["N"]) == tile, shape
-    for shape, line in (
-        ((2621, 1200, 2), (256, 2)),
-        ((1398, 900, 5), (512, 4)),
-        ((449, 933, 15), (512, 8)),
-        ((9, 9000, 15), (1024, 8)),
-    ):
+    found = cut(shape, 1, dtype)
+    assert not found.narrow and tuple(found.of_values.values()) == choice
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape, dtype, choice", VALUE_CUTS, ids=str)
+def test_cuts_of_their_own_fold_right(shape: tuple[int, ...], dtype: torch.dtype, choice: tuple[int, ...], device: str) -> None:
+    if dtype.is_floating_point:
+        x = torch.randn(shape, device=device).to(dtype)
+    else:
+        x = torch.randint(0, 100, shape, device=device, dtype=dtype)
+    at = torch.randint(0, shape[1], (shape[0], 1, shape[2]), device=device)  # what decides may stand anywhere
+    x.scatter_(1, at, 111)
+    assert bool((registry.OPERATORS["amax"].function(x, [1]) == 111).all())
+    double = x.double()
+    exact = {"rtol": 1e-2, "atol": 0.5} if dtype.itemsize == 2 else {"rtol": 1e-5, "atol": 1e-2}
+    torch.testing.assert_close(registry.OPERATORS["sum.dim_IntList"].function(x, [1]).double(), double.sum(1), **exact)
+    assert torch.equal(registry.OPERATORS["any.dim"].function(x == 111, 1), (x == 111).any(1))
+
+
+def test_a_few_columns_of_eight_bytes_come_in_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    lines = (((2621, 1200, 2), (256, 2)), ((1398, 900, 5), (512, 4)), ((449, 933, 15), (512, 8)), ((9, 9000, 15), (1024, 8)))
+    for shape, line in lines:
         found = cut(shape, 1, torch.int64)
         assert found.narrow and found.line == line, shape
     assert not cut((7943, 60, 12), 1, torch.float64).of_values  # which a tile holds whole

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from trireme.kernels import chips
+from trireme.kernels import chips, value_cuts
 from trireme.kernels.launch import blocks, next_power
 
 WIDE = 512  # rows of a tile of very many short ones, four for each thread of four warps
@@ -21,7 +21,6 @@ LONG = 4096  # elements of a row beside others from which on it is cut different
 # far in each part.
 MOST_COUNTED = 2**31 - 2**23
 _CHOICE = ("M", "N", "warps", "splits", "unroll", "stages")
-_JOINING = {1: 16, 2: 8, 4: 14}  # tiles of elements of so many bytes that are read in the time that joining parts takes
 # Tiles and warps that are worth trying for rows side by side, many and short or not, and for rows that lie one after the other.
 _SHORT = [(256, 1, 4), (128, 1, 4), (512, 1, 4), (256, 1, 2)]
 _ACROSS = [(64, 16, 2), (64, 32, 4), (32, 32, 4), (64, 8, 2), (64, 16, 4), (32, 64, 4), (128, 16, 4), (128, 8, 2)]
@@ -95,92 +94,13 @@ class Cut:
     @functools.cached_property
     def of_values(self) -> dict[str, int]:
         """What a fold to a value, which keeps one number for each lane, puts in the place of the rules; nothing where they do."""
-        choice = self._pairs or self._few_doubles or self._unshared or self._much or self._whole_at_once
+        choice = value_cuts.choice(self)
         return dict(zip(_CHOICE, choice, strict=True)) if choice else {}
 
-    @functools.cached_property
-    def _pairs(self) -> tuple[int, ...]:
-        """Of `byte_pairs`: tiles of these."""
-        if not self.byte_pairs:
-            return ()
-        if self.length <= 256 and self.rows >= 60000:  # 2000 x 80 x 130 took 10.1 µs one by one, so 7.5; 50 x 33 x 2002 3.1 and 2.3
-            return 256, 8, 4, 1, 4, 1
-        if self.rows >= 1 << 15:  # 4 x 896 x 9978 took 19.0 µs one by one, so 14.5; 40 x 600 x 1002 13.3 and 10.2
-            return 64, 32, 4, 1, 2, 1
-        # 60 x 200 x 102 took 4.2 µs one by one, so 2.0; 1 x 3000 x 5002 11.1 and in three parts 9.3.
-        parts = max(1, min(4 * chips.current().multiprocessors // blocks(self.rows, 32), self.length // 768))
-        return 32, 64, 4, parts, 2, 1
-
-    @functools.cached_property
-    def _few_doubles(self) -> tuple[int, ...]:
-        """Of elements of eight bytes in a few columns, neither short nor very long: small tiles, two of them on their way."""
-        if not self.across or self.itemsize < 8 or self.even or self.beside >= 64 or self.rows < 1024:
-            return ()
-        if not 64 < self.length <= 1024:
-            return ()
-        if self.length <= 160:  # maxima of 7864 x 100 x 8 took 23.0 µs in tiles of 32 by 64, so 12.1; 2621 x 120 x 20 24.6 and 13.1
-            return 32, 16, 2, 1, 2, 1
-        if self.length > 480:  # 9000 x 600 x 2 48.6 and 23.9; 449 x 700 x 20 37.9 and 13.2
-            return 8, 128, 4, 1, 2, 1
-        if self.large and self.beside > 16:  # 1398 x 225 x 20 25.6, in tiles of 8 by 64 16.6, so 12.9
-            return 16, 32, 2, 1, 2, 1
-        return 8, 64, 2, 1, 2, 1  # 7864 x 400 x 2 30.0 and 12.4; 2621 x 300 x 8 14.1 and 10.7
-
-    @functools.cached_property
-    def _whole_at_once(self) -> tuple[int, ...]:
-        """Where very many short rows of two bytes lie side by side, in lines that begin at pairs or anywhere, of which each thread
-        would take single elements, or in short lines: a tile that holds them whole."""
-        anywhere = self.common == 1 and not self.even
-        if not self.wide or self.itemsize != 2:
-            return ()
-        if self.even and self.length > 48 and self.beside <= 32:
-            return 32, 64, 2, 1, 1, 1  # means of 26261 x 60 x 16 took 17.7 µs, so 13.9
-        if (anywhere or self.common == 2) and 8 < self.length <= 16:
-            return 128, 16, 4 if anywhere else 2, 1, 1, 1  # norms of 46008 x 16 x 26 took 14.0 µs, so 8.2
-        if self.common != 2 or self.length <= 4:
-            return ()
-        if self.length <= 8:
-            return 256, 8, 4, 1, 1, 1  # sums of 46008 x 8 x 26 took 5.4 µs, so 4.0
-        if self.length <= 24:  # means of 23 x 18 x 1870 took 7.0 µs with two warps, which ask for one element at a time; so 1.9
-            return 256, 4, 4, 1, 2, 1
-        return 64, 32, 2, 1, 1, 1  # norms of 9000 x 32 x 50 took 7.7 µs, so 6.2
-
-    @functools.cached_property
-    def _much(self) -> tuple[int, ...]:
-        """Of more than a cache holds in even rows, long and many: what is asked for in registers, for which a way through shared
-        memory is too narrow."""
-        size = chips.current().fold_tile
-        many = self.even and not self.across and self.rows >= 4 * chips.current().multiprocessors
-        if not (many and self.large and size < self.length <= 4 * size):
-            return ()
-        if self.itemsize == 4:
-            return 1, 1024, 4, 1, 4, 1  # sums of 4300 x 4112 took 20.2 µs through shared memory, so 18.0
-        if self.itemsize == 2:  # of 5000 x 4608 11.5 and 7.2, of 2400 x 10240 12.8 and 8.2
-            return (4, 256, 4, 1, 4, 1) if self.length <= 7000 else (4, 512, 8, 1, 2, 1)
-        return ()
-
-    @functools.cached_property
-    def _unshared(self) -> tuple[int, ...]:
-        """Of rows side by side that the rules would let several programs share, although joining takes longer than reading on: one
-        program each; nothing where sharing pays, or is not meant."""
-        if not self.across or self.itemsize == 8 or self.splits == 1:
-            return ()
-        if self.even:
-            m, n, warps, *ahead = self.way
-            return (m, n, warps, 1, *ahead) if self._reads_on(blocks(self.rows, m), blocks(self.length, n)) else ()
-        if self.beside < 64 and 64 < self.length <= 256 and self.rows >= 4096:
-            return 32, 32, 4, 1, 2, 1  # sums of 4016 x 166 x 6 bfloat16 took 5.6 µs by two, so 3.0; of 2000 x 180 x 10 5.6 and 2.8
-        if self.beside >= 64 and self.common == 1 and 256 < self.length <= 1200 and 5600 <= self.rows < MANY:
-            return 32, 64, 4, 1, 2, 1  # of 2 x 600 x 6001 7.4 µs by five, so 5.3; of 3 x 700 x 3001 floats 7.3 and 5.4
-        return ()
-
-    def _reads_on(self, tracks: int, tiles: int) -> bool:
-        """Whether a program reads all tiles of its rows as soon as several have read and joined their parts, which takes as long as
-        some more tiles: sums of 600 x 3072 floats took 6.5 µs by five, so 2.7; of 2000 x 6000 bfloat16 8.2 by two, so 6.5; but of
-        3056 x 1024 3.7 by four and more alone."""
-        processors = chips.current().multiprocessors
-        shared = blocks(self.splits * tracks, processors) * blocks(tiles, self.splits)
-        return not self.large and (tracks > processors or tiles <= shared + _JOINING[self.itemsize])
+    @property
+    def many(self) -> bool:
+        """Whether so many rows lie side by side that a program takes a narrow strip of them."""
+        return self.rows >= MANY
 
     @functools.cached_property
     def bare(self) -> bool:
@@ -208,6 +128,8 @@ class Cut:
             return self.itemsize > 1 or self.beside <= 16 or self.length > 2048
         if self.itemsize == 2:  # sums of 1311 x 2033 x 3 10.0 and 4.6, of 666 x 600 x 5 5.1 and 3.0; of 1777 x 450 x 10 5.2 and 6.3
             return size >= 2560 and self.beside <= 16 and (self.beside % 2 == 1 or self.beside <= 6)
+        if self.beside > 16 and (self.length <= 128 if self.itemsize == 4 else self.common == 1):
+            return False  # sums of 4369 x 120 x 24 floats 12.0 and 17.8; whether any of 2000 x 200 x 33 bytes are true 6.3 and 11.9
         # Maxima of 656 x 203 x 30 bytes 5.4 and 3.1, sums of 4000 x 500 x 2 floats 8.5 and 5.4, of 500 x 615 x 13 6.5 and 3.7; but
         # of 2000 x 100 x 20 3.7 and 5.4.
         return size >= (2560 if self.beside > 16 else 900 if self.beside == 2 and self.itemsize == 4 else 1900)
@@ -216,7 +138,7 @@ class Cut:
     def line(self) -> tuple[int, int]:
         """Of `narrow` ones: elements that a program takes at once, and its warps."""
         size = self.length * self.beside
-        if self.itemsize == 8 and size < 1 << 14:
+        if self.itemsize == 8 and size < 1 << 17:
             # More warps the more there is: maxima of 449 x 933 x 15 took 32.1 µs with two, so 11.4; 1398 x 2250 x 2 12.5, with four
             # 11.2.
             return (512, 8 if size >= 6000 else 4) if size >= 3000 else (256, 2)
@@ -456,8 +378,9 @@ class Cut:
             return Way(64, 8, 2, unroll=4)  # whether any of 400 x 70000 is true took 12.7 µs with one warp, so 7.4
         if self.rows >= 3 << 16 and self.itemsize == 2:
             return Way(128, 8, 2, unroll=4)  # 66 x 300000 took 10.6 µs with 64, so 8.6
-        if self.itemsize == 4 and 64 < self.length <= 128 and self._held:
-            return Way(64, 16, 2, unroll=2)  # 360 x 120 x 208 floats took 7.6 µs in tiles of 8, so 6.5; 3000 x 100 x 12 4.1 and 3.7
+        if self.itemsize == 4 and 64 < self.length <= 128 and (self._held or self.length > 96):
+            # 360 x 120 x 208 took 7.6 µs in tiles of 8, so 6.5; 24 x 128 x 4004 12.7 and 10.2. But 112 x 70 x 1600 10.6 and 14.0.
+            return Way(64, 16, 2, unroll=2)
         short = self.eights and not fewer and (self.itemsize == 2 or self.rows >= 1 << 17)
         if self.length <= (256 if short else 128) or (slow and self.length > 256):
             # 256 x 65536 halves took 7.2 µs in tiles of 16, so 6.1; 400 x 100004 floats 42.2 and 40.1.

@@ -1,0 +1,166 @@
+"""How folds to a value, which keep one number for each lane, are cut where they want other tiles than `cut` gives to all kernels.
+Each rule stands beside what sums or maxima took on an H200 as `cut` has them, and so, in µs. Knows sizes, nothing of kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trireme.kernels import chips
+from trireme.kernels.launch import blocks
+
+if TYPE_CHECKING:
+    from trireme.kernels.cut import Cut
+
+Choice = tuple[int, ...]  # rows, columns, warps, splits, unroll and stages; nothing where the rules of `cut` do
+_JOINING = {1: 16, 2: 8, 4: 14}  # tiles of elements of so many bytes that are read in the time that joining parts takes
+# Of elements of eight bytes in a few columns, up to so many of them: of much, and of what a cache holds.
+_MUCH_IN_FEW: dict[int, Choice] = {
+    160: (32, 8, 1, 1, 4, 1),  # 2621 x 120 x 20 took 24.6 in tiles of 32 by 64; 1638 x 160 x 24 19.5, so 12.0
+    320: (16, 16, 1, 1, 4, 1),  # 1398 x 225 x 20 25.6; 1048 x 250 x 5 11.0
+    480: (16, 32, 2, 1, 4, 1),  # 7864 x 400 x 2 30.0; 728 x 480 x 18 17.7 and 11.8
+    1000: (16, 64, 4, 1, 2, 1),  # 449 x 700 x 20 37.9; 340 x 560 x 33 17.0 and 11.0
+    4096: (8, 128, 4, 1, 2, 1),  # 218 x 1200 x 24 26.3 and 12.0; 139 x 2500 x 18 29.2 and 12.8
+}
+_LITTLE_IN_FEW: dict[int, Choice] = {
+    160: (16, 32, 2, 1, 2, 1),  # 1966 x 100 x 8 4.4 and 3.4
+    480: (8, 64, 2, 1, 2, 1),  # 655 x 300 x 8 4.8 and 3.5
+    1600: (8, 128, 4, 1, 2, 1),  # 349 x 562 x 8 4.9 and 3.4
+}
+
+
+def choice(cut: Cut) -> Choice:
+    """What folds to a value put in the place of the rules."""
+    if cut.itemsize == 8:
+        return _doubles_in_few(cut) or _doubles_side_by_side(cut) or _doubles_in_rows(cut)
+    if cut.itemsize == 4:
+        return _single_floats(cut) or _unshared(cut) or _much(cut)
+    if cut.itemsize == 2:
+        return _long_halves(cut) or _unshared(cut) or _much(cut) or _short_halves(cut)
+    return _byte_pairs(cut) or _bytes_in_few(cut) or _unshared(cut)
+
+
+def _doubles_in_few(cut: Cut) -> Choice:
+    """Of eight bytes in a few columns, neither short nor very long: small tiles, several on their way."""
+    if not cut.across or cut.even or cut.beside >= 64 or cut.rows < 1024 or cut.length <= 64:
+        return ()
+    return next((way for longest, way in (_MUCH_IN_FEW if cut.large else _LITTLE_IN_FEW).items() if cut.length <= longest), ())
+
+
+def _doubles_side_by_side(cut: Cut) -> Choice:
+    """The same in many."""
+    if not cut.across or cut.beside < 64:
+        return ()
+    if cut.even:  # maxima of 100 x 40000 took 6.9, so 5.8
+        return (32, 16, 2, 1, 2, 1) if cut.many and 64 < cut.length <= 128 and not cut.large else ()
+    # 65 x 300 x 322 12.3 and 11.0, 3 x 300 x 5001 7.0 and 6.2, 20 x 900 x 1002 36.6 and 35.7.
+    return (32, 32, 4, 1, 2, 1) if 160 < cut.length <= 2048 and 8192 <= cut.rows < 32000 else ()
+
+
+def _doubles_in_rows(cut: Cut) -> Choice:
+    """Many even rows, which tiles of whole ones would leave partly empty: 4183 x 1504 took 11.7, so 9.6; 2000 x 3008 10.7 and
+    7.9."""
+    if cut.across or not cut.even or cut.rows < 8 * chips.current().multiprocessors or not 1024 < cut.length <= 4096:
+        return ()
+    return (2, 256, 4, 1, 2, 1) if cut.length <= 2048 else (1, 512, 4, 1, 2, 1)
+
+
+def _single_floats(cut: Cut) -> Choice:
+    """Very many short rows of four bytes in lines that begin anywhere, of which a thread had one or several alone: 1871 x 7 x 4001
+    took 103.8, so 56.9; 209715 x 20 x 3 23.7 and 16.3; 132395 x 12 x 33 61.4 and 54.5."""
+    if not cut.wide or cut.even or cut.length <= 4:
+        return ()
+    return 128, 8, 4, 1, 1 if cut.length <= 8 else 2, 1
+
+
+def _long_halves(cut: Cut) -> Choice:
+    """Much of two bytes in long rows side by side, for which tiles of 32 are too small: 12000 x 24000 took 163, so 134; 5000 x
+    50000 158 and 128. In lines of eights that are too long to be called even, as many parts as fill the chip: 6000 x 20008 79 and
+    62."""
+    if not (cut.across and cut.large and cut.many and cut.length > 1536):
+        return ()
+    if cut.even:
+        return (64, 16, 2, 4, 1, 3) if cut.rows < 30000 else (64, 32, 4, 4, 4, 1) if 40000 <= cut.rows < 1 << 16 else ()
+    parts = round(8 * chips.current().multiprocessors / blocks(cut.rows, 64))
+    return (64, 32, 4, max(1, parts), 1, 1) if cut.common == 8 else ()
+
+
+def _short_halves(cut: Cut) -> Choice:
+    """Where very many short rows of two bytes lie side by side, in lines that begin at pairs or anywhere, of which each thread
+    would take single elements, or in short lines: a tile that holds them whole."""
+    anywhere = cut.common == 1 and not cut.even
+    if not cut.wide:
+        return ()
+    if cut.even and cut.length > 48 and cut.beside <= 32:
+        return 32, 64, 2, 1, 1, 1  # means of 26261 x 60 x 16 took 17.7, so 13.9
+    if (anywhere or cut.common == 2) and 8 < cut.length <= 16:
+        return 128, 16, 4 if anywhere else 2, 1, 1, 1  # norms of 46008 x 16 x 26 took 14.0, so 8.2
+    if cut.common != 2 or cut.length <= 4:
+        return ()
+    if cut.length <= 8:
+        return 256, 8, 4, 1, 1, 1  # sums of 46008 x 8 x 26 took 5.4, so 4.0
+    if cut.length <= 24:  # means of 23 x 18 x 1870 took 7.0 with two warps, which ask for one element at a time; so 1.9
+        return 256, 4, 4, 1, 2, 1
+    return 64, 32, 2, 1, 1, 1  # norms of 9000 x 32 x 50 took 7.7, so 6.2
+
+
+def _much(cut: Cut) -> Choice:
+    """Of more than a cache holds in even rows, long and many: what is asked for in registers, for which a way through shared
+    memory is too narrow."""
+    size = chips.current().fold_tile
+    many = cut.even and not cut.across and cut.rows >= 4 * chips.current().multiprocessors
+    if not (many and cut.large and size < cut.length <= 4 * size):
+        return ()
+    if cut.itemsize == 4:
+        return 1, 1024, 4, 1, 4, 1  # sums of 4300 x 4112 took 20.2 through shared memory, so 18.0
+    return (
+        (4, 256, 4, 1, 4, 1) if cut.length <= 7000 else (4, 512, 8, 1, 2, 1)
+    )  # 5000 x 4608 11.5 and 7.2, 2400 x 10240 12.8 and 8.2
+
+
+def _unshared(cut: Cut) -> Choice:
+    """Of rows side by side that the rules would let several programs share, although joining takes longer than reading on: one
+    program each; nothing where sharing pays, or is not meant."""
+    if not cut.across or cut.splits == 1:
+        return ()
+    if cut.even:
+        m, n, warps, *ahead = cut.way
+        return (m, n, warps, 1, *ahead) if _reads_on(cut, blocks(cut.rows, m), blocks(cut.length, n)) else ()
+    if cut.beside < 64 and 64 < cut.length <= 256 and cut.rows >= 4096:
+        return 32, 32, 4, 1, 2, 1  # sums of 4016 x 166 x 6 bfloat16 took 5.6 by two, so 3.0; of 2000 x 180 x 10 5.6 and 2.8
+    if cut.beside >= 64 and cut.common == 1 and 256 < cut.length <= 1200 and cut.rows >= 5600 and not cut.many:
+        return 32, 64, 4, 1, 2, 1  # of 2 x 600 x 6001 7.4 by five, so 5.3; of 3 x 700 x 3001 floats 7.3 and 5.4
+    return ()
+
+
+def _reads_on(cut: Cut, tracks: int, tiles: int) -> bool:
+    """Whether a program reads all tiles of its rows as soon as several have read and joined their parts, which takes as long as
+    some more tiles: sums of 600 x 3072 floats took 6.5 by five, so 2.7; of 2000 x 6000 bfloat16 8.2 by two, so 6.5; but of
+    3056 x 1024 3.7 by four and more alone."""
+    processors = chips.current().multiprocessors
+    shared = blocks(cut.splits * tracks, processors) * blocks(tiles, cut.splits)
+    return not cut.large and (tracks > processors or tiles <= shared + _JOINING[cut.itemsize])
+
+
+def _byte_pairs(cut: Cut) -> Choice:
+    """Tiles of pairs of bytes, and of short rows of such whole."""
+    if cut.wide and cut.common == 2 and not cut.even and 8 < cut.length <= 16:
+        return 128, 16, 4, 1, 1, 1  # whether any of 63550 x 12 x 66 are true took 39.8, so 26.4
+    if not cut.byte_pairs:
+        return ()
+    if cut.length <= 256 and cut.rows >= 60000:  # 2000 x 80 x 130 took 10.1 one by one, so 7.5; 50 x 33 x 2002 3.1 and 2.3
+        return 256, 8, 4, 1, 4, 1
+    if cut.rows >= 1 << 15:  # 4 x 896 x 9978 took 19.0 one by one, so 14.5; 40 x 600 x 1002 13.3 and 10.2
+        return 64, 32, 4, 1, 2, 1
+    # 60 x 200 x 102 took 4.2 one by one, so 2.0; 1 x 3000 x 5002 11.1 and in three parts 9.3.
+    parts = max(1, min(4 * chips.current().multiprocessors // blocks(cut.rows, 32), cut.length // 768))
+    return 32, 64, 4, parts, 2, 1
+
+
+def _bytes_in_few(cut: Cut) -> Choice:
+    """Bytes in an odd number of columns, neither very few nor many: whether any of 9321 x 120 x 45 are true took 39.9 in lines, so
+    23.8; of 3000 x 300 x 45 27.2 and 18.8; maxima of 155 x 900 x 45 6.8 and 5.5."""
+    if not (cut.across and cut.common == 1 and not cut.even and 16 < cut.beside < 64):
+        return ()
+    if 32 < cut.length <= 512 and cut.rows >= 8192:
+        return 128, 8, 4, 1, 4, 1
+    return (32, 64, 4, 1, 2, 1) if 512 < cut.length <= 2048 and cut.rows >= 4096 else ()
