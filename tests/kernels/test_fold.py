@@ -214,8 +214,10 @@ VALUE_CUTS: list[tuple[tuple[int, ...], torch.dtype, tuple[int, ...]]] = [
     ((97, 560, 24), torch.float64, (8, 128, 4, 1, 2, 1)),
     ((1, 100, 40000), torch.float64, (32, 16, 2, 1, 2, 1)),
     ((65, 300, 322), torch.int64, (32, 32, 4, 1, 2, 1)),
+    ((7561, 64, 13), torch.float64, (128, 8, 4, 1, 2, 1)),
     ((4183, 1504, 1), torch.float64, (2, 256, 4, 1, 2, 1)),
     ((2000, 3008, 1), torch.int64, (1, 512, 4, 1, 2, 1)),
+    ((9000, 4, 13), torch.float32, (256, 4, 4, 1, 1, 1)),
     ((1871, 7, 401), torch.float32, (128, 8, 4, 1, 1, 1)),
     ((20971, 20, 3), torch.int32, (128, 8, 4, 1, 2, 1)),
     ((1, 2000, 24000), torch.bfloat16, (64, 16, 2, 4, 1, 3)),
@@ -258,7 +260,7 @@ def test_a_few_columns_of_eight_bytes_come_in_lines(monkeypatch: pytest.MonkeyPa
     for shape, line in lines:
         found = cut(shape, 1, torch.int64)
         assert found.narrow and found.line == line, shape
-    assert not cut((7943, 60, 12), 1, torch.float64).of_values  # which a tile holds whole
+    assert not cut((4000, 60, 12), 1, torch.float64).of_values  # which a tile holds whole
 
 
 def test_copies_ahead_only_of_whole_lines_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -568,12 +570,13 @@ def test_short_rows_in_lines_of_pairs_are_held_whole(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(chips, "current", lambda: chips.HOPPER)
         held = {(8, 26): (256, 8, 4), (16, 26): (128, 16, 2), (9, 27): (128, 16, 4), (24, 26): (256, 4, 4), (32, 50): (64, 32, 2)}
+        held |= {(7, 27): (256, 8, 4), (24, 27): (128, 8, 4)}
         for (length, columns), tile in held.items():
             choice = cut((40000, length, columns), 1, torch.float16).of_values
             assert tuple(choice[name] for name in ("M", "N", "warps")) == tile, (length, columns)
         held = cut((30000, 60, 16), 1, torch.bfloat16).of_values
         assert (held["M"], held["N"]) == (32, 64) and not cut((60, 480000), 0, torch.bfloat16).of_values
-        for length, columns in ((4, 26), (8, 27), (16, 28), (16, 24), (16, 32), (24, 27), (33, 26)):
+        for length, columns in ((4, 26), (4, 27), (16, 28), (16, 24), (16, 32), (33, 26)):
             assert not cut((40000, length, columns), 1, torch.float16).of_values, (length, columns)
         assert not cut((40000, 16, 26), 1).of_values and not cut((4, 16, 26), 1, torch.float16).of_values
     monkeypatch.setattr(Cut, "of_values", {"M": 128, "N": 16, "warps": 2, "splits": 1, "unroll": 1, "stages": 1})

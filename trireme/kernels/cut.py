@@ -128,8 +128,10 @@ class Cut:
             return self.itemsize > 1 or self.beside <= 16 or self.length > 2048
         if self.itemsize == 2:  # sums of 1311 x 2033 x 3 10.0 and 4.6, of 666 x 600 x 5 5.1 and 3.0; of 1777 x 450 x 10 5.2 and 6.3
             return size >= 2560 and self.beside <= 16 and (self.beside % 2 == 1 or self.beside <= 6)
-        if self.beside > 16 and (self.length <= 128 if self.itemsize == 4 else self.common == 1):
-            return False  # sums of 4369 x 120 x 24 floats 12.0 and 17.8; whether any of 2000 x 200 x 33 bytes are true 6.3 and 11.9
+        if self.itemsize == 4 and 16 < self.beside <= 32 and self.even and self.length <= 192:
+            return False  # sums of 4369 x 120 x 24 12.0 and 17.8, of 4493 x 140 x 20 12.6 and 17.0
+        if self.itemsize == 1 and self.beside > 16 and self.common == 1:
+            return False  # whether any of 2000 x 200 x 33 are true 6.3 and 11.9
         # Maxima of 656 x 203 x 30 bytes 5.4 and 3.1, sums of 4000 x 500 x 2 floats 8.5 and 5.4, of 500 x 615 x 13 6.5 and 3.7; but
         # of 2000 x 100 x 20 3.7 and 5.4.
         return size >= (2560 if self.beside > 16 else 900 if self.beside == 2 and self.itemsize == 4 else 1900)
@@ -367,7 +369,7 @@ class Cut:
             # 4630 x 382 x 16 floats took 35.8 µs with 64 rows, of four matrices; so 28.0.
             if self.itemsize == 2:
                 return Way(32, 16, 2)
-            if self.length <= 128 and self.beside > 16:
+            if self.length <= 192 and self.beside > 16:
                 return Way(64, 16, 2, unroll=2)  # 2000 x 100 x 20 floats took 5.6 µs in the tiles below, so 3.7
             return Way(16, 64, 2, unroll=2) if self.beside == 16 else Way(32, 32, 2, stages=3)
         slow = self.itemsize == 4 and not self.eights  # through shared memory: 290 x 40004 took 10.0 µs, so 8.2

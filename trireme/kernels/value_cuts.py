@@ -48,7 +48,11 @@ def _doubles_in_few(cut: Cut) -> Choice:
 
 def _doubles_side_by_side(cut: Cut) -> Choice:
     """The same in many."""
-    if not cut.across or cut.beside < 64:
+    if not cut.across:
+        return ()
+    if cut.wide:  # 7561 x 64 x 13 took 15.4, so 11.1; 24 x 64 x 4001 12.4 and 8.7
+        return (128, 8, 4, 1, 2, 1) if cut.length > 40 and not cut.even else ()
+    if cut.beside < 64:
         return ()
     if cut.even:  # maxima of 100 x 40000 took 6.9, so 5.8
         return (32, 16, 2, 1, 2, 1) if cut.many and 64 < cut.length <= 128 and not cut.large else ()
@@ -67,8 +71,10 @@ def _doubles_in_rows(cut: Cut) -> Choice:
 def _single_floats(cut: Cut) -> Choice:
     """Very many short rows of four bytes in lines that begin anywhere, of which a thread had one or several alone: 1871 x 7 x 4001
     took 103.8, so 56.9; 209715 x 20 x 3 23.7 and 16.3; 132395 x 12 x 33 61.4 and 54.5."""
-    if not cut.wide or cut.even or cut.length <= 4:
+    if not cut.wide or cut.even or cut.length < 4:
         return ()
+    if cut.length == 4:
+        return 256, 4, 4, 1, 1, 1  # 1310720 x 4 x 3 22.9 and 19.3
     return 128, 8, 4, 1, 1 if cut.length <= 8 else 2, 1
 
 
@@ -94,10 +100,12 @@ def _short_halves(cut: Cut) -> Choice:
         return 32, 64, 2, 1, 1, 1  # means of 26261 x 60 x 16 took 17.7, so 13.9
     if (anywhere or cut.common == 2) and 8 < cut.length <= 16:
         return 128, 16, 4 if anywhere else 2, 1, 1, 1  # norms of 46008 x 16 x 26 took 14.0, so 8.2
-    if cut.common != 2 or cut.length <= 4:
+    if not (anywhere or cut.common == 2) or cut.length <= 4:
         return ()
     if cut.length <= 8:
-        return 256, 8, 4, 1, 1, 1  # sums of 46008 x 8 x 26 took 5.4, so 4.0
+        return 256, 8, 4, 1, 1, 1  # sums of 46008 x 8 x 26 took 5.4, so 4.0; of 55309 x 7 x 65 31.5 and 16.9
+    if anywhere:
+        return 128, 8, 4, 1, 2, 1  # of 1935 x 25 x 65 3.5 and 2.7
     if cut.length <= 24:  # means of 23 x 18 x 1870 took 7.0 with two warps, which ask for one element at a time; so 1.9
         return 256, 4, 4, 1, 2, 1
     return 64, 32, 2, 1, 1, 1  # norms of 9000 x 32 x 50 took 7.7, so 6.2
