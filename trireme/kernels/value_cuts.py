@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trireme.kernels import chips
-from trireme.kernels.launch import blocks
+from trireme.kernels.launch import blocks, next_power
 
 if TYPE_CHECKING:
     from trireme.kernels.cut import Cut
@@ -33,7 +33,7 @@ def choice(cut: Cut) -> Choice:
     if cut.itemsize == 8:
         return _doubles_in_few(cut) or _doubles_side_by_side(cut) or _doubles_in_rows(cut)
     if cut.itemsize == 4:
-        return _single_floats(cut) or _unshared(cut) or _much(cut)
+        return _short_floats(cut) or _floats_in_rows(cut) or _unshared(cut) or _much(cut)
     if cut.itemsize == 2:
         return _long_halves(cut) or _unshared(cut) or _much(cut) or _short_halves(cut)
     return _byte_pairs(cut) or _bytes_in_few(cut) or _unshared(cut)
@@ -54,8 +54,8 @@ def _doubles_side_by_side(cut: Cut) -> Choice:
         return (128, 8, 4, 1, 2, 1) if cut.length > 40 and not cut.even else ()
     if cut.beside < 64:
         return ()
-    if cut.even:  # maxima of 100 x 40000 took 6.9, so 5.8
-        return (32, 16, 2, 1, 2, 1) if cut.many and 64 < cut.length <= 128 and not cut.large else ()
+    if cut.even:  # maxima of 100 x 40000 took 6.9, so 5.9; norms of 120 x 32016 7.6 and 5.2
+        return (32, 8, 2, 1, 1, 3) if cut.many and 64 < cut.length <= 128 and not cut.large else ()
     # 65 x 300 x 322 12.3 and 11.0, 3 x 300 x 5001 7.0 and 6.2, 20 x 900 x 1002 36.6 and 35.7.
     return (32, 32, 4, 1, 2, 1) if 160 < cut.length <= 2048 and 8192 <= cut.rows < 32000 else ()
 
@@ -68,14 +68,28 @@ def _doubles_in_rows(cut: Cut) -> Choice:
     return (2, 256, 4, 1, 2, 1) if cut.length <= 2048 else (1, 512, 4, 1, 2, 1)
 
 
-def _single_floats(cut: Cut) -> Choice:
+def _short_floats(cut: Cut) -> Choice:
     """Very many short rows of four bytes in lines that begin anywhere, of which a thread had one or several alone: 1871 x 7 x 4001
-    took 103.8, so 56.9; 209715 x 20 x 3 23.7 and 16.3; 132395 x 12 x 33 61.4 and 54.5."""
-    if not cut.wide or cut.even or cut.length < 4:
+    took 103.8, so 56.9; 209715 x 20 x 3 23.7 and 16.3; 132395 x 12 x 33 61.4 and 54.5. Or in lines of pairs."""
+    if not cut.wide or cut.length < 4:
+        return ()
+    if cut.even and cut.common == 2:  # 104857 x 20 x 6 18.4 and 15.3, 46603 x 45 x 6 16.2 and 13.4, 419430 x 5 x 6 16.4 and 15.2
+        if cut.length > 16:
+            return (256, 4, 4, 1, 2, 1) if cut.large or cut.length <= 32 else ()
+        return (256, 8, 4, 1, 1, 1) if 4 < cut.length <= 8 else ()
+    if cut.even:
         return ()
     if cut.length == 4:
         return 256, 4, 4, 1, 1, 1  # 1310720 x 4 x 3 22.9 and 19.3
     return 128, 8, 4, 1, 1 if cut.length <= 8 else 2, 1
+
+
+def _floats_in_rows(cut: Cut) -> Choice:
+    """Many even rows of four bytes that would leave much of a tile of powers of two empty: 8366 x 1504 took 12.0, so 8.7; 4000 x
+    3008 10.6 and 8.4."""
+    if cut.across or not cut.even or cut.rows < 4000 or not 1024 < cut.length <= 4096:
+        return ()
+    return (4, 128, 4, 1, 4, 1) if cut.length <= 0.9 * next_power(cut.length) else ()
 
 
 def _long_halves(cut: Cut) -> Choice:
