@@ -73,7 +73,8 @@ def _scan_matrices(
     at = (row * columns)[None, :, None] + column[None, None, :]
     mask = (matrix < matrices)[:, None, None] & (row < length)[None, :, None] & (column < columns)[None, None, :]
     value = tl.load(x + (matrix.to(tl.int64) * x_outer)[:, None, None] + at, mask=mask, other=0).to(work)
-    tl.store(y + (matrix.to(tl.int64) * y_outer)[:, None, None] + at, tl.cumsum(value, 1).to(y.dtype.element_ty), mask=mask)
+    running = tl.cumsum(value, 1) + tl.zeros_like(value)  # so that −0 is 0
+    tl.store(y + (matrix.to(tl.int64) * y_outer)[:, None, None] + at, running.to(y.dtype.element_ty), mask=mask)
 
 
 @pointwise()

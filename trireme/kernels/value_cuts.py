@@ -15,11 +15,11 @@ Choice = tuple[int, ...]  # rows, columns, warps, splits, unroll and stages; not
 _JOINING = {1: 16, 2: 8, 4: 14}  # tiles of elements of so many bytes that are read in the time that joining parts takes
 # Of elements of eight bytes in a few columns, up to so many of them: of much, and of what a cache holds.
 _MUCH_IN_FEW: dict[int, Choice] = {
-    160: (32, 8, 1, 1, 4, 1),  # 2621 x 120 x 20 took 24.6 in tiles of 32 by 64; 1638 x 160 x 24 19.5, so 12.0
-    320: (16, 16, 1, 1, 4, 1),  # 1398 x 225 x 20 25.6; 1048 x 250 x 5 11.0
-    480: (16, 32, 2, 1, 4, 1),  # 7864 x 400 x 2 30.0; 728 x 480 x 18 17.7 and 11.8
-    1000: (16, 64, 4, 1, 2, 1),  # 449 x 700 x 20 37.9; 340 x 560 x 33 17.0 and 11.0
-    4096: (8, 128, 4, 1, 2, 1),  # 218 x 1200 x 24 26.3 and 12.0; 139 x 2500 x 18 29.2 and 12.8
+    160: (32, 8, 1, 1, 4, 1),  # 1638 x 160 x 24 took 19.5, so 12.6
+    320: (16, 16, 1, 1, 4, 1),  # 1092 x 320 x 18 15.2 and 12.0
+    480: (16, 32, 2, 1, 4, 1),  # 728 x 480 x 18 17.7 and 11.7
+    1000: (16, 64, 4, 1, 2, 1),  # 340 x 560 x 33 17.0 and 11.3
+    4096: (8, 128, 4, 1, 2, 1),  # 218 x 1200 x 24 26.3 and 11.6; 139 x 2500 x 18 29.2 and 13.9
 }
 _LITTLE_IN_FEW: dict[int, Choice] = {
     160: (16, 32, 2, 1, 2, 1),  # 1966 x 100 x 8 4.4 and 3.4
@@ -112,12 +112,12 @@ def _short_halves(cut: Cut) -> Choice:
         return ()
     if cut.even and cut.length > 48 and cut.beside <= 32:
         return 32, 64, 2, 1, 1, 1  # means of 26261 x 60 x 16 took 17.7, so 13.9
-    if (anywhere or cut.common == 2) and 8 < cut.length <= 16:
-        return 128, 16, 4 if anywhere else 2, 1, 1, 1  # norms of 46008 x 16 x 26 took 14.0, so 8.2
     if not (anywhere or cut.common == 2) or cut.length <= 4:
         return ()
     if cut.length <= 8:
         return 256, 8, 4, 1, 1, 1  # sums of 46008 x 8 x 26 took 5.4, so 4.0; of 55309 x 7 x 65 31.5 and 16.9
+    if cut.length <= 16:
+        return 128, 16, 4 if anywhere else 2, 1, 1, 1  # norms of 46008 x 16 x 26 took 14.0, so 8.2
     if anywhere:
         return 128, 8, 4, 1, 2, 1  # of 1935 x 25 x 65 3.5 and 2.7
     if cut.length <= 24:  # means of 23 x 18 x 1870 took 7.0 with two warps, which ask for one element at a time; so 1.9
@@ -134,9 +134,8 @@ def _much(cut: Cut) -> Choice:
         return ()
     if cut.itemsize == 4:
         return 1, 1024, 4, 1, 4, 1  # sums of 4300 x 4112 took 20.2 through shared memory, so 18.0
-    return (
-        (4, 256, 4, 1, 4, 1) if cut.length <= 7000 else (4, 512, 8, 1, 2, 1)
-    )  # 5000 x 4608 11.5 and 7.2, 2400 x 10240 12.8 and 8.2
+    # 5000 x 4608 took 11.5, so 7.2; 2400 x 10240 12.8 and 8.2.
+    return (4, 256, 4, 1, 4, 1) if cut.length <= 7000 else (4, 512, 8, 1, 2, 1)
 
 
 def _unshared(cut: Cut) -> Choice:
