@@ -240,8 +240,8 @@ def test_folds_to_a_value_have_cuts_of_their_own(
     shape: tuple[int, ...], dtype: torch.dtype, choice: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
-    found = cut(shape, 1, dtype)
-    assert not found.narrow and tuple(found.of_values.values()) == choice
+    found = seen(shape, 1, dtype)
+    assert not found.cut.narrow and tuple(found.of_values.values()) == choice
 
 
 @pytest.mark.gpu
@@ -266,7 +266,7 @@ def test_a_few_columns_of_eight_bytes_come_in_lines(monkeypatch: pytest.MonkeyPa
     for shape, line in lines:
         found = cut(shape, 1, torch.int64)
         assert found.narrow and found.line == line, shape
-    assert not cut((4000, 60, 12), 1, torch.float64).of_values  # which a tile holds whole
+    assert not seen((4000, 60, 12), 1, torch.float64).of_values  # which a tile holds whole
 
 
 def test_copies_ahead_only_of_whole_lines_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,12 +561,12 @@ def test_uneven_rows_side_by_side_read_one_by_one(dtype: torch.dtype, monkeypatc
 
 def test_odd_lines_end_where_they_do(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """In tiles of 64, where kernels are told a length one too large, next to matrices whose numbers would show."""
-    monkeypatch.setattr(Cut, "of_values", {"M": 64, "N": 16, "warps": 4, "splits": 1, "unroll": 2, "stages": 1})
+    monkeypatch.setattr(fold.Fold, "of_values", {"M": 64, "N": 16, "warps": 4, "splits": 1, "unroll": 2, "stages": 1})
     fold._folds.clear()
     for shape in ((3, 32, 71), (2, 48, 65), (2, 33, 71), (64, 67)):
         x = torch.randint(-9, 9, shape, device=device, dtype=torch.int32)
         lines = fold.fold(x, [-2], False, turn=True)[1]
-        assert not lines.even and lines.cut.by(lines.cut.of_values).bare
+        assert not lines.even and lines.cut.by(lines.of_values).bare
         assert torch.equal(registry.OPERATORS["sum.dim_IntList"].function(x, [-2]), x.sum(-2)), shape
         assert torch.equal(registry.OPERATORS["amax"].function(x, [-2]), x.amax(-2)), shape
 
@@ -578,14 +578,14 @@ def test_short_rows_in_lines_of_pairs_are_held_whole(monkeypatch: pytest.MonkeyP
         held = {(8, 26): (256, 8, 4), (16, 26): (128, 16, 2), (9, 27): (128, 16, 4), (24, 26): (256, 4, 4), (32, 50): (64, 32, 2)}
         held |= {(7, 27): (256, 8, 4), (24, 27): (128, 8, 4)}
         for (length, columns), tile in held.items():
-            choice = cut((40000, length, columns), 1, torch.float16).of_values
+            choice = seen((40000, length, columns), 1, torch.float16).of_values
             assert tuple(choice[name] for name in ("M", "N", "warps")) == tile, (length, columns)
-        held = cut((30000, 60, 16), 1, torch.bfloat16).of_values
-        assert (held["M"], held["N"]) == (32, 64) and not cut((60, 480000), 0, torch.bfloat16).of_values
+        held = seen((30000, 60, 16), 1, torch.bfloat16).of_values
+        assert (held["M"], held["N"]) == (32, 64) and not seen((60, 480000), 0, torch.bfloat16).of_values
         for length, columns in ((4, 26), (4, 27), (16, 28), (16, 24), (16, 32), (33, 26)):
-            assert not cut((40000, length, columns), 1, torch.float16).of_values, (length, columns)
-        assert not cut((40000, 16, 26), 1).of_values and not cut((4, 16, 26), 1, torch.float16).of_values
-    monkeypatch.setattr(Cut, "of_values", {"M": 128, "N": 16, "warps": 2, "splits": 1, "unroll": 1, "stages": 1})
+            assert not seen((40000, length, columns), 1, torch.float16).of_values, (length, columns)
+        assert not seen((40000, 16, 26), 1).of_values and not seen((4, 16, 26), 1, torch.float16).of_values
+    monkeypatch.setattr(fold.Fold, "of_values", {"M": 128, "N": 16, "warps": 2, "splits": 1, "unroll": 1, "stages": 1})
     x = torch.randint(1, 4, (9, 12, 26), device=device).half()
     fold._folds.clear()
     for name, expected in (("sum.dim_IntList", (-x).sum(1)), ("amax", (-x).amax(1))):
@@ -603,7 +603,7 @@ def test_bytes_in_lines_of_pairs_come_in_pairs(monkeypatch: pytest.MonkeyPatch, 
             ((2000, 80, 130), (256, 8, 4, 1)), ((100, 24, 5002), (256, 8, 4, 1)), ((4, 896, 9978), (64, 32, 4, 1)),
             ((60, 200, 102), (32, 64, 4, 1)), ((1, 3000, 5002), (32, 64, 4, 3)),
         ):  # fmt: skip
-            choice = cut(shape, 1, torch.uint8).of_values
+            choice = seen(shape, 1, torch.uint8).of_values
             assert tuple(choice[name] for name in ("M", "N", "warps", "splits")) == tile, shape
             assert seen(shape, 1, torch.uint8).of == 2, shape
         for shape in (
@@ -654,13 +654,13 @@ def test_what_is_soon_read_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> Non
         ((600, 3072), torch.float32, (32, 128, 8, 1)), ((2000, 6000), torch.bfloat16, (32, 128, 8, 1)),
         ((4016, 166, 6), torch.bfloat16, (32, 32, 4, 1)), ((2, 600, 6001), torch.bfloat16, (32, 64, 4, 1)),
     ):  # fmt: skip
-        found = cut(shape, len(shape) - 2, dtype)
-        assert found.splits > 1 and tuple(found.of_values[name] for name in ("M", "N", "warps", "splits")) == tile, shape
+        found = seen(shape, len(shape) - 2, dtype)
+        assert found.cut.splits > 1 and tuple(found.of_values[name] for name in ("M", "N", "warps", "splits")) == tile, shape
     for shape, dtype in (
         ((3056, 1024), torch.bfloat16), ((4000, 4224), torch.bfloat16), ((600, 3072), torch.float64), ((4096, 4096), torch.float32),
         ((2, 2500, 6001), torch.float32), ((2, 600, 20001), torch.bfloat16), ((2, 600, 1001), torch.float32),
     ):  # fmt: skip
-        assert not cut(shape, len(shape) - 2, dtype).of_values, shape
+        assert not seen(shape, len(shape) - 2, dtype).of_values, shape
 
 
 def test_much_in_long_rows_is_asked_for_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -669,12 +669,12 @@ def test_much_in_long_rows_is_asked_for_in_registers(monkeypatch: pytest.MonkeyP
         ((3880, 4736), torch.float16, (4, 256, 4, 1, 4, 1)), ((2400, 10240), torch.bfloat16, (4, 512, 8, 1, 2, 1)),
         ((4300, 4112), torch.float32, (1, 1024, 4, 1, 4, 1)),
     ):  # fmt: skip
-        assert tuple(cut(shape, 1, dtype).of_values.values()) == choice, shape
+        assert tuple(seen(shape, 1, dtype).of_values.values()) == choice, shape
     for shape, dtype in (
         ((2048, 5120), torch.bfloat16), ((8192, 4096), torch.float32), ((2000, 20000), torch.float32), ((9000, 4608), torch.uint8),
         ((5000, 4608), torch.float64), ((5000, 4601), torch.float32), ((500, 16384), torch.float32),
     ):  # fmt: skip
-        assert not cut(shape, 1, dtype).of_values, shape
+        assert not seen(shape, 1, dtype).of_values, shape
 
 
 def test_which_of_several_matrices_are_narrow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from trireme.kernels import chips, value_cuts
+from trireme.kernels import chips
 from trireme.kernels.launch import blocks, next_power
 
 WIDE = 512  # rows of a tile of very many short ones, four for each thread of four warps
@@ -20,7 +20,7 @@ LONG = 4096  # elements of a row beside others from which on it is cut different
 # Of rows, of elements of a row, and of those of a matrix that is read in lines: kernels count them in 32 bits, and up to a tile too
 # far in each part.
 MOST_COUNTED = 2**31 - 2**23
-_CHOICE = ("M", "N", "warps", "splits", "unroll", "stages")
+CHOICE = ("M", "N", "warps", "splits", "unroll", "stages")
 # Tiles and warps that are worth trying for rows side by side, many and short or not, and for rows that lie one after the other.
 _SHORT = [(256, 1, 4), (128, 1, 4), (512, 1, 4), (256, 1, 2)]
 _ACROSS = [(64, 16, 2), (64, 32, 4), (32, 32, 4), (64, 8, 2), (64, 16, 4), (32, 64, 4), (128, 16, 4), (128, 8, 2)]
@@ -56,7 +56,7 @@ class Cut:
 
     def by(self, choice: Mapping[str, int]) -> Cut:
         """The same, cut as was measured; without a choice as the rules say."""
-        return replace(self, measured=tuple(choice[name] for name in _CHOICE)) if choice else self
+        return replace(self, measured=tuple(choice[name] for name in CHOICE)) if choice else self
 
     def choices(self) -> Iterator[dict[str, int]]:
         """What a measurement may put in the place of the rules, the likeliest first."""
@@ -70,7 +70,7 @@ class Cut:
                 parts = {1, max(1, min(4 * processors // blocks(self.rows, m), blocks(self.length, n)))}
                 ahead = [(1, 1), (2, 1), *([(1, 3)] if self.even else [])]  # asked for in registers, or through shared memory
             for splits, asked in itertools.product(sorted(parts), ahead):
-                yield dict(zip(_CHOICE, (m, n, warps, splits, *asked), strict=True))
+                yield dict(zip(CHOICE, (m, n, warps, splits, *asked), strict=True))
 
     @functools.cached_property
     def wide(self) -> bool:
@@ -90,12 +90,6 @@ class Cut:
     def eights(self) -> bool:
         """Whether lines that are even begin at eights at least, as copies into shared memory like it."""
         return self.common in (1, 8)
-
-    @functools.cached_property
-    def of_values(self) -> dict[str, int]:
-        """What a fold to a value, which keeps one number for each lane, puts in the place of the rules; nothing where they do."""
-        choice = value_cuts.choice(self)
-        return dict(zip(_CHOICE, choice, strict=True)) if choice else {}
 
     @property
     def many(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from trireme.kernels import value_cuts
 from trireme.kernels.cut import LONG, MANY, MOST_COUNTED, Cut
 from trireme.kernels.launch import Unsupported, shared_by
 from trireme.kernels.scalar import multiple
@@ -185,6 +186,11 @@ class Fold:
         matrix = self.across and self.step == self.columns and self.walk[1 if self.inner > 1 else 0] == 1
         lines = (self.across, self.columns, self.even, self._common, self.paired, self.anywhere, matrix)
         return Cut(self.rows, self.length, self.itemsize, *lines)
+
+    @functools.cached_property
+    def of_values(self) -> dict[str, int]:
+        """What a fold to a value, which keeps one number for each lane, puts in the place of that."""
+        return value_cuts.of_values(self.cut)
 
 
 def fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, turn: bool = False) -> tuple[torch.Tensor, Fold]:

@@ -424,7 +424,7 @@ def _run(
         _run_narrow(kind, work, x, f, out, divisor, order)
         return out
     start = functools.partial(_start, kind, work, x, f, out, divisor, order)
-    start(best_cut(f"fold{kind}", f, start, f.cut.of_values))
+    start(best_cut(f"fold{kind}", f, start, f.of_values))
     return out
 
 

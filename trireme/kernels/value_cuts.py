@@ -3,13 +3,9 @@ Each rule stands beside what sums or maxima took on an H200 as `cut` has them, a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trireme.kernels import chips
+from trireme.kernels.cut import CHOICE, Cut
 from trireme.kernels.launch import blocks, next_power
-
-if TYPE_CHECKING:
-    from trireme.kernels.cut import Cut
 
 Choice = tuple[int, ...]  # rows, columns, warps, splits, unroll and stages; nothing where the rules of `cut` do
 _JOINING = {1: 16, 2: 8, 4: 14}  # tiles of elements of so many bytes that are read in the time that joining parts takes
@@ -28,8 +24,13 @@ _LITTLE_IN_FEW: dict[int, Choice] = {
 }
 
 
-def choice(cut: Cut) -> Choice:
-    """What folds to a value put in the place of the rules."""
+def of_values(cut: Cut) -> dict[str, int]:
+    """What folds to a value put in the place of the rules; nothing where these do."""
+    choice = _chosen(cut)
+    return dict(zip(CHOICE, choice, strict=True)) if choice else {}
+
+
+def _chosen(cut: Cut) -> Choice:
     if cut.itemsize == 8:
         return _doubles_in_few(cut) or _doubles_side_by_side(cut) or _doubles_in_rows(cut)
     if cut.itemsize == 4:
