@@ -260,6 +260,26 @@ def test_cuts_of_their_own_fold_right(shape: tuple[int, ...], dtype: torch.dtype
     assert torch.equal(registry.OPERATORS["any.dim"].function(x == 111, 1), (x == 111).any(1))
 
 
+def test_extremes_that_torch_finds_faster_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    for shape, dtype in (((315, 20001), torch.float64), ((16, 6000, 65), torch.int64)):
+        x = torch.empty(shape, dtype=dtype, device="meta")
+        fold._folds.clear()
+        with pytest.raises(launch.Unsupported):
+            registry.OPERATORS["amax"].function(x, [1])
+        assert not reduce._is_torchs(reduce.SUM, seen(shape, 1, dtype))
+    for shape, dtype in (((315, 20000), torch.float64), ((16, 6000, 65), torch.float32), ((500, 12001), torch.float64)):
+        assert not reduce._is_torchs(reduce.MAX, seen(shape, 1, dtype)), shape
+
+
+@pytest.mark.gpu
+def test_what_is_left_to_torch_is_right(device: str) -> None:
+    for x in (torch.randn(315, 20001, dtype=torch.float64, device=device), torch.randint(-9, 9, (16, 6000, 65), device=device)):
+        expected = x.amax(1)
+        with kernels.use():
+            assert torch.equal(x.amax(1), expected)
+
+
 def test_a_few_columns_of_eight_bytes_come_in_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
     lines = (((2621, 1200, 2), (256, 2)), ((1398, 900, 5), (512, 4)), ((449, 933, 15), (512, 8)), ((9, 9000, 15), (1024, 8)))
