@@ -149,8 +149,7 @@ def main() -> None:
         parser.error("give OPERATOR DTYPE SHAPE, --sweep SEED or --grid PART")
     compile_for.stand_in(GPUTarget("cuda", 90, 32), replace(CHIP, **compile_for.CPU), Counting)
     if args.sweep is not None or args.grid is not None:
-        listed = kernel_sweep.sweep_cases(args.sweep) if args.grid is None else kernel_sweep.grid_cases(args.grid)
-        for call, start in drawn(listed, args.only)[:60]:
+        for call, start in drawn(kernel_sweep.listed(args.grid, args.sweep), args.only)[:60]:
             print(f"{start.on_their_way:,.0f} bytes: {call}: {start}")
         return
     name, dtype, shape, *dims = args.call

@@ -276,8 +276,9 @@ def grid_cases(part: int) -> list[tuple[str, Case]]:
 
 
 @functools.lru_cache(1)
-def _listed(grid: int | None, seed: int) -> list[tuple[str, Case]]:
-    return sweep_cases(seed) if grid is None else grid_cases(grid)
+def listed(grid: int | None, seed: int | None) -> list[tuple[str, Case]]:
+    """A part of the grid, or what a seed draws."""
+    return sweep_cases(seed or 0) if grid is None else grid_cases(grid)
 
 
 @dataclass
@@ -293,11 +294,11 @@ class Compared:
     mebibytes: float
 
 
-def _rehearse_drawn(job: tuple[int | None, int, int, bool]) -> None:
+def _rehearse_drawn(job: tuple[int | None, int | None, int, bool]) -> None:
     grid, seed, index, tuning = job
     if tuning:
         tune.rehearse()
-    rehearse(_listed(grid, seed)[index][1])
+    rehearse(listed(grid, seed)[index][1])
 
 
 def _bytes(tensors: tuple[Any, ...]) -> int:
@@ -325,8 +326,8 @@ def compare(family: str, case: Case) -> Compared | None:
 def sweep(args: argparse.Namespace) -> int:
     """Times the cases of one draw, or of a slice of the grid; prints what each family comes to and every loss below 0.9."""
     began = time.monotonic()
-    source = args.grid, args.sweep or 0
-    cases = _listed(*source)
+    source = args.grid, args.sweep
+    cases = listed(*source)
     chosen = picked(args.only, [case for _, case in cases])
     tuning = args.tune > 0
     compile_ahead(_rehearse_drawn, [(*source, i, tuning) for i in chosen], max(120.0, args.tune))

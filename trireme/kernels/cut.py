@@ -321,7 +321,7 @@ class Cut:
     def strips(self) -> bool:
         """Whether there are so many rows side by side that a program takes a narrow strip of them; elements of eight bytes only if
         there is much of them."""
-        many = self.even and self.length > 32 and self.rows >= MANY and not self.wide
+        many = self.even and self.length > 32 and self.many and not self.wide
         return self.across and many and (self.itemsize < 8 or self.large)
 
     def _across(self) -> Way:
@@ -334,7 +334,7 @@ class Cut:
             return self._usual(*self._doubles())
         if self.even and 32 < self.length <= 512 and self.rows >= 64 * processors and not self.large:
             return self._usual(32, 32, 4)  # 156 x 13648 halves took 5.3 µs, so 2.6
-        if not self.even and self.rows > 8 and self.length > (32 if self.rows >= MANY and self.itemsize > 1 else 64):
+        if not self.even and self.rows > 8 and self.length > (32 if self.many and self.itemsize > 1 else 64):
             return self._singles()
         # Whole sectors, and few numbers for one program to join: 20.0 µs for 8192 x 4096 on an H200, with 64 or 128 20.8 and 24.4.
         m = min(next_power(self.rows), max(32, size // next_power(self.length) if self.length <= 64 else 1))
@@ -390,7 +390,7 @@ class Cut:
         if self.even and self.rows >= 16:
             # 1000 x 2048 took 5.2 µs in tiles of 32 by 128, so 3.7; 64 x 50048 6.6, so 4.5. 186 x 15360 took 6.1 in tiles of 128,
             # so 4.3; but 2000 x 4096 16.9 and in tiles of 64 19.4.
-            many = self.rows >= MANY or (self.rows >= 4096 and self.length <= 1024)
+            many = self.many or (self.rows >= 4096 and self.length <= 1024)
             return 16, min(64 if many else 128, next_power(self.length)), 4 if many else 8
         if self.rows >= 1024 and self.beside >= 64:
             # 10 x 1600 x 981 took 58 µs with four warps, so 34; 64 x 77 x 999 with eight 8.3, so 5.9.

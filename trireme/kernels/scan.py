@@ -104,7 +104,12 @@ def cumsum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) ->
 
 def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
     (x, f), (y, g) = fold(x, dim, True), fold(y, dim, True)
-    if _run_matrices(x, f, y, g, work):
+    tile = _matrix_tile(f, g, work)
+    if tile is not None:
+        m, n, c = tile
+        matrices = f.rows // f.columns
+        _scan_matrices((blocks(matrices, m),), x, y, matrices, f.length, f.columns, f.walk[0], g.walk[0], WORK=work, M=m, N=n, C=c,
+                       warps=max(1, min(4, n * c // _IN_WARP)))  # fmt: skip
         return
     itemsize = max(x.element_size(), y.element_size())
     m, n, warps = _cut(f, itemsize, work)
@@ -128,20 +133,17 @@ def _run(x: torch.Tensor, y: torch.Tensor, dim: int, work: int) -> None:
     _scan((programs, parts), x, y, totals, *walk, WORK=work, TOTALS=False, **cut)
 
 
-def _run_matrices(x: torch.Tensor, f: Fold, y: torch.Tensor, g: Fold, work: int) -> bool:
-    """The running sums down many small matrices of a few columns; says whether they are such. Where a thread had its columns alone,
-    186414 x 45 x 3 bfloat16 took 238 µs, so 59 (torch 188); 100000 x 60 x 2 floats 165 and 26, 157286 x 20 x 2 int64 73 and 41."""
+def _matrix_tile(f: Fold, g: Fold, work: int) -> tuple[int, int, int] | None:
+    """If many small matrices of a few columns are to be added up: how many a tile holds, their rows and columns. Where a thread had
+    its columns alone, 186414 x 45 x 3 bfloat16 took 238 µs, so 59 (torch 188); 100000 x 60 x 2 floats 165 and 26, 157286 x 20 x 2
+    int64 73 and 41."""
     columns, n, c = f.columns, next_power(f.length), next_power(f.columns)
     # Whole numbers of 64 bits go from lane to lane in two steps: 27962 x 45 x 5 took 59.9 and 59.5, 5825 x 120 x 9 50.7 and 67.1.
     most = 4096 if work < 2 else 512 if columns <= 3 else 256
     if not (f.cut.matrix and g.cut.matrix and 1 < columns < 16 and f.length > 4 and n * c <= most):
-        return False
-    matrices, m = f.rows // columns, max(1, _IN_WARP // (n * c))
-    if blocks(matrices, m) < chips.current().multiprocessors:
-        return False
-    _scan_matrices((blocks(matrices, m),), x, y, matrices, f.length, columns, f.walk[0], g.walk[0], WORK=work, M=m, N=n, C=c,
-                   warps=max(1, min(4, n * c // _IN_WARP)))  # fmt: skip
-    return True
+        return None
+    m = max(1, _IN_WARP // (n * c))
+    return (m, n, c) if blocks(f.rows // columns, m) >= chips.current().multiprocessors else None
 
 
 def _cut(f: Fold, itemsize: int, work: int) -> tuple[int, int, int]:

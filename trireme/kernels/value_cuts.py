@@ -48,7 +48,7 @@ def _doubles_in_few(cut: Cut) -> Choice:
 
 
 def _doubles_side_by_side(cut: Cut) -> Choice:
-    """The same in many."""
+    """Of eight bytes in many columns, or short rows of them in any number."""
     if not cut.across:
         return ()
     if cut.wide:  # 7561 x 64 x 13 took 15.4, so 11.1; 24 x 64 x 4001 12.4 and 8.7
