@@ -130,6 +130,11 @@ class Fold:
         return self._common if several or told else 1
 
     @functools.cached_property
+    def of_value(self) -> int:
+        """The same for a fold to a value."""
+        return self._common if self.cut.half_pairs else self.of
+
+    @functools.cached_property
     def _common(self) -> int:
         """The power of two up to eight that divides where lines of rows side by side begin and end; 1 if sixteen does, or none."""
         if not self.across:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from trireme.kernels import chips, relay, tune
-from trireme.kernels.cut import LONG, Cut
+from trireme.kernels.cut import Cut
 from trireme.kernels.fold import Fold, aligned, begins, ends, fold, line_width, lined_up, meeting_lanes, normalise, placed
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power
 from trireme.kernels.pointwise import Number
@@ -422,7 +422,7 @@ def _run(
         kind = ALL_BYTES if kind == ALL and x.element_size() == 1 else kind
     else:
         work = _work(dtype if kind in (SUM, PROD) or NORM0 <= kind <= NORM_P else x.dtype)
-    if f.cut.narrow:
+    if f.cut.narrow and not f.of_values:
         _run_narrow(kind, work, x, f, out, divisor, order)
         return out
     start = functools.partial(_start, kind, work, x, f, out, divisor, order)
@@ -431,13 +431,10 @@ def _run(
 
 
 def _is_torchs(kind: int, f: Fold) -> bool:
-    """Whether torch's own kernel was faster than the best of 14 to 28 cuts: maxima of 315 rows of 20001 float64, which took it 10.6
-    µs and 12.2 so, and down 16 matrices of 6000 x 65 int64, 15.8 and 17.8."""
-    if kind not in (MAX, MIN) or f.itemsize < 8 or f.even or not f.cut.large or chips.current().interpreted:
-        return False
-    if f.across:
-        return 64 <= f.columns < 80 and f.length >= LONG and f.rows < 2048
-    return f.anywhere and 1 << 14 < f.length < 1 << 15 and 192 <= f.rows <= 512
+    """Whether torch's own kernel was faster than the best of 28 cuts: maxima of 315 rows of 20001 float64 took it 10.6 µs, and so
+    12.2."""
+    few = f.anywhere and 1 << 14 < f.length < 1 << 15 and 192 <= f.rows <= 512
+    return few and kind in (MAX, MIN) and f.itemsize == 8 and f.cut.large and not chips.current().interpreted
 
 
 def best_cut(name: str, f: Fold, start: Callable[[Cut], None], default: dict[str, int] | None = None) -> Cut:
@@ -462,7 +459,7 @@ def _start(kind: int, work: int, x: torch.Tensor, f: Fold, out: torch.Tensor, di
     _fold((programs, splits), x, parts, counters, out, f.rows, inner, f.length, even, cut.part, *walk, *f.apart, divisor, order,
           KIND=kind, WORK=work, M=m, N=n, S=max(1, min(next_power(splits), _JOINED // (m * kept.itemsize))), SHORT=short,
           TAIL=tail > 0 or shifted, SHIFTED=shifted, BARE=cut.bare, FLAT=inner == 1, TURNED=f.turned is not None,
-          STAGES=cut.stages, UNROLL=cut.unroll, OF=f.of,
+          STAGES=cut.stages, UNROLL=cut.unroll, OF=f.of_value,
           warps=8 if m * n >= 4096 and kept.itemsize == 8 else cut.warps)  # fmt: skip
 
 

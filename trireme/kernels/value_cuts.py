@@ -8,12 +8,14 @@ from trireme.kernels.cut import CHOICE, Cut
 from trireme.kernels.launch import blocks, next_power
 
 Choice = tuple[int, ...]  # rows, columns, warps, splits, unroll and stages; nothing where the rules of `cut` do
+_SHARED = 1200  # columns below which several programs share each
+_BEYOND = 12 << 20  # elements of four bytes of which a cache holds hardly anything until they are read again
 _JOINING = {1: 16, 2: 8, 4: 14}  # tiles of elements of so many bytes that are read in the time that joining parts takes
 # Of elements of eight bytes in a few columns, up to so many of them: of much, and of what a cache holds.
 _MUCH_IN_FEW: dict[int, Choice] = {
-    160: (32, 8, 1, 1, 4, 1),  # 1638 x 160 x 24 took 19.5, so 12.6
-    320: (16, 16, 1, 1, 4, 1),  # 1092 x 320 x 18 15.2 and 12.0
-    480: (16, 32, 2, 1, 4, 1),  # 728 x 480 x 18 17.7 and 11.7
+    160: (64, 8, 2, 1, 4, 1),  # 1638 x 160 x 24 took 19.5, so 12.6; 3422 x 100 x 18 so 8.7
+    256: (32, 16, 4, 1, 4, 1),  # 616 x 200 x 50 12.1 and 11.1
+    480: (16, 32, 4, 1, 4, 1),  # 700 x 440 x 20 10.5 and 9.1
     1000: (16, 64, 4, 1, 2, 1),  # 340 x 560 x 33 17.0 and 11.3
     4096: (8, 128, 4, 1, 2, 1),  # 218 x 1200 x 24 26.3 and 11.6; 139 x 2500 x 18 29.2 and 13.9
 }
@@ -33,17 +35,96 @@ def of_values(cut: Cut) -> dict[str, int]:
 def _chosen(cut: Cut) -> Choice:
     if cut.itemsize == 8:
         return _doubles_in_few(cut) or _doubles_side_by_side(cut) or _doubles_in_rows(cut)
+    small = _in_small(cut) or _short_floats(cut)
+    if small or cut.narrow:  # which has a kernel of its own
+        return small
     if cut.itemsize == 4:
-        return _short_floats(cut) or _floats_in_rows(cut) or _unshared(cut) or _much(cut)
+        return _floats_in_rows(cut) or _unshared(cut) or _much(cut)
+    if cut.half_pairs:
+        return 256, 4, 4, 1, 4, 1
     if cut.itemsize == 2:
         return _long_halves(cut) or _unshared(cut) or _much(cut) or _short_halves(cut)
-    return _byte_pairs(cut) or _bytes_in_few(cut) or _unshared(cut)
+    return _byte_pairs(cut) or _unshared(cut)
+
+
+def _in_small(cut: Cut) -> Choice:
+    """Of less than eight bytes in many small matrices, or in some thousand columns whose lines begin anywhere: the fewer columns
+    there are, the fewer a tile has, and the more of each, so that the chip is full and none is shared, which took 3 µs. Maxima of
+    196 x 439 x 17 floats took 5.8, so 3.0; sums of 155 x 211 x 50 bfloat16 5.6 and 2.5; of 33 x 450 x 103 floats 5.4 and 3.1."""
+    sixteens = cut.even and cut.common == 1
+    most = 256 if cut.itemsize == 4 and cut.common == 2 else 128
+    if not cut.across or sixteens or cut.rows < _SHARED or cut.length > 2048 or (cut.beside >= most and cut.even):
+        return ()
+    if cut.itemsize == 1:
+        return _small_bytes(cut)
+    if cut.even and cut.beside <= 12 and cut.large and 28 <= cut.length <= 32:
+        return 64, 16, 2, 1, 2, 1  # 100488 x 30 x 12 bfloat16 took 31.0, so 24.6; 36961 x 31 x 8 floats 11.0 and 9.2
+    if cut.beside <= 8:  # more columns would lie in many matrices: 1857 x 345 x 3 bfloat16 5.8 and 2.6
+        if cut.length <= (64 if cut.rows <= 14000 else 100) or cut.length * cut.beside >= 4000:
+            return ()
+        return (16, 64, 4, 1, 2, 1) if cut.rows <= 14000 or cut.length > 400 else (16, 32, 4, 1, 4, 1)
+    if cut.rows <= 14000 and cut.length > 136:
+        return 16, 64, 4, 1, 2, 1
+    if cut.beside >= most or cut.length <= (48 if cut.itemsize == 2 else 60):
+        return ()
+    if cut.rows <= 28000:  # sums of 151 x 253 x 93 floats 6.4 and 3.9
+        return (32, 32, 4, 1, 2, 1) if cut.itemsize == 2 or cut.beside >= 64 or not cut.large else ()
+    return _small_halves(cut) if cut.itemsize == 2 else _small_floats(cut)
+
+
+def _small_floats(cut: Cut) -> Choice:
+    """Of four bytes, in more columns than tiles of 32 are for: 6160 x 200 x 10 took 19.0 in lines, so 12.1; 1997 x 75 x 35 7.4 and
+    4.6; 379 x 250 x 130 14.5 and 11.0; 493 x 250 x 100 16.2 and 12.3."""
+    if cut.length <= 68 or (cut.narrow and cut.large and cut.length * cut.beside > 6000 and cut.rows * cut.length <= _BEYOND):
+        return ()
+    if cut.rows * cut.length > _BEYOND:  # 8656 x 137 x 20 29.6 and 26.3
+        return (32, 16, 4, 1, 4, 1) if cut.length > 100 else ()
+    if cut.beside < 64:
+        return 64, 8, 2, 1, 4, 1
+    if cut.length > 340:
+        return ()
+    return (64, 8, 2, 1, 4, 1) if cut.length <= 175 or cut.common <= 2 else (32, 32, 4, 1, 2, 1)
+
+
+def _small_halves(cut: Cut) -> Choice:
+    """The same of two bytes: sums of 1198 x 250 x 35 took 9.2 in lines, so 6.4."""
+    return (64, 16, 2, 1, 2, 1) if cut.length <= 400 and cut.rows <= 1 << 17 and cut.beside < 64 else ()
+
+
+def _small_bytes(cut: Cut) -> Choice:
+    """Of single bytes: maxima of 9656 x 83 x 34 took 20.0 in lines, so 12.2; of 9300 x 168 x 20 17.4 and 9.6; of 3146 x 200 x 10
+    6.4 and 4.1; of 541 x 355 x 17 6.0 and 3.4."""
+    large, size = cut.rows * cut.length > 8 << 20, cut.length * cut.beside
+    if cut.length <= 24 or (cut.narrow and large and size > 4800 and cut.length > 246 and (cut.beside <= 32 or cut.rows > 20000)):
+        return ()
+    if cut.rows <= 16000:
+        return (16, 32, 4, 1, 4, 1) if cut.length > 136 else (32, 16, 4, 1, 4, 1)
+    if cut.rows <= 38000 and cut.length > 36 and (cut.beside > 12 or cut.length <= 246):
+        return (32, 16, 4, 1, 4, 1) if cut.beside >= 64 or not cut.even or cut.length > 64 else ()
+    if cut.beside >= 64:
+        return ()
+    if cut.length > 246:
+        return (16, 32, 4, 1, 4, 1) if cut.beside <= 12 else ()
+    # Where a thread may take four or eight bytes at once, short ones are no faster so: 104546 x 51 x 8 13.8 and 19.8.
+    return (64, 8, 2, 1, 4, 1) if not cut.even or cut.length > (64 if cut.common == 8 else 48) else ()
+
+
+def _in_lines(cut: Cut) -> bool:
+    """Whether a few columns of eight bytes do better in lines than in any tile: maxima of 196 x 3500 x 9 took 20.1 in tiles, so
+    11.9; of 449 x 933 x 15 32.1 and 11.4; of 389 x 508 x 31 15.1 and 11.6."""
+    return cut.narrow and (cut.length > 1600 or cut.beside > 12)
 
 
 def _doubles_in_few(cut: Cut) -> Choice:
     """Of eight bytes in a few columns, neither short nor very long: small tiles, several on their way."""
-    if not cut.across or cut.even or cut.beside >= 64 or cut.rows < 1024 or cut.length <= 64:
+    if not cut.across or cut.even or cut.beside >= 64 or cut.rows < 600 or cut.length <= 64 or _in_lines(cut):
         return ()
+    if cut.large and 256 < cut.length <= (416 if cut.rows <= 16000 else 480):
+        # 685 x 348 x 26 took 16.1 in tiles of 16, so 13.1; 390 x 470 x 50 22.5 and 20.1. Four at a time only if few are left over:
+        # 592 x 400 x 26 12.6 by two, so 11.1.
+        return 32, 32, 4, 1, 4 if blocks(cut.length, 32) % 4 < 2 else 2, 1
+    if cut.large and cut.length > 1000 and cut.rows > 5400 and cut.beside > 8:
+        return 16, 64, 4, 1, 2, 1  # norms of 194 x 1889 x 33 took 34.5 in tiles of eight, so 26.9
     return next((way for longest, way in (_MUCH_IN_FEW if cut.large else _LITTLE_IN_FEW).items() if cut.length <= longest), ())
 
 
@@ -57,6 +138,13 @@ def _doubles_side_by_side(cut: Cut) -> Choice:
         return ()
     if cut.even:  # maxima of 100 x 40000 took 6.9, so 5.9; norms of 120 x 32016 7.6 and 5.2
         return (32, 8, 2, 1, 1, 3) if cut.many and 64 < cut.length <= 128 and not cut.large else ()
+    if cut.length > 256 and 192 <= cut.rows <= 8192:
+        # Maxima of 16 x 6000 x 65 took 15.5, so 12.1; of 8 x 12000 x 66 24.3 and 12.0; of 6 x 500 x 1001 7.4 and 5.1.
+        tiles = blocks(cut.length, 64)
+        parts = max(1, min(4 * chips.current().multiprocessors // blocks(cut.rows, 16), tiles // 4))
+        return 16, 64, 4, parts, 4 if blocks(tiles, parts) >= 12 else 2, 1
+    if 256 < cut.length <= 2048 and cut.rows <= 12800:
+        return 32, 64, 4, 1, 1, 1  # maxima of 135 x 700 x 65 16.6 and 11.8, of 165 x 1100 x 65 30.6 and 25.7
     # 65 x 300 x 322 12.3 and 11.0, 3 x 300 x 5001 7.0 and 6.2, 20 x 900 x 1002 36.6 and 35.7.
     return (32, 32, 4, 1, 2, 1) if 160 < cut.length <= 2048 and 8192 <= cut.rows < 32000 else ()
 
@@ -72,11 +160,11 @@ def _doubles_in_rows(cut: Cut) -> Choice:
 def _short_floats(cut: Cut) -> Choice:
     """Very many short rows of four bytes in lines that begin anywhere, of which a thread had one or several alone: 1871 x 7 x 4001
     took 103.8, so 56.9; 209715 x 20 x 3 23.7 and 16.3; 132395 x 12 x 33 61.4 and 54.5. Or in lines of pairs."""
-    if not cut.wide or cut.length < 4:
+    if cut.itemsize != 4 or not cut.wide or cut.length < 4:
         return ()
-    if cut.even and cut.common == 2:  # 104857 x 20 x 6 18.4 and 15.3, 46603 x 45 x 6 16.2 and 13.4, 419430 x 5 x 6 16.4 and 15.2
+    if cut.even and cut.common == 2:  # 104857 x 20 x 6 18.4 and 15.3, 2827 x 54 x 54 8.1 and 5.8, 419430 x 5 x 6 16.4 and 15.2
         if cut.length > 16:
-            return (256, 4, 4, 1, 2, 1) if cut.large or cut.length <= 32 else ()
+            return 256, 4, 4, 1, 2, 1
         return (256, 8, 4, 1, 1, 1) if 4 < cut.length <= 8 else ()
     if cut.even:
         return ()
@@ -100,7 +188,7 @@ def _long_halves(cut: Cut) -> Choice:
     if not (cut.across and cut.large and cut.many and cut.length > 1536):
         return ()
     if cut.even:
-        return (64, 16, 2, 4, 1, 3) if cut.rows < 30000 else (64, 32, 4, 4, 4, 1) if 40000 <= cut.rows < 1 << 16 else ()
+        return (64, 16, 2, 4 if cut.rows < 40000 else 2, 1, 3) if cut.rows < 1 << 16 else ()
     parts = round(8 * chips.current().multiprocessors / blocks(cut.rows, 64))
     return (64, 32, 4, max(1, parts), 1, 1) if cut.common == 8 else ()
 
@@ -147,8 +235,6 @@ def _unshared(cut: Cut) -> Choice:
     if cut.even:
         m, n, warps, *ahead = cut.way
         return (m, n, warps, 1, *ahead) if _reads_on(cut, blocks(cut.rows, m), blocks(cut.length, n)) else ()
-    if cut.beside < 64 and 64 < cut.length <= 256 and cut.rows >= 4096:
-        return 32, 32, 4, 1, 2, 1  # sums of 4016 x 166 x 6 bfloat16 took 5.6 by two, so 3.0; of 2000 x 180 x 10 5.6 and 2.8
     if cut.beside >= 64 and cut.common == 1 and 256 < cut.length <= 1200 and cut.rows >= 5600 and not cut.many:
         return 32, 64, 4, 1, 2, 1  # of 2 x 600 x 6001 7.4 by five, so 5.3; of 3 x 700 x 3001 floats 7.3 and 5.4
     return ()
@@ -176,13 +262,3 @@ def _byte_pairs(cut: Cut) -> Choice:
     # 60 x 200 x 102 took 4.2 one by one, so 2.0; 1 x 3000 x 5002 11.1 and in three parts 9.3.
     parts = max(1, min(4 * chips.current().multiprocessors // blocks(cut.rows, 32), cut.length // 768))
     return 32, 64, 4, parts, 2, 1
-
-
-def _bytes_in_few(cut: Cut) -> Choice:
-    """Bytes in an odd number of columns, neither very few nor many: whether any of 9321 x 120 x 45 are true took 39.9 in lines, so
-    23.8; of 3000 x 300 x 45 27.2 and 18.8; maxima of 155 x 900 x 45 6.8 and 5.5."""
-    if not (cut.across and cut.common == 1 and not cut.even and 16 < cut.beside < 64):
-        return ()
-    if 32 < cut.length <= 512 and cut.rows >= 8192:
-        return 128, 8, 4, 1, 4, 1
-    return (32, 64, 4, 1, 2, 1) if 512 < cut.length <= 2048 and cut.rows >= 4096 else ()
