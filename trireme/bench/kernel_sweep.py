@@ -247,9 +247,17 @@ def _products(rng: random.Random) -> Iterator[Case]:
         yield _case("mv", _named((m, k), dtype), torch.mv, ((m, k), dtype), ((k,), dtype))
 
 
+def _small_matrices(rng: random.Random) -> Iterator[Case]:
+    """Folds down many matrices of a few columns, 2 to 96 MiB of them, which draws of any shape hardly meet."""
+    for op, _ in itertools.product(_GRID, range(12)):
+        dtype, length, columns = rng.choice(_types(op)), round(2 ** rng.uniform(4.4, 11.2)), round(2 ** rng.uniform(1.2, 7))
+        shape = (max(2, round(2 ** rng.uniform(21, 26.6) / (length * columns * dtype.itemsize))), length, columns)
+        yield _case(op, _named(shape, dtype, "along 1"), lambda x, call=_ALONG[op]: call(x, 1), (shape, dtype))
+
+
 FAMILIES: dict[str, Callable[[random.Random], Iterator[Case]]] = {
     "elementwise and moves": _elementwise, "reductions, softmax, running sums": _reductions, "norms, loss, embedding": _norms,
-    "products": _products,
+    "products": _products, "folds down small matrices": _small_matrices,
 }  # fmt: skip
 
 

@@ -77,9 +77,9 @@ def _small_floats(cut: Cut) -> Choice:
     4.6; 379 x 250 x 130 14.5 and 11.0; 493 x 250 x 100 16.2 and 12.3."""
     if cut.length <= 68 or (cut.narrow and cut.large and cut.length * cut.beside > 6000 and cut.rows * cut.length <= _BEYOND):
         return ()
-    if cut.rows * cut.length > _BEYOND:  # 8656 x 137 x 20 29.6 and 26.3
-        return (32, 16, 4, 1, 4, 1) if cut.length > 100 else ()
-    if cut.beside < 64:
+    if cut.rows * cut.length > _BEYOND and cut.length > 100:
+        return 32, 16, 4, 1, 4, 1  # 8656 x 137 x 20 29.6 and 26.3
+    if cut.beside < 64:  # 5506 x 100 x 43 29.4 and 27.0
         return 64, 8, 2, 1, 4, 1
     if cut.length > 340:
         return ()
