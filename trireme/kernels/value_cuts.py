@@ -139,7 +139,7 @@ def _doubles_side_by_side(cut: Cut) -> Choice:
     if cut.even:  # maxima of 100 x 40000 took 6.9, so 5.9; norms of 120 x 32016 7.6 and 5.2
         return (32, 8, 2, 1, 1, 3) if cut.many and 64 < cut.length <= 128 and not cut.large else ()
     if cut.length > 256 and 192 <= cut.rows <= 8192:
-        # Maxima of 16 x 6000 x 65 took 15.5, so 12.1; of 8 x 12000 x 66 24.3 and 12.0; of 6 x 500 x 1001 7.4 and 5.1.
+        # Norms of 16 x 6000 x 65 took 14.7, so 11.0; of 8 x 12000 x 66 15.1 and 11.7; maxima of 6 x 500 x 1001 7.4 and 5.1.
         tiles = blocks(cut.length, 64)
         parts = max(1, min(4 * chips.current().multiprocessors // blocks(cut.rows, 16), tiles // 4))
         return 16, 64, 4, parts, 4 if blocks(tiles, parts) >= 12 else 2, 1
@@ -182,8 +182,8 @@ def _floats_in_rows(cut: Cut) -> Choice:
 
 
 def _long_halves(cut: Cut) -> Choice:
-    """Much of two bytes in long rows side by side, for which tiles of 32 are too small: 12000 x 24000 took 163, so 134; 5000 x
-    50000 158 and 128. In lines of eights that are too long to be called even, as many parts as fill the chip: 6000 x 20008 79 and
+    """Much of two bytes in long rows side by side, for which tiles of 32 are too small: 12000 x 24000 took 163, so 134; 6000 x
+    39008 153 and 117. In lines of eights that are too long to be called even, as many parts as fill the chip: 6000 x 20008 79 and
     62."""
     if not (cut.across and cut.large and cut.many and cut.length > 1536):
         return ()
