@@ -283,21 +283,24 @@ def test_cuts_of_their_own_fold_right(shape: tuple[int, ...], dtype: torch.dtype
 
 def test_extremes_that_torch_finds_faster_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
-    x = torch.empty((315, 20001), dtype=torch.float64, device="meta")
-    fold._folds.clear()
-    with pytest.raises(launch.Unsupported):
-        registry.OPERATORS["amax"].function(x, [1])
-    assert not reduce._is_torchs(reduce.SUM, seen((315, 20001), 1, torch.float64))
-    for shape, dtype in (((315, 20000), torch.float64), ((315, 20001), torch.float32), ((500, 12001), torch.float64)):
+    for shape, dtype in (((315, 20001), torch.float64), ((38427, 40, 7), torch.float32)):
+        fold._folds.clear()
+        with pytest.raises(launch.Unsupported):
+            registry.OPERATORS["amax"].function(torch.empty(shape, dtype=dtype, device="meta"), [1])
+        assert not reduce._is_torchs(reduce.SUM, seen(shape, 1, dtype))
+    for shape, dtype in (
+        ((315, 20000), torch.float64), ((315, 20001), torch.float32), ((500, 12001), torch.float64), ((38427, 40, 7), torch.float16),
+        ((38427, 40, 9), torch.float32), ((60000, 40, 7), torch.float32), ((9000, 40, 7), torch.float32),
+    ):  # fmt: skip
         assert not reduce._is_torchs(reduce.MAX, seen(shape, 1, dtype)), shape
 
 
 @pytest.mark.gpu
 def test_what_is_left_to_torch_is_right(device: str) -> None:
-    x = torch.randn(315, 20001, dtype=torch.float64, device=device)
-    expected = x.amax(1)
-    with kernels.use():
-        assert torch.equal(x.amax(1), expected)
+    for x in (torch.randn(315, 20001, dtype=torch.float64, device=device), torch.randn(38427, 40, 7, device=device)):
+        expected = x.amax(1)
+        with kernels.use():
+            assert torch.equal(x.amax(1), expected)
 
 
 def test_a_few_columns_of_eight_bytes_come_in_lines(monkeypatch: pytest.MonkeyPatch) -> None:
