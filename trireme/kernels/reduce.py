@@ -431,8 +431,8 @@ def _run(
 
 
 def _is_torchs(kind: int, f: Fold) -> bool:
-    """Whether torch's own kernel was faster than the best of 17 to 28 cuts: maxima of 315 rows of 20001 float64 took it 10.6 µs, and
-    so 12.2; down 38427 matrices of 40 x 7 floats, which a cache nearly holds, 10.0 and 12.1."""
+    """Whether torch's own kernel was faster than the best of 17 to 28 cuts: maxima of 315 rows of 20001 float64 took it 10.6 µs and
+    so 12.2, down 38427 matrices of 40 x 7 floats, which a cache nearly holds, 10.0 and 12.1."""
     if kind not in (MAX, MIN) or f.even or not f.cut.large or chips.current().interpreted:
         return False
     if f.itemsize == 8:
