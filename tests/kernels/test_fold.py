@@ -290,7 +290,8 @@ def test_extremes_that_torch_finds_faster_are_left_to_it(monkeypatch: pytest.Mon
         assert not reduce._is_torchs(reduce.SUM, seen(shape, 1, dtype))
     for shape, dtype in (
         ((315, 20000), torch.float64), ((315, 20001), torch.float32), ((500, 12001), torch.float64),
-        ((38427, 40, 7), torch.float16), ((38427, 40, 9), torch.float32), ((60000, 40, 7), torch.float32), ((9000, 40, 7), torch.float32),
+        ((38427, 40, 7), torch.float16), ((38427, 40, 9), torch.float32), ((60000, 40, 7), torch.float32),
+        ((9000, 40, 7), torch.float32),
     ):  # fmt: skip
         assert not reduce._is_torchs(reduce.MAX, seen(shape, 1, dtype)), shape
 
