@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from trireme import kernels
-from trireme.kernels import chips, fold, launch, reduce, registry, scan, softmax
+from trireme.kernels import chips, fold, launch, line_cuts, reduce, registry, scan, softmax
 from trireme.kernels.cut import Cut, Way
 
 
@@ -110,10 +110,12 @@ def test_what_divides_lines_is_told_where_it_helps(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("shape", [(3, 150, 22), (2, 150, 33), (4, 300, 6), (7, 3, 5), (2, 40, 63), (1, 1, 3)], ids=str)
 def test_matrices_of_few_columns_are_read_in_lines(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """Those that begin anywhere, with gaps between them or none, turned, shared by programs or not."""
-    assert cut((128, 1024, 33), 1).narrow and not cut((128, 1024, 33), 1, torch.float64).narrow
-    assert cut((2000, 3000, 5), 1, torch.float64).narrow
-    assert not cut((128, 1024, 48), 1).narrow and not cut((128, 1024, 65), 1).narrow and not cut((128, 10, 33), 1).narrow
-    monkeypatch.setattr(Cut, "narrow", property(lambda self: self.matrix))
+    assert line_cuts.pays(cut((128, 1024, 33), 1)) and not line_cuts.pays(cut((128, 1024, 33), 1, torch.float64))
+    assert seen((2000, 3000, 5), 1, torch.float64).in_lines
+    for other in ((128, 1024, 48), (128, 1024, 65), (128, 10, 33)):
+        assert not line_cuts.pays(cut(other, 1)), other
+    monkeypatch.setattr(line_cuts, "pays", lambda cut: cut.matrix)
+    fold._folds.clear()
     high = (shape[0], shape[1] + 3, shape[2])
     plain, gaps = torch.randn(shape, device=device), torch.randn(high, device=device)[:, 1 : shape[1] + 1]
     for x in (plain, plain.transpose(0, 2).contiguous().transpose(0, 2), gaps.bfloat16()):
@@ -186,8 +188,9 @@ def test_running_sums_down_small_matrices(
 
 @pytest.mark.parametrize("columns", [2, 3, 5, 12, 15, 33])
 def test_a_matrix_of_few_columns_is_read_in_lines(columns: int, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    assert cut((1 << 21, columns), 0).narrow and not cut((columns, 1 << 21), 1).narrow and not cut((1 << 21, 16), 0).narrow
-    monkeypatch.setattr(Cut, "narrow", True)
+    assert seen((1 << 21, columns), 0).in_lines and not seen((columns, 1 << 21), 1).in_lines and not seen((1 << 21, 16), 0).in_lines
+    monkeypatch.setattr(line_cuts, "pays", lambda cut: True)
+    fold._folds.clear()
     interpreted = chips.current().interpreted  # for which many columns are many steps
     x = torch.randn(3001 if interpreted and columns > 3 else 20001, columns, device=device)
     double = x.double()
@@ -310,7 +313,7 @@ def test_a_few_columns_of_eight_bytes_come_in_lines(monkeypatch: pytest.MonkeyPa
              ((389, 508, 31), (512, 8)))  # fmt: skip
     for shape, line in lines:
         found = seen(shape, 1, torch.int64)
-        assert found.cut.narrow and not found.of_values and found.cut.line == line, shape
+        assert found.in_lines == line and not found.of_values, shape
     assert not seen((4000, 60, 12), 1, torch.float64).of_values  # which a tile holds whole
 
 
@@ -742,24 +745,18 @@ def test_halves_in_lines_of_pairs_come_in_pairs(monkeypatch: pytest.MonkeyPatch,
 def test_which_of_several_matrices_are_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
     two, four, one = torch.bfloat16, torch.float32, torch.uint8
+    for shape, dtype, line in (
+        ((1311, 2033, 3), two, (512, 2)), ((666, 1000, 6), two, (512, 2)), ((40000, 50, 60), four, (512, 4)),
+        ((500, 2100, 13), four, (1024, 8)), ((2047, 605, 27), one, (512, 2)), ((1000, 1024, 33), one, (1024, 4)),
+    ):  # fmt: skip
+        assert seen(shape, 1, dtype).in_lines == line, shape
     for shape, dtype in (
-        ((1311, 2033, 3), two),
-        ((666, 500, 6), two),
-        ((4000, 500, 2), four),
-        ((500, 615, 13), four),
-        ((656, 203, 30), one),
-        ((1000, 1024, 33), one),
-    ):
-        assert cut(shape, 1, dtype).narrow, shape
-    for shape, dtype in (
-        ((1777, 450, 10), two),
-        ((2000, 100, 20), four),
-        ((4000, 300, 3), four),
-        ((2000, 100, 20), one),
-    ):
-        assert not cut(shape, 1, dtype).narrow, shape
-    assert cut((500, 615, 13), 1, four).line == (512, 4) and cut((1311, 2033, 3), 1, two).line == (512, 2)
-    assert cut((2047, 605, 27), 1, one).line == (512, 2) and cut((1000, 1024, 33), 1, one).line == (1024, 4)
+        ((1777, 450, 10), two), ((2000, 100, 20), four), ((4000, 300, 3), four), ((2000, 100, 20), one),
+    ):  # fmt: skip
+        assert not line_cuts.pays(cut(shape, 1, dtype)), shape
+    for shape, dtype in (((666, 500, 6), two), ((4000, 500, 2), four), ((500, 615, 13), four), ((656, 203, 30), one)):
+        found = seen(shape, 1, dtype)  # which have tiles all the same
+        assert line_cuts.pays(found.cut) and found.of_values and not found.in_lines, shape
 
 
 _CLASSES = [  # one for each way to cut rows side by side

@@ -252,7 +252,12 @@ def _small_matrices(rng: random.Random) -> Iterator[Case]:
     for op, _ in itertools.product(_GRID, range(12)):
         dtype, length, columns = rng.choice(_types(op)), round(2 ** rng.uniform(4.4, 11.2)), round(2 ** rng.uniform(1.2, 7))
         shape = (max(2, round(2 ** rng.uniform(21, 26.6) / (length * columns * dtype.itemsize))), length, columns)
-        yield _case(op, _named(shape, dtype, "along 1"), lambda x, call=_ALONG[op]: call(x, 1), (shape, dtype))
+        yield _middle(op, shape, dtype)
+
+
+def _middle(op: str, shape: tuple[int, int, int], dtype: torch.dtype) -> Case:
+    """A fold along the middle."""
+    return _case(op, _named(shape, dtype, "along 1"), lambda x, call=_ALONG[op]: call(x, 1), (shape, dtype))
 
 
 FAMILIES: dict[str, Callable[[random.Random], Iterator[Case]]] = {
@@ -278,8 +283,7 @@ def grid_cases(part: int) -> list[tuple[str, Case]]:
     found = []
     for ((family, (length, beside)), (op, dtype)), size in itertools.islice(every, part - 1, None, GRID_PARTS):
         shape = (max(1, round(size / (length * beside * dtype.itemsize))), length, beside)
-        label = _named(shape, dtype, "along 1")
-        found.append((family, _case(op, label, lambda x, call=_ALONG[op]: call(x, 1), (shape, dtype))))
+        found.append((family, _middle(op, shape, dtype)))
     return found
 
 

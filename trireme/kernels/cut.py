@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -110,46 +109,6 @@ class Cut:
         10.2."""
         several = self.tile[1] > 1 or self.tile[0] == 64
         return self.across and several and (not self.even or self.itemsize in (1, 4))
-
-    @functools.cached_property
-    def narrow(self) -> bool:
-        """Whether these are a few long columns of a matrix that lie together, which leave a tile of theirs partly empty."""
-        # Joining costs more the more columns: 12 MB took 8.5 µs for twelve, their own tiles 6.4; but 60 MB 21.4 and 33.6.
-        size = self.length * self.beside
-        few = self.matrix and 1 < self.beside < 64 and self.beside % 16 != 0 and size <= MOST_COUNTED
-        if self.rows > self.beside:
-            return few and self._pays_narrow(size)
-        return few and size >= 1 << (17 if self.rows <= 3 else 22)
-
-    def _pays_narrow(self, size: int) -> bool:
-        """The same of several matrices of so many elements each."""
-        if self.itemsize == 8:  # 2000 x 3000 x 5 took 151 µs in tiles, so 58; but 2621 x 480 x 5 11.2 and 12.4
-            if self.beside > 16:
-                return self.large and 480 < self.length <= 560 and math.lcm(self.beside, 16) <= 512
-            return size >= (2000 if self.beside == 2 else 3000)
-        if size >= 8192:  # 1789 x 972 x 13 bfloat16 24.2 and 10
-            return True
-        if self.itemsize == 2:  # sums of 1311 x 2033 x 3 10.0 and 4.6, of 666 x 600 x 5 5.1 and 3.0; of 1777 x 450 x 10 5.2 and 6.3
-            return size >= 2560 and self.beside <= 16 and (self.beside % 2 == 1 or self.beside <= 6)
-        if self.itemsize == 4 and 16 < self.beside <= 32 and self.even and self.length <= 192:
-            return False  # sums of 4369 x 120 x 24 12.0 and 17.8, of 4493 x 140 x 20 12.6 and 17.0
-        # Maxima of 656 x 203 x 30 bytes 5.4 and 3.1, sums of 4000 x 500 x 2 floats 8.5 and 5.4, of 500 x 615 x 13 6.5 and 3.7; but
-        # of 2000 x 100 x 20 3.7 and 5.4.
-        return size >= (2560 if self.beside > 16 else 900 if self.beside == 2 and self.itemsize == 4 else 1900)
-
-    @functools.cached_property
-    def line(self) -> tuple[int, int]:
-        """Of `narrow` ones: elements that a program takes at once, and its warps."""
-        size = self.length * self.beside
-        if self.itemsize == 8 and size < 1 << 17:
-            # More warps the more there is: maxima of 449 x 933 x 15 took 32.1 µs with two, so 11.4; 1398 x 2250 x 2 12.5, with four
-            # 11.2.
-            return (512, 8 if size >= 6000 else 4) if size >= 3000 else (256, 2)
-        if self.itemsize == 1 and size < 1 << 17:  # maxima of 2047 x 605 x 27 took 15.4 µs with 1024 by eight, so 11.0
-            return (512, 2) if size < 1 << 15 and math.lcm(self.beside, 16) <= 512 else (1024, 4)
-        if size < 1 << 14 and math.lcm(self.beside, 16) <= 512:
-            return 512, 4 if self.itemsize == 4 else 2  # sums of 500 x 4000 x 2 floats took 4.7 µs with two, so 3.6
-        return (1024 if size < 1 << 17 or self.itemsize == 8 else 2048), 8
 
     @functools.cached_property
     def odd(self) -> bool:

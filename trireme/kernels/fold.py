@@ -197,6 +197,11 @@ class Fold:
         """What a fold to a value, which keeps one number for each lane, puts in the place of that."""
         return value_cuts.of_values(self.cut)
 
+    @functools.cached_property
+    def in_lines(self) -> tuple[int, int] | None:
+        """Elements that a program takes at once, and its warps, where a fold to a value reads lines of whole rows of a matrix."""
+        return value_cuts.in_lines(self.cut)
+
 
 def fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, turn: bool = False) -> tuple[torch.Tensor, Fold]:
     """`x` and how `dims` of it (all if None or empty) fold; a copy only where kept and reduced dimensions interleave too much.

@@ -422,8 +422,8 @@ def _run(
         kind = ALL_BYTES if kind == ALL and x.element_size() == 1 else kind
     else:
         work = _work(dtype if kind in (SUM, PROD) or NORM0 <= kind <= NORM_P else x.dtype)
-    if f.cut.narrow and not f.of_values:
-        _run_narrow(kind, work, x, f, out, divisor, order)
+    if f.in_lines:
+        _run_narrow(kind, work, x, f, f.in_lines, out, divisor, order)
         return out
     start = functools.partial(_start, kind, work, x, f, out, divisor, order)
     start(best_cut(f"fold{kind}", f, start, f.of_values))
@@ -467,10 +467,12 @@ def _start(kind: int, work: int, x: torch.Tensor, f: Fold, out: torch.Tensor, di
           warps=8 if m * n >= 4096 and kept.itemsize == 8 else cut.warps)  # fmt: skip
 
 
-def _run_narrow(kind: int, work: int, x: torch.Tensor, f: Fold, out: torch.Tensor, divisor: int, order: float) -> None:
-    """Matrices of a few columns, folded down."""
+def _run_narrow(
+    kind: int, work: int, x: torch.Tensor, f: Fold, line: tuple[int, int], out: torch.Tensor, divisor: int, order: float
+) -> None:
+    """Matrices of a few columns, folded down in lines of so many elements, by so many warps."""
     columns, count = f.columns, f.columns * f.length
-    tile, warps = f.cut.line
+    tile, warps = line
     width = line_width(tile, columns)
     matrices, lines = f.rows // columns, max(1, blocks(count + 15, width) - 2)
     # What is soon read is not shared: sums of 90 x 400 x 9 floats took 4.0 µs by two, so 2.2. Of many matrices more programs than

@@ -3,7 +3,7 @@ Each rule stands beside what sums or maxima took on an H200 as `cut` has them, a
 
 from __future__ import annotations
 
-from trireme.kernels import chips
+from trireme.kernels import chips, line_cuts
 from trireme.kernels.cut import CHOICE, Cut
 from trireme.kernels.launch import blocks, next_power
 
@@ -13,7 +13,7 @@ _BEYOND = 12 << 20  # elements of four bytes of which a cache holds hardly anyth
 _JOINING = {1: 16, 2: 8, 4: 14}  # tiles of elements of so many bytes that are read in the time that joining parts takes
 # Of elements of eight bytes in a few columns, up to so many of them: of much, and of what a cache holds.
 _MUCH_IN_FEW: dict[int, Choice] = {
-    160: (64, 8, 2, 1, 4, 1),  # 1638 x 160 x 24 took 19.5, so 12.6; 3422 x 100 x 18 so 8.7
+    160: (64, 8, 2, 1, 4, 1),  # 3422 x 100 x 18 took 9.4 with half as many columns and one warp, so 8.7
     256: (32, 16, 4, 1, 4, 1),  # 616 x 200 x 50 12.1 and 11.1
     480: (16, 32, 4, 1, 4, 1),  # 700 x 440 x 20 10.5 and 9.1
     1000: (16, 64, 4, 1, 2, 1),  # 340 x 560 x 33 17.0 and 11.3
@@ -32,18 +32,21 @@ def of_values(cut: Cut) -> dict[str, int]:
     return dict(zip(CHOICE, choice, strict=True)) if choice else {}
 
 
+def in_lines(cut: Cut) -> tuple[int, int] | None:
+    """Elements that a program takes at once, and its warps, where these are lines of whole rows of a matrix; nothing for tiles."""
+    return line_cuts.line(cut) if line_cuts.pays(cut) and not _chosen(cut) else None
+
+
 def _chosen(cut: Cut) -> Choice:
     if cut.itemsize == 8:
         return _doubles_in_few(cut) or _doubles_side_by_side(cut) or _doubles_in_rows(cut)
     small = _in_small(cut) or _short_floats(cut)
-    if small or cut.narrow:  # which has a kernel of its own
+    if small or line_cuts.pays(cut):
         return small
     if cut.itemsize == 4:
         return _floats_in_rows(cut) or _unshared(cut) or _much(cut)
-    if cut.half_pairs:
-        return 256, 4, 4, 1, 4, 1
     if cut.itemsize == 2:
-        return _long_halves(cut) or _unshared(cut) or _much(cut) or _short_halves(cut)
+        return _half_pairs(cut) or _long_halves(cut) or _unshared(cut) or _much(cut) or _short_halves(cut)
     return _byte_pairs(cut) or _unshared(cut)
 
 
@@ -75,7 +78,8 @@ def _in_small(cut: Cut) -> Choice:
 def _small_floats(cut: Cut) -> Choice:
     """Of four bytes, in more columns than tiles of 32 are for: 6160 x 200 x 10 took 19.0 in lines, so 12.1; 1997 x 75 x 35 7.4 and
     4.6; 379 x 250 x 130 14.5 and 11.0; 493 x 250 x 100 16.2 and 12.3."""
-    if cut.length <= 68 or (cut.narrow and cut.large and cut.length * cut.beside > 6000 and cut.rows * cut.length <= _BEYOND):
+    size = cut.length * cut.beside
+    if cut.length <= 68 or (cut.large and size > 6000 and cut.rows * cut.length <= _BEYOND and line_cuts.pays(cut)):
         return ()
     if cut.rows * cut.length > _BEYOND and cut.length > 100:
         return 32, 16, 4, 1, 4, 1  # 8656 x 137 x 20 29.6 and 26.3
@@ -94,8 +98,8 @@ def _small_halves(cut: Cut) -> Choice:
 def _small_bytes(cut: Cut) -> Choice:
     """Of single bytes: maxima of 9656 x 83 x 34 took 20.0 in lines, so 12.2; of 9300 x 168 x 20 17.4 and 9.6; of 3146 x 200 x 10
     6.4 and 4.1; of 541 x 355 x 17 6.0 and 3.4."""
-    large, size = cut.rows * cut.length > 8 << 20, cut.length * cut.beside
-    if cut.length <= 24 or (cut.narrow and large and size > 4800 and cut.length > 246 and (cut.beside <= 32 or cut.rows > 20000)):
+    large = cut.rows * cut.length > 8 << 20 and cut.length * cut.beside > 4800 and cut.length > 246
+    if cut.length <= 24 or (large and (cut.beside <= 32 or cut.rows > 20000) and line_cuts.pays(cut)):
         return ()
     if cut.rows <= 16000:
         return (16, 32, 4, 1, 4, 1) if cut.length > 136 else (32, 16, 4, 1, 4, 1)
@@ -109,15 +113,15 @@ def _small_bytes(cut: Cut) -> Choice:
     return (64, 8, 2, 1, 4, 1) if not cut.even or cut.length > (64 if cut.common == 8 else 48) else ()
 
 
-def _in_lines(cut: Cut) -> bool:
+def _doubles_in_lines(cut: Cut) -> bool:
     """Whether a few columns of eight bytes do better in lines than in any tile: maxima of 196 x 3500 x 9 took 20.1 in tiles, so
     11.9; of 449 x 933 x 15 32.1 and 11.4; of 389 x 508 x 31 15.1 and 11.6."""
-    return cut.narrow and (cut.length > 1600 or cut.beside > 12)
+    return (cut.length > 1600 or cut.beside > 12) and line_cuts.pays(cut)
 
 
 def _doubles_in_few(cut: Cut) -> Choice:
     """Of eight bytes in a few columns, neither short nor very long: small tiles, several on their way."""
-    if not cut.across or cut.even or cut.beside >= 64 or cut.rows < 600 or cut.length <= 64 or _in_lines(cut):
+    if not cut.across or cut.even or cut.beside >= 64 or cut.rows < 600 or cut.length <= 64 or _doubles_in_lines(cut):
         return ()
     if cut.large and 256 < cut.length <= (416 if cut.rows <= 16000 else 480):
         # 685 x 348 x 26 took 16.1 in tiles of 16, so 13.1; 390 x 470 x 50 22.5 and 20.1. Four at a time only if few are left over:
@@ -181,6 +185,11 @@ def _floats_in_rows(cut: Cut) -> Choice:
     return (4, 128, 4, 1, 4, 1) if cut.length <= 0.9 * next_power(cut.length) else ()
 
 
+def _half_pairs(cut: Cut) -> Choice:
+    """Tiles of pairs of halves: sums of 5000 x 70 x 70 took 17.2, so 12.1."""
+    return (256, 4, 4, 1, 4, 1) if cut.half_pairs else ()
+
+
 def _long_halves(cut: Cut) -> Choice:
     """Much of two bytes in long rows side by side, for which tiles of 32 are too small: 12000 x 24000 took 163, so 134; 6000 x
     39008 153 and 117. In lines of eights that are too long to be called even, as many parts as fill the chip: 6000 x 20008 79 and
@@ -236,7 +245,7 @@ def _unshared(cut: Cut) -> Choice:
         m, n, warps, *ahead = cut.way
         return (m, n, warps, 1, *ahead) if _reads_on(cut, blocks(cut.rows, m), blocks(cut.length, n)) else ()
     if cut.beside >= 64 and cut.common == 1 and 256 < cut.length <= 1200 and cut.rows >= 5600 and not cut.many:
-        return 32, 64, 4, 1, 2, 1  # of 2 x 600 x 6001 7.4 by five, so 5.3; of 3 x 700 x 3001 floats 7.3 and 5.4
+        return 32, 64, 4, 1, 2, 1  # more columns than `_in_small` takes; of as many as that, 2 x 600 x 6001 7.4 by five, so 5.3
     return ()
 
 
@@ -259,6 +268,6 @@ def _byte_pairs(cut: Cut) -> Choice:
         return 256, 8, 4, 1, 4, 1
     if cut.rows >= 1 << 15:  # 4 x 896 x 9978 took 19.0 one by one, so 14.5; 40 x 600 x 1002 13.3 and 10.2
         return 64, 32, 4, 1, 2, 1
-    # 60 x 200 x 102 took 4.2 one by one, so 2.0; 1 x 3000 x 5002 11.1 and in three parts 9.3.
+    # 1 x 3000 x 5002 took 11.1 one by one, in three parts 9.3.
     parts = max(1, min(4 * chips.current().multiprocessors // blocks(cut.rows, 32), cut.length // 768))
     return 32, 64, 4, parts, 2, 1
