@@ -377,6 +377,19 @@ def test_softmax_of_few_long_rows_side_by_side(name: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", ["softmax.int", "log_softmax.int"])
+def test_softmax_of_long_columns_that_are_not_finite(name: str, device: str) -> None:
+    """Of a few columns in lines of the matrix, and of many that are read twice: what is infinite or not a number may come at any
+    place, before and after what is."""
+    function, inf, nan = registry.OPERATORS[name].function, math.inf, math.nan
+    for shape, dtype in (((3, 700, 6), torch.float32), ((3, 300, 6), torch.float64), ((2, 600, 40), torch.float64)):
+        x = draw(shape, dtype, device) * 3
+        for column, (place, value) in enumerate(((0, -inf), (5, nan), (slice(None), -inf), (-1, -inf), (7, inf))):
+            x[0, place, column] = value
+        x[1, :299, 0], x[1, 2, 1], x[1, 4, 1], x[1, 2, 2], x[1, 4, 2] = -inf, inf, inf, nan, inf
+        check(f"{name} {shape}", function, aten(name), (x, 1), {}, length=16)
+
+
+@pytest.mark.parametrize("name", ["softmax.int", "log_softmax.int"])
 def test_softmax_of_rows_in_another_order_than_their_results(name: str, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """Copied first if short or of few columns, and the result lies as torch's."""
     function, copies = registry.OPERATORS[name].function, []
