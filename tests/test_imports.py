@@ -47,6 +47,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": _BASE | _ENGINE | {"llm", "bench", "api"},
     "__main__": {"cli"},
 }
+# The floors of the operator library, from the ground up: each may import those before it, and itself.
+KERNEL_FLOORS = [
+    "chips",
+    "scalar",
+    "calls",
+    "counters",
+    "relay",
+    "elementwise",
+    "folds",
+    "products",
+    "rowwise",
+    "steps",
+    "registry",
+    "__init__",
+]
 # The processes that start workers know them: the offline API, and the one file of the server that owns the ranks.
 EXTRA = {"serve/launch.py": {"worker"}}
 NO_TORCH = ("sched", "hub", "ipc", "serve", "api", "types", "errors", "config", "worker/group.py")
@@ -88,6 +103,20 @@ def test_folders_import_downwards() -> None:
             ):
                 wrong.append(f"{name}:{line} imports {module}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_operator_library_imports_downwards() -> None:
+    wrong, seen = [], set()
+    for path in (ROOT / "kernels").rglob("*.py"):
+        name = path.relative_to(ROOT / "kernels").as_posix()
+        floor = KERNEL_FLOORS.index(name.split("/")[0].removesuffix(".py"))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trireme.kernels"):
+                below = [node.module.split(".")[2]] if node.module != "trireme.kernels" else [alias.name for alias in node.names]
+                seen.update(below)
+                wrong += [f"{name}:{node.lineno} imports {x}" for x in below if KERNEL_FLOORS.index(x) > floor]
+    assert not wrong, "\n".join(wrong)
+    assert seen >= set(KERNEL_FLOORS) - {"__init__"}
 
 
 def test_only_compute_imports_torch() -> None:

@@ -21,7 +21,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import OutOfResources
 
-from trireme.kernels import chips, launch, matmul, pointwise, registry, scalar
+from trireme.kernels import chips, registry, scalar
+from trireme.kernels.calls import launch
+from trireme.kernels.elementwise import pointwise
+from trireme.kernels.products import matmul
 from trireme.ops import AttentionKind, CacheSpec, KVCache
 from trireme.ops.cases import Draw
 

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from reference import check
 
-from trireme.kernels import chips, fold, loss, reduce, registry, softmax
+from trireme.kernels import chips, registry
+from trireme.kernels.folds import fold, reduce
+from trireme.kernels.rowwise import loss, softmax
 
 INTERPRETED = chips.current().interpreted
 HALVES = [torch.bfloat16, torch.float16]

@@ -11,14 +11,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trireme.kernels import chips, norms, softmax
+from trireme.kernels import chips
+from trireme.kernels.rowwise import norms, softmax
 
 HALF, HALF16, FULL = torch.bfloat16, torch.float16, torch.float32
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
-from trireme.kernels import cluster
+from trireme.kernels.rowwise import cluster
 
 def compiled(kernel, types, warps, **constants):
     names = list(kernel.jit.signature.parameters)
@@ -65,7 +66,7 @@ def near(result: torch.Tensor, truth: torch.Tensor) -> None:
 
 def taken(function: str, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What `cluster` answers from now on: whether it took a call."""
-    from trireme.kernels import cluster
+    from trireme.kernels.rowwise import cluster
 
     original, answers = getattr(cluster, function), list[bool]()
     monkeypatch.setattr(cluster, function, lambda *args: answers.append(original(*args)) or answers[-1])

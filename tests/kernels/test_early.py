@@ -15,8 +15,13 @@ import torch
 import triton.language as tl
 
 from trireme import kernels
-from trireme.kernels import chips, norms, notes, pointwise, reduce, softmax, streamed
-from trireme.kernels.launch import Handle, Kernel
+from trireme.kernels import chips
+from trireme.kernels.calls import notes
+from trireme.kernels.calls.launch import Handle, Kernel
+from trireme.kernels.elementwise import pointwise
+from trireme.kernels.folds import reduce
+from trireme.kernels.products import streamed
+from trireme.kernels.rowwise import norms, softmax
 
 
 def first_of(source: str) -> str:
@@ -30,7 +35,9 @@ def test_whoever_may_come_early_waits_first() -> None:
     known = [
         x for x in gc.get_objects() if issubclass(type(x), Kernel) and not x.function.__module__.startswith("trireme_generated")
     ]
-    early = [kernel.function for kernel in known if kernel.early and kernel.function.__module__ != "trireme.kernels.cluster"]
+    early = [
+        kernel.function for kernel in known if kernel.early and kernel.function.__module__ != "trireme.kernels.rowwise.cluster"
+    ]
     assert {norms._rms_norm.function, softmax._softmax.function, reduce._fold.function, streamed._tensor.function} <= set(early)
     for function in early:
         source = inspect.getsource(function)
@@ -42,7 +49,7 @@ def test_whoever_may_come_early_waits_first() -> None:
 
 def test_clusters_wait_before_they_touch_memory() -> None:
     """What blocks of a cluster say to each other first needs no waiting; their module is read, not imported, where none is."""
-    module = ast.parse((Path(chips.__file__).parent / "cluster.py").read_text())
+    module = ast.parse((Path(chips.__file__).parent / "rowwise" / "cluster.py").read_text())
     functions = [x for x in module.body if isinstance(x, ast.FunctionDef)]
     clusters = [x for x in functions if [ast.unparse(name) for name in x.decorator_list] == ["_ClusterKernel"]]
     assert {x.name for x in clusters} == {"_norm", "_softmax"}

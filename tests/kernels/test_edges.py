@@ -10,9 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from trireme import kernels
-from trireme.kernels import chips, fold, norms, reduce, registry, repeat, softmax
-from trireme.kernels.cut import Cut
-from trireme.kernels.pointwise import pointwise
+from trireme.kernels import chips, registry
+from trireme.kernels.calls import repeat
+from trireme.kernels.elementwise.pointwise import pointwise
+from trireme.kernels.folds import fold, reduce
+from trireme.kernels.folds.cut import Cut
+from trireme.kernels.rowwise import norms, softmax
 
 
 def _penalty(loss: Callable[..., torch.Tensor], *drawn: torch.Tensor) -> list[torch.Tensor]:

@@ -17,7 +17,8 @@ if not torch.cuda.is_available():
 
 from trireme.backends.conformance import check_case
 from trireme.backends.cuda.ops import CudaOps
-from trireme.kernels import attention, chips, decode, gate, kv, rows, sampling, skinny
+from trireme.kernels import chips
+from trireme.kernels.steps import attention, decode, gate, kv, rows, sampling, skinny
 from trireme.ops import AttentionKind, CacheSpec, KVCache, Ops, StepLayout
 from trireme.ops.cases import cases
 

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from trireme.kernels import chips, matmul, streamed, streamed_cuts, streamed_lanes, streamed_room, tune
-from trireme.kernels.launch import Unsupported
+from trireme.kernels import chips, counters
+from trireme.kernels.calls import tune
+from trireme.kernels.calls.launch import Unsupported
+from trireme.kernels.products import matmul, streamed, streamed_cuts, streamed_lanes, streamed_room
 
 pytestmark = pytest.mark.skipif(not chips.current().interpreted, reason="the accuracy tests run these paths on a GPU")
 
@@ -277,13 +279,13 @@ def test_what_torch_does_faster_stays_torchs(monkeypatch: pytest.MonkeyPatch) ->
 def test_timing_takes_no_counters_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the recorded calls are free again, also if one of them fails."""
     arena, device = [torch.zeros(64, dtype=torch.int32), 8], torch.device("cpu")
-    monkeypatch.setattr(streamed, "_arenas", {0: arena})
+    monkeypatch.setattr(counters, "_arenas", {0: arena})
     monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
     monkeypatch.setattr(chips, "elapsed", lambda call: 1.0)
     recorded: list[torch.Tensor] = []
 
     def record(call: Callable[[], None], count: int) -> Callable[[], None]:
-        recorded.extend(streamed._recorded_counters(device, 3) for _ in range(count))
+        recorded.extend(counters._recorded(device, 3) for _ in range(count))
         if len(recorded) > count:
             raise RuntimeError("nothing more can be recorded")
         return call

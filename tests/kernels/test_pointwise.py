@@ -6,7 +6,8 @@ import pytest
 import torch
 import triton.language as tl
 
-from trireme.kernels import launch, layout, pointwise, tune
+from trireme.kernels.calls import launch, tune
+from trireme.kernels.elementwise import layout, pointwise
 from trireme.kernels.registry import OPERATORS
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -17,7 +17,9 @@ from reference import check
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme import kernels
-from trireme.kernels import chips, launch, notes, pointwise, quick, registry, repeat, straight, tune
+from trireme.kernels import chips, registry
+from trireme.kernels.calls import launch, notes, quick, repeat, straight, tune
+from trireme.kernels.elementwise import pointwise
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 

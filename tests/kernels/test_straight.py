@@ -20,9 +20,10 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trireme.kernels import chips, launch, straight
-from trireme.kernels.notes import Plan
-from trireme.kernels.quick import Raw
+from trireme.kernels import chips
+from trireme.kernels.calls import launch, straight
+from trireme.kernels.calls.notes import Plan
+from trireme.kernels.calls.quick import Raw
 
 if not chips.current().interpreted:
     pytest.skip("on a GPU every other test goes this way", allow_module_level=True)

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from trireme.kernels import chips, launch
+from trireme.kernels import chips
+from trireme.kernels.calls import launch
 
 HERE = pathlib.Path(__file__).parent
 # Where a chip is, modules have chosen its ways by the time another's are asked for; there kernels are tested by running them.
@@ -120,5 +121,5 @@ def _refuse(*args: Any) -> None:
 
 def test_only_the_table_of_chips_names_cuda() -> None:
     folder = pathlib.Path(chips.__file__).parent
-    naming = {file.name for file in folder.glob("*.py") if "cuda" in file.read_text().lower()}
+    naming = {file.name for file in folder.rglob("*.py") if "cuda" in file.read_text().lower()}
     assert naming == {"chips.py"}

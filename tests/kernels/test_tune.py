@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from trireme.kernels import chips, fold, reduce, registry, repeat, tune
-from trireme.kernels.cut import Cut
+from trireme.kernels import chips, registry
+from trireme.kernels.calls import repeat, tune
+from trireme.kernels.folds import fold, reduce
+from trireme.kernels.folds.cut import Cut
 
 DEFAULT, QUICK, BROKEN = {"N": 1}, {"N": 2}, {"N": 3}
 

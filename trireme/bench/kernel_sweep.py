@@ -22,7 +22,8 @@ from trireme import kernels
 from trireme.bench.choices import GRID_PARTS
 from trireme.bench.kernel_cases import Case
 from trireme.bench.kernel_clock import TURNS, Clock, compile_ahead, picked, rehearse
-from trireme.kernels import chips, streamed, tune
+from trireme.kernels import chips, counters
+from trireme.kernels.calls import tune
 
 _HALF, _SINGLE = torch.bfloat16, torch.float32
 _FLOATS = (_HALF, _SINGLE, torch.float16, torch.float64)
@@ -359,7 +360,7 @@ def sweep(args: argparse.Namespace) -> int:
             print(f"{case.op} {case.label}: {type(error).__name__}: {error}".splitlines()[0][:160])
             continue
         found += [row] if row is not None else []
-        streamed.release_counters()
+        counters.release()
     (args.out / "sweep.json").write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
     if tuning:
         print(f"{tune.export(args.out / 'tuned.json')} classes of shapes tuned")

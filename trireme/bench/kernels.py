@@ -22,8 +22,10 @@ from trireme.bench.flags import kernels_flags
 from trireme.bench.kernel_cases import Case, all_cases, product_shapes
 from trireme.bench.kernel_clock import TURNS, Clock, compile_ahead, device_time, picked, rehearse
 from trireme.bench.kernel_sweep import sweep
-from trireme.kernels import chips, matmul, straight, streamed, tune
-from trireme.kernels.launch import Unsupported
+from trireme.kernels import chips, counters
+from trireme.kernels.calls import straight, tune
+from trireme.kernels.calls.launch import Unsupported
+from trireme.kernels.products import matmul
 
 _BUILD_SECONDS = 120.0  # the most that building what repeats calls may take
 _SHARES = 4  # side processes that share the candidates of one product
@@ -158,7 +160,7 @@ def tune_products(path: Path, seconds: float) -> int:
     for shape in product_shapes():
         if time.monotonic() < deadline:
             _products(shape)
-            streamed.release_counters()
+            counters.release()
     tune.enable(False)
     return tune.export(path)
 
@@ -256,7 +258,7 @@ def run(args: argparse.Namespace) -> int:
             with contextlib.suppress(RuntimeError):  # no memory for it
                 row.copy_share = row.rate / copy_rate(int(case.work))
         rows.append(row)
-        streamed.release_counters()
+        counters.release()
         torch.get_device_module(chips.current().device_type).empty_cache()
     result = {"chip": chips.current().name, "torch": torch.__version__, "ceilings": ceilings, "rows": [asdict(row) for row in rows]}
     (args.out / "kernels.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trireme.kernels import attention, decode, kv, rows, sampling, skinny
+from trireme.kernels.steps import attention, decode, kv, rows, sampling, skinny
 from trireme.ops import AttentionKind, KVCache, Ops, StepLayout
 
 PLAIN = Ops()

@@ -5,8 +5,8 @@ with kernels.use(exclude=["mm"]):
     ...  # torch's operators inside are ours
 """
 
-from trireme.kernels.fused import gelu_and_mul, rotary_embedding, silu_and_mul, skip_layer_norm, skip_rms_norm
 from trireme.kernels.registry import OPERATORS, describe, disable, enable, enabled, only_enable, use
+from trireme.kernels.steps.fused import gelu_and_mul, rotary_embedding, silu_and_mul, skip_layer_norm, skip_rms_norm
 
 __all__ = [
     "OPERATORS",

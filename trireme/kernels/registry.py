@@ -18,28 +18,16 @@ import torch
 import triton
 from torch.autograd import forward_ad
 
-from trireme.kernels import (
-    binary,
-    bitwise,
-    chips,
-    compare,
-    extremes,
-    loss,
-    matmul,
-    norms,
-    random,
-    reduce,
-    scan,
-    select,
-    shape,
-    softmax,
-    straight,
-    unary,
-)
-from trireme.kernels.launch import Unsupported
-from trireme.kernels.originals import original, overload_of
-from trireme.kernels.quick import standing_for
-from trireme.kernels.repeat import or_else, repeating
+from trireme.kernels import chips
+from trireme.kernels.calls import straight
+from trireme.kernels.calls.launch import Unsupported
+from trireme.kernels.calls.originals import original, overload_of
+from trireme.kernels.calls.quick import standing_for
+from trireme.kernels.calls.repeat import or_else, repeating
+from trireme.kernels.elementwise import binary, bitwise, compare, random, select, shape, unary
+from trireme.kernels.folds import allclose, extremes, reduce, scan
+from trireme.kernels.products import matmul
+from trireme.kernels.rowwise import loss, norms, softmax
 
 MEASURED = Path(__file__).with_name("measured.json")
 Function = Callable[..., Any]
@@ -85,7 +73,7 @@ def _table() -> dict[str, Operator]:
     }  # fmt: skip
     constant: dict[str, Function] = {
         "isfinite": unary.isfinite, "isinf": unary.isinf, "isnan": unary.isnan, "isclose": compare.isclose,
-        "allclose": compare.allclose, "bitwise_not": unary.bitwise_not, "argmax": extremes.argmax,
+        "allclose": allclose.allclose, "bitwise_not": unary.bitwise_not, "argmax": extremes.argmax,
         "all": reduce.all_all, "all.dim": reduce.all_dims, "all.dims": reduce.all_dims,
         "any": reduce.any_all, "any.dim": reduce.any_dims, "any.dims": reduce.any_dims,
         "rand": random.rand, "randn": random.randn, "rand_like": random.rand_like,

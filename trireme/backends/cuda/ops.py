@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trireme.backends.cuda import device as gpu
-from trireme.kernels import attention, decode, gate, kv, rows, sampling, skinny
+from trireme.kernels.steps import attention, decode, gate, kv, rows, sampling, skinny
 from trireme.layers import Linear
 from trireme.ops import AttentionKind, AttentionPlan, KVCache, Ops, StepLayout
 from trireme.ops.table import Projection
