@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import pathlib
 
 import pytest
 import torch
@@ -14,13 +14,23 @@ if not HAS_GPU:
     import swift
 
     swift.install()
-os.environ.setdefault("TRIREME_CACHE", tempfile.mkdtemp(prefix="trireme-test-"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords and not HAS_GPU:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(scope="session")
+def cache_of_kernels(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache_of_kernels(cache_of_kernels: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the user has tuned decides nothing here. Set for these tests alone: all others share the user's cache of models."""
+    monkeypatch.setenv("TRIREME_CACHE", os.environ.get("TRIREME_CACHE") or str(cache_of_kernels))
 
 
 @pytest.fixture(autouse=True)
