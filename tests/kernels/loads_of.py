@@ -122,7 +122,7 @@ class Counting(compile_for.Compiling):
 def drawn(listed: list[tuple[str, Case]], only: str) -> list[tuple[str, Start]]:
     """The reductions of a draw or the grid, those with the fewest bytes on their way first."""
     kernel_sweep._drawn = lambda shape, kind: torch.empty(shape, dtype=torch.int64 if isinstance(kind, int) else kind)
-    cases = [case for family, case in listed if family.startswith(("reductions", "rows"))]
+    cases = [case for family, case in listed if family.startswith(("reductions", "rows", "folds"))]
     found = []
     for case in (cases[i] for i in picked(only, cases)):
         Counting.starts.clear()

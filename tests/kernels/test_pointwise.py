@@ -156,3 +156,7 @@ def test_uneven_rows_are_counted_through(rows: int, length: int, monkeypatch: py
         assert torch.equal(OPERATORS["lt.Tensor"].function(a, b), a < b)
     assert torch.equal(OPERATORS["where.self"].function(x > 1, column, row), torch.where(x > 1, column, row))
     assert counted[0] is (length % 16 != 0 or length == 48)  # 48 would leave a quarter of 64 empty
+    counted.clear()
+    x, column, row = x.double(), column.double(), row.double()
+    assert torch.equal(OPERATORS["div.Tensor"].function(column, row), column / row) and counted == [True]
+    assert torch.equal(OPERATORS["div.Tensor"].function(x, row), x / row) and counted[1] is (length % 16 != 0 or length == 48)

@@ -302,7 +302,10 @@ def _flattens(plan: Plan, outputs: int, widest: int) -> bool:
         return False
     rows, columns, _ = _tile(plan, True, widest)
     back = any(stride < 0 for stride in plan.strides[1::2])  # in several rows at once, for which lanes would run down the rows
-    return inner % 16 != 0 or blocks(inner, columns) * columns > 1.1 * inner or (back and rows > 1)
+    # Of eight bytes too, if all that is read repeats itself: a column of 6411 float64 by a row of 1408 took 30.4 µs in tiles, so
+    # 19.5, and their powers 117 and 83.
+    repeating = widest == 8 and all(0 in plan.strides[at : at + 2] for at in range(0, len(plan.strides) - 2 * outputs, 2))
+    return inner % 16 != 0 or blocks(inner, columns) * columns > 1.1 * inner or (back and rows > 1) or repeating
 
 
 def _divisor(length: int) -> tuple[int, int, int]:
