@@ -1,6 +1,7 @@
 """Prints how many loads an operator's kernels have on their way when they wait for one, by the machine code for an H200 that is not
-here: `python loads_of.py max.dim float64 225x1056x119 1`, or of all reductions that the sweep of a seed draws, or that a part of
-the grid has, those with the fewest bytes on their way: `python loads_of.py --sweep 50 --only mean,sum`, `--grid 1`.
+here: `python loads_of.py max.dim float64 225x1056x119 1` (several calls with a comma between two). Or of all reductions that the
+sweep of a seed draws, or that a part of the grid has, those with the fewest bytes on their way: `python loads_of.py --sweep 50
+--only mean,sum`, `--grid 1`.
 
 A kernel that asks for one element, waits, and asks for the next reads at a fraction of the memory's speed; no other figure shows it
 without the chip. A process of its own, because Triton decides once whether it interprets.
@@ -140,23 +141,25 @@ def drawn(listed: list[tuple[str, Case]], only: str) -> list[tuple[str, Start]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("call", nargs="*", help="OPERATOR DTYPE SHAPE [DIM ...]")
+    parser.add_argument("call", nargs="*", help="OPERATOR DTYPE SHAPE [DIM ...], ...")
     parser.add_argument("--sweep", type=int, help="the seed of a draw")
     parser.add_argument("--grid", type=int, help="a part of the grid")
     parser.add_argument("--only", default="", help="operators of either")
     args = parser.parse_args()
-    if args.sweep is None and args.grid is None and len(args.call) < 3:
+    if args.sweep is None and args.grid is None and len(" ".join(args.call).split()) < 3:
         parser.error("give OPERATOR DTYPE SHAPE, --sweep SEED or --grid PART")
     compile_for.stand_in(GPUTarget("cuda", 90, 32), replace(CHIP, **compile_for.CPU), Counting)
     if args.sweep is not None or args.grid is not None:
         for call, start in drawn(kernel_sweep.listed(args.grid, args.sweep), args.only)[:60]:
             print(f"{start.on_their_way:,.0f} bytes: {call}: {start}")
         return
-    name, dtype, shape, *dims = args.call
-    sizes = [int(size) for size in shape.split("x")]
-    registry.OPERATORS[name].function(torch.empty(sizes, dtype=getattr(torch, dtype)), *(int(dim) for dim in dims))
-    for start in Counting.starts:
-        print(start)
+    for call in " ".join(args.call).split(","):
+        name, dtype, shape, *dims = call.split()
+        sizes = [int(size) for size in shape.split("x")]
+        Counting.starts.clear()
+        registry.OPERATORS[name].function(torch.empty(sizes, dtype=getattr(torch, dtype)), *(int(dim) for dim in dims))
+        for start in Counting.starts:
+            print(f"{call.strip()}: {start}")
 
 
 if __name__ == "__main__":
