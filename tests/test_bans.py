@@ -69,6 +69,6 @@ def test_no_deadline_hangs_on_the_wall_clock() -> None:
 
 
 def test_the_api_reads_json_by_msgspec_alone() -> None:
-    for path in (ROOT / "api").glob("*.py"):
+    for path in (ROOT / "api").rglob("*.py"):
         imported = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import)]
         assert "json" not in [alias.name for node in imported for alias in node.names], path

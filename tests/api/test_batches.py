@@ -13,11 +13,11 @@ import msgspec
 import openai
 import pytest
 
-from trireme.api.batches import Batches
-from trireme.api.failures import Failure
-from trireme.api.files import Files, form_parts
-from trireme.api.http import Call, Reply, json_reply
-from trireme.api.shelf import Shelf
+from trireme.api.stored.batches import Batches
+from trireme.api.stored.files import Files, form_parts
+from trireme.api.stored.shelf import Shelf
+from trireme.api.transport.failures import Failure
+from trireme.api.transport.http import Call, Reply, json_reply
 
 from .served import KEYS, MODEL, PATIENCE, Served
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trireme.api.metrics import Metrics
+from trireme.api.operation.metrics import Metrics
 from trireme.cli.flags import config_from
 from trireme.cli.serve import add_arguments
 from trireme.config import ServeOptions

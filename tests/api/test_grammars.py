@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from trireme.api.grammars import (
+from trireme.api.chat.parsing import parser_for
+from trireme.api.chat.reasoning import TAGS
+from trireme.api.chat.tools import BY_NAME, Format
+from trireme.api.parameters.grammars import (
     MAX_ENUM,
     GrammarCheck,
     SpecialTokens,
@@ -22,9 +25,6 @@ from trireme.api.grammars import (
     with_channels,
     with_thought,
 )
-from trireme.api.parsing import parser_for
-from trireme.api.reasoning import TAGS
-from trireme.api.tools import BY_NAME, Format
 from trireme.errors import BadRequest
 from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer

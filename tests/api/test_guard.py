@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from tests.serve.running_server import descendants, listening
-from trireme.api.guard import Guard
-from trireme.api.tracing import Tracer
+from trireme.api.transport.guard import Guard
+from trireme.api.transport.tracing import Tracer
 from trireme.config import ServeOptions
 from trireme.errors import BadConfig
 
@@ -87,7 +87,7 @@ def test_keys_are_compared_in_constant_time(given: str, monkeypatch: pytest.Monk
         compared.append((a, b))
         return compare(a, b)
 
-    monkeypatch.setattr("trireme.api.guard.hmac.compare_digest", noted)
+    monkeypatch.setattr("trireme.api.transport.guard.hmac.compare_digest", noted)
     reached: list[str] = []
     sent: list[int] = []
 

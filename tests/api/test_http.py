@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from trireme.api import http
-from trireme.api.failures import Failure, Shape
-from trireme.api.http import Call, Endpoint, Reply, decode
-from trireme.api.tracing import Trace
+from trireme.api.transport import http
+from trireme.api.transport.failures import Failure, Shape
+from trireme.api.transport.http import Call, Endpoint, Reply, decode
+from trireme.api.transport.tracing import Trace
 from trireme.errors import Overloaded, TriremeError, Unavailable
 
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trireme.api.anthropic import CountRequest, MessagesRequest
-from trireme.api.batches import BatchLine
-from trireme.api.failures import Failure, failure_of
-from trireme.api.http import decode
-from trireme.api.mistakes import EXAMPLES, MAX_SHOWN, body_mistake, expected_at, field_mistake, field_of
-from trireme.api.native import GenerateRequest
-from trireme.api.nowhere import nothing_at
-from trireme.api.ollama import OllamaChatRequest, OllamaGenerateRequest
-from trireme.api.protocol import ChatRequest, CompletionRequest, TokenizeRequest
-from trireme.api.responses_protocol import ResponsesRequest
+from trireme.api.anthropic.messages import CountRequest, MessagesRequest
+from trireme.api.native.generate import GenerateRequest
+from trireme.api.ollama.chat import OllamaChatRequest, OllamaGenerateRequest
+from trireme.api.openai.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from trireme.api.openai.responses_protocol import ResponsesRequest
+from trireme.api.stored.batches import BatchLine
+from trireme.api.transport.failures import Failure, failure_of
+from trireme.api.transport.http import decode
+from trireme.api.transport.mistakes import EXAMPLES, MAX_SHOWN, body_mistake, expected_at, field_mistake, field_of
+from trireme.api.transport.nowhere import nothing_at
 from trireme.errors import BadRequest
 from trireme.types import SamplingParams
 

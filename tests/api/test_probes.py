@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from trireme.api.http import Call, Reply
-from trireme.api.probes import Probes
+from trireme.api.operation.probes import Probes
+from trireme.api.transport.http import Call, Reply
 from trireme.serve.client import State
 
 

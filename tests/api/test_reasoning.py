@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trireme.api.parsing import parser_for
-from trireme.api.reasoning import TAGS, opened_by, tags_for
+from trireme.api.chat.parsing import parser_for
+from trireme.api.chat.reasoning import TAGS, opened_by, tags_for
 
 from .recorded import THOUGHTS
 from .test_tools import parsed

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trireme.api.parsing import CallDelta, parser_for
-from trireme.api.tools import BY_NAME, format_for
+from trireme.api.chat.parsing import CallDelta, parser_for
+from trireme.api.chat.tools import BY_NAME, format_for
 from trireme.errors import BadConfig
 
 from . import outputs

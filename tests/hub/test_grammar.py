@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from trireme.api.grammars import choice_grammar
+from trireme.api.parameters.grammars import choice_grammar
 from trireme.errors import BadRequest
 from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer

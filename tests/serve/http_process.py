@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from trireme.api.failures import failure_of
+from trireme.api.transport.failures import failure_of
 from trireme.errors import BadRequest, TriremeError
 from trireme.serve.client import Context, Stream
 from trireme.serve.http import serve_http

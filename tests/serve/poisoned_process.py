@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from tests.serve import http_process
-from trireme.api import app, chat
-from trireme.api.parsing import Delta, OutputParser, ParserFor
+from trireme.api import app
+from trireme.api.chat import turn as chat
+from trireme.api.chat.parsing import Delta, OutputParser, ParserFor
 from trireme.serve.client import Context
 from trireme.serve.http import serve_http
 

@@ -16,24 +16,24 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from trireme.api.anthropic import Anthropic
-from trireme.api.batches import Batches
-from trireme.api.chat_completions import ChatCompletions
-from trireme.api.completions import Completions
-from trireme.api.failures import Failure, Shape, failure_body, shape_of_path
-from trireme.api.files import Files
-from trireme.api.guard import Guard
-from trireme.api.http import Call, Endpoint, Handler, Reply
-from trireme.api.logs import set_up_logs
-from trireme.api.native import Native
-from trireme.api.nowhere import nothing_at
-from trireme.api.ollama import Ollama
-from trireme.api.openapi import openapi_document
-from trireme.api.probes import Probes
-from trireme.api.responses import Responses
+from trireme.api.anthropic.messages import Anthropic
+from trireme.api.native.generate import Native
+from trireme.api.ollama.chat import Ollama
+from trireme.api.openai.chat_completions import ChatCompletions
+from trireme.api.openai.completions import Completions
+from trireme.api.openai.responses import Responses
+from trireme.api.operation.openapi import openapi_document
+from trireme.api.operation.probes import Probes
 from trireme.api.service import Service
-from trireme.api.shelf import Shelf, default_folder
-from trireme.api.tracing import Tracer
+from trireme.api.stored.batches import Batches
+from trireme.api.stored.files import Files
+from trireme.api.stored.shelf import Shelf, default_folder
+from trireme.api.transport.failures import Failure, Shape, failure_body, shape_of_path
+from trireme.api.transport.guard import Guard
+from trireme.api.transport.http import Call, Endpoint, Handler, Reply
+from trireme.api.transport.logs import set_up_logs
+from trireme.api.transport.nowhere import nothing_at
+from trireme.api.transport.tracing import Tracer
 from trireme.serve.client import Context
 
 WEB = pathlib.Path(__file__).parent / "web"

@@ -13,10 +13,10 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from trireme.api.failures import Failure
-from trireme.api.grammars import GrammarCheck
-from trireme.api.http import Call
-from trireme.api.metrics import Meter, Metrics
+from trireme.api.operation.metrics import Meter, Metrics
+from trireme.api.parameters.grammars import GrammarCheck
+from trireme.api.transport.failures import Failure
+from trireme.api.transport.http import Call
 from trireme.config import Config, ServeOptions
 from trireme.errors import BadRequest, ModelNotFound, Overloaded, TriremeError
 from trireme.hub.grammar import GrammarTokens

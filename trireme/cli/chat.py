@@ -116,7 +116,7 @@ class Conversation:
             raise BadRequest("It takes a name and a value.", "say, for example, /set temperature 0.7")
         if name not in names:
             raise BadRequest(f"There is no sampling parameter {name[:40]!r}.", f"use one of {', '.join(names)}")
-        from trireme.api.mistakes import expected_at, shortened
+        from trireme.api.transport.mistakes import expected_at, shortened
 
         expected = expected_at(SamplingParams, name)
         written_as_json = expected.startswith(("a list", "an object"))

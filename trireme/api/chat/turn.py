@@ -1,0 +1,287 @@
+"""A turn of a conversation, whatever API asked for it: messages to tokens, the answer's text to content, reasoning and tool calls.
+
+Knows templates and parsers; nothing of any protocol's shapes.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from trireme.api.chat.parsing import CallDelta, Delta, OutputParser, ParserFor, parser_for
+from trireme.api.openai.protocol import ContentPart, FunctionCall, Message, Tool, ToolCall
+from trireme.api.parameters.constraints import constrained_turn
+from trireme.api.service import Flight, Service
+from trireme.api.transport.http import Call
+from trireme.errors import BadRequest
+from trireme.hub.tokenizer import Tokenizer
+from trireme.types import FinishReason, SamplingParams, TokenLogprobs
+
+MAX_TOOLS = 128
+PROMPT_END = 16  # tokens
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+# What a request may hand to the template besides messages and tools, and of which kind.
+_TEMPLATE_KINDS: dict[str, tuple[type, ...]] = {
+    "enable_thinking": (bool,),
+    "thinking": (bool,),
+    "preserve_thinking": (bool,),
+    "thinking_budget": (int,),
+    "reasoning_effort": (str,),
+    "date_string": (str,),
+}
+
+
+@dataclass
+class ChatJob:
+    """One turn to be answered."""
+
+    messages: list[dict[str, Any]]
+    sampling: SamplingParams
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    tool_choice: str = "auto"  # auto, none, required
+    named: str | None = None  # the one tool that is required
+    parallel: bool = True
+    template: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    salt: str | None = None
+    priority: int = 0
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools
+
+
+@dataclass
+class ChatPiece:
+    """What one sequence of the answer gained."""
+
+    index: int
+    delta: Delta
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    finish: str | None  # stop, length or tool_calls
+
+
+@dataclass
+class ChatResult:
+    """One whole sequence of the answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: str = "stop"
+
+    def take(self, piece: ChatPiece) -> None:
+        self.content += piece.delta.content
+        self.reasoning += piece.delta.reasoning
+        self.token_ids += piece.token_ids
+        self.logprobs += piece.logprobs or []
+        self.finish = piece.finish or self.finish
+        for call in piece.delta.calls:
+            if call.index >= len(self.calls):
+                self.calls.append(ToolCall(FunctionCall(call.name or "", ""), call.id or ""))
+            self.calls[call.index].function.arguments += call.arguments
+
+
+class Conversation:
+    """An answer on its way, parsed: `async for piece in conversation`."""
+
+    def __init__(self, flight: Flight, make_parser: Callable[[], OutputParser], parallel: bool):
+        self.flight, self._parallel = flight, parallel
+        self._parsers = [make_parser() for _ in flight.answer.completions]
+
+    def __aiter__(self) -> AsyncIterator[ChatPiece]:
+        return self
+
+    async def __anext__(self) -> ChatPiece:
+        piece = await anext(self.flight)
+        parser = self._parsers[piece.index]
+        delta = parser.push(piece.text)
+        finish = None
+        if piece.finish_reason is not None:
+            delta = _joined(delta, parser.finish())
+            finish = "tool_calls" if parser.has_calls and piece.finish_reason is FinishReason.STOP else str(piece.finish_reason)
+        delta.calls = [_named(call) for call in delta.calls if self._parallel or call.index == 0]
+        return ChatPiece(piece.index, delta, piece.token_ids, piece.logprobs, finish)
+
+    async def whole(self) -> list[ChatResult]:
+        """The answer at its end, all sequences of it."""
+        results = [ChatResult() for _ in self._parsers]
+        async for piece in self:
+            results[piece.index].take(piece)
+        return results
+
+
+def _joined(first: Delta, second: Delta) -> Delta:
+    return Delta(first.content + second.content, first.reasoning + second.reasoning, [*first.calls, *second.calls])
+
+
+def _named(call: CallDelta) -> CallDelta:
+    """A call begins with an id; a format that has none gets one."""
+    return CallDelta(call.index, call.id or f"call_{secrets.token_hex(12)}", call.name, call.arguments) if call.name else call
+
+
+async def open_chat(service: Service, call: Call, job: ChatJob) -> Conversation:
+    """Renders, tokenizes and submits a turn."""
+    tokens = await chat_tokens(service, job)
+    make_parser = parser_of(service, job, tokens)
+    sampling = await constrained_turn(
+        service,
+        job.sampling,
+        make_parser,
+        tools=job.offered,
+        required=job.tool_choice == "required",
+        named=job.named,
+        parallel=job.parallel,
+    )
+    if make_parser.needs_special and sampling.skip_special_tokens:
+        sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
+    flight = await service.open(call, tokens, sampling, salt=job.salt, priority=job.priority)
+    return Conversation(flight, make_parser, job.parallel)
+
+
+def parser_of(service: Service, job: ChatJob, tokens: list[int]) -> ParserFor:
+    """The parser for the turn's answers. A prompt may end inside an open thought, so its end is read, too."""
+    tokenizer = service.client.tokenizer
+    template = tokenizer.templates.get("tool_use") if job.offered else None
+    return parser_for(
+        template or tokenizer.chat_template,
+        str(service.info.config.get("model_type", "")),
+        tools=job.offered,
+        prompt_end=tokenizer.decode(tokens[-PROMPT_END:], skip_special_tokens=False),
+    )
+
+
+async def chat_tokens(service: Service, job: ChatJob) -> list[int]:
+    """The prompt of a turn."""
+    size = len(msgspec.json.encode([job.messages, job.tools]))
+    await service.check_text(size)
+    return await service.with_tokenizer(size, lambda tokenizer: _rendered(tokenizer, job))
+
+
+def _rendered(tokenizer: Tokenizer, job: ChatJob) -> list[int]:
+    messages, tools = job.messages, job.offered
+    if not any("tool" in template for template in tokenizer.templates.values()):
+        messages, tools = _tools_in_words(messages, tools), []
+    return tokenizer.encode_chat(messages, tools=tools or None, add_generation_prompt=job.add_generation_prompt, **job.template)
+
+
+def _tools_in_words(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For templates that know no tools: calls and results are written out, and the system message tells of the tools."""
+    known = {"system", "user", "assistant"}
+    turned = [message if message["role"] in known else {**message, "role": "user"} for message in messages]
+    turned = [_with_calls_told(message) for message in turned]
+    if not tools:
+        return turned
+    listed = "\n".join(msgspec.json.encode(tool["function"]).decode() for tool in tools)
+    told = (
+        f"You can call these functions:\n{listed}\n"
+        "To call one, answer with nothing but <tool_call>\n"
+        '{"name": "<the function\'s name>", "arguments": {<its arguments>}}\n</tool_call>'
+    )
+    if turned and turned[0]["role"] == "system":
+        return [{**turned[0], "content": f"{turned[0]['content']}\n\n{told}"}, *turned[1:]]
+    return [{"role": "system", "content": told}, *turned]
+
+
+def _with_calls_told(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [msgspec.json.encode(call["function"]).decode() for call in message.get("tool_calls", ())]
+    text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+    return {**message, "content": f"{message['content']}\n{text}".strip()} if calls else message
+
+
+# --- from protocol shapes to plain messages -------------------------------------------------------------------------------------
+
+
+def messages_of(messages: list[Message]) -> list[dict[str, Any]]:
+    """Messages as templates read them."""
+    if not messages:
+        raise BadRequest("messages is empty.", "send at least one message", "messages")
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+def _message(message: Message, place: str) -> dict[str, Any]:
+    plain: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": _text(message.content, place)}
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning is not None:
+        plain["reasoning_content"] = reasoning
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {"id": c.id, "type": "function", "function": {"name": c.function.name, "arguments": arguments_of(c.function.arguments)}}
+            for c in message.tool_calls
+        ]
+    return plain
+
+
+def _text(content: str | list[ContentPart] | None, place: str) -> str:
+    if isinstance(content, str) or content is None:
+        return content or ""
+    texts = []
+    for number, part in enumerate(content):
+        text = part.text if part.text is not None else part.refusal
+        if text is None and part.type == "text":
+            raise BadRequest(f"{place}.content[{number}].text is missing.", 'send "text": "..."', f"{place}.content")
+        if text is None:
+            cause = f"{place}.content has a part of type {part.type[:40]!r}; this model reads text alone."
+            raise BadRequest(cause, 'send parts such as {"type": "text", "text": "..."}', f"{place}.content")
+        texts.append(text)
+    return "".join(texts)
+
+
+def arguments_of(arguments: str) -> Any:
+    """Templates write arguments as JSON themselves; text that is no JSON object stays text."""
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+
+
+def tools_of(tools: list[Tool] | None) -> list[dict[str, Any]]:
+    """Tools as templates read them."""
+    if len(tools or []) > MAX_TOOLS:
+        raise BadRequest(f"There are {len(tools or [])} tools; at most {MAX_TOOLS} are taken.", param="tools")
+    for number, tool in enumerate(tools or []):
+        if not _TOOL_NAME.fullmatch(tool.function.name):
+            place = f"tools[{number}].function.name"
+            cause = f"{place} is {tool.function.name[:40]!r}; it must have 1 to 64 letters, digits, dots, _ or -."
+            raise BadRequest(cause, param=place)
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.function.name,
+                "description": tool.function.description or "",
+                "parameters": tool.function.parameters or {"type": "object", "properties": {}},
+            },
+        }
+        for tool in tools or []
+    ]
+
+
+def template_variables(given: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    """Variables for the template: only known ones, of their kind. A template's own machinery is out of reach."""
+    for name, value in (given or {}).items():
+        kinds = _TEMPLATE_KINDS.get(name)
+        if kinds is None:
+            raise BadRequest(
+                f"chat_template_kwargs does not take {name[:40]!r}.", f"use: {', '.join(_TEMPLATE_KINDS)}", "chat_template_kwargs"
+            )
+        if type(value) not in kinds or (isinstance(value, str) and len(value) > 256):
+            expected = {bool: "true or false", int: "a whole number", str: "a string of at most 256 characters"}[kinds[0]]
+            raise BadRequest(f"chat_template_kwargs.{name} must be {expected}.", param="chat_template_kwargs")
+    return {**(given or {}), **{name: value for name, value in more.items() if value is not None}}

@@ -1,0 +1,306 @@
+"""Ollama's API: /api/chat, /api/generate, /api/tags, /api/show, /api/ps, /api/version. Knows its shapes, lines of JSON."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import msgspec
+
+import trireme
+from trireme.api.chat.turn import ChatJob, ChatResult, Conversation, messages_of, open_chat, template_variables, tools_of
+from trireme.api.openai.protocol import ContentPart, FunctionCall, JsonSchema, Message, ResponseFormat, Tool, ToolCall
+from trireme.api.parameters.constraints import constrained
+from trireme.api.parameters.sampling import sampling_params, stop_strings
+from trireme.api.service import Flight, Service
+from trireme.api.transport.failures import Failure, Shape, failure_body
+from trireme.api.transport.http import Call, Events, Reply, json_reply
+from trireme.errors import BadRequest
+from trireme.serve.answers import Answer
+from trireme.types import SamplingParams
+
+
+class Options(msgspec.Struct):
+    """What may be set of sampling. num_ctx and the like are settings of the server: nothing is cut off here in silence."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: str | list[str] | None = None
+
+
+class OllamaFunction(msgspec.Struct):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class OllamaCall(msgspec.Struct):
+    function: OllamaFunction
+
+
+class OllamaMessage(msgspec.Struct):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = None
+    images: list[str] | None = None
+
+
+class _Common(msgspec.Struct, kw_only=True):
+    model: str
+    stream: bool = True
+    options: Options | None = None
+    format: str | dict[str, Any] | None = None
+    think: bool | str | None = None
+    keep_alive: str | float | None = None
+
+
+class OllamaChatRequest(_Common, kw_only=True):
+    """POST /api/chat"""
+
+    messages: list[OllamaMessage] = []
+    tools: list[Tool] | None = None
+
+
+class OllamaGenerateRequest(_Common, kw_only=True):
+    """POST /api/generate"""
+
+    prompt: str = ""
+    system: str | None = None
+    suffix: str | None = None
+    raw: bool = False
+    images: list[str] | None = None
+
+
+class ShowRequest(msgspec.Struct):
+    """POST /api/show"""
+
+    model: str = ""
+    name: str = ""
+
+
+class Ollama:
+    """The handlers."""
+
+    def __init__(self, service: Service):
+        self.service = service
+
+    async def chat(self, call: Call) -> Reply | Events:
+        request = await call.read(OllamaChatRequest)
+        model = self._model(request.model)
+        if not request.messages:  # how a client asks for the model to be loaded
+            return json_reply(_line(model, {"message": {"role": "assistant", "content": ""}}, done_reason="load"))
+        job = ChatJob(
+            messages=messages_of([_message(message) for message in request.messages]),
+            sampling=await self._sampling(request),
+            tools=tools_of(request.tools),
+            template=_thinking(request),
+        )
+        conversation = await open_chat(self.service, call, job)
+        writer = _Writer(model, "message", call.begun)
+        if request.stream:
+            return _lines(writer.stream(conversation))
+        (result,) = await conversation.whole()
+        return json_reply(writer.whole(result, conversation.flight.answer))
+
+    async def generate(self, call: Call) -> Reply | Events:
+        request = await call.read(OllamaGenerateRequest)
+        model = self._model(request.model)
+        if not request.prompt:
+            return json_reply(_line(model, {"response": ""}, done_reason="load"))
+        if request.images or request.suffix:
+            raise BadRequest("This route takes no images and no suffix.", "use /v1/completions for a suffix", "suffix")
+        sampling = await self._sampling(request)
+        writer = _Writer(model, "response", call.begun)
+        if request.raw or self.service.client.tokenizer.chat_template is None:
+            tokens = await self.service.encode(request.prompt)
+            flight = await self.service.open(call, tokens, sampling, prompt=request.prompt)
+            if request.stream:
+                return _lines(writer.stream_raw(flight))
+            output = await flight.output()
+            result = ChatResult(content=output.text, finish=str(output.completions[0].finish_reason))
+            return json_reply(writer.whole(result, flight.answer))
+        messages = [{"role": "system", "content": request.system}] if request.system else []
+        messages.append({"role": "user", "content": request.prompt})
+        job = ChatJob(messages=messages, sampling=sampling, template=_thinking(request))
+        conversation = await open_chat(self.service, call, job)
+        if request.stream:
+            return _lines(writer.stream(conversation))
+        (result,) = await conversation.whole()
+        return json_reply(writer.whole(result, conversation.flight.answer))
+
+    async def tags(self, call: Call) -> Reply:
+        return json_reply({"models": [self._card()]})
+
+    async def ps(self, call: Call) -> Reply:
+        if self.service.client.state().name != "ready":
+            return json_reply({"models": []})
+        return json_reply({"models": [{**self._card(), "size_vram": 0, "expires_at": "9999-12-31T00:00:00Z"}]})
+
+    async def show(self, call: Call) -> Reply:
+        request = await call.read(ShowRequest)
+        self._model(request.model or request.name)
+        info = self.service.info
+        kind = str(info.config.get("model_type", "unknown"))
+        template = self.service.client.tokenizer.chat_template
+        able = ["completion", *(["tools"] if template and "tools" in template else [])]
+        return json_reply(
+            {
+                "modelfile": "",
+                "parameters": "",
+                "template": template or "",
+                "details": self._card()["details"],
+                "model_info": {"general.architecture": kind, f"{kind}.context_length": info.max_model_len},
+                "capabilities": able,
+                "modified_at": _stamp(info.created),
+            }
+        )
+
+    async def version(self, call: Call) -> Reply:
+        return json_reply({"version": trireme.__version__})
+
+    def _card(self) -> dict[str, Any]:
+        info = self.service.info
+        kind = str(info.config.get("model_type", "unknown"))
+        details = {"format": "", "family": kind, "families": [kind], "parameter_size": "", "quantization_level": info.dtype}
+        name = f"{info.name}:latest" if ":" not in info.name else info.name
+        return {"name": name, "model": name, "modified_at": _stamp(info.created), "size": 0, "digest": "", "details": details}
+
+    def _model(self, name: str) -> str:
+        self.service.check_model(name)
+        return name
+
+    async def _sampling(self, request: _Common) -> SamplingParams:
+        options = request.options or Options()
+        names = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
+        advice = self.service.info.generation
+        chosen = {name: advice[name] for name in names if isinstance(advice.get(name), int | float)}
+        chosen |= {name: value for name in names if (value := getattr(options, name)) is not None}
+        if options.repeat_penalty is not None:
+            chosen["repetition_penalty"] = options.repeat_penalty
+        predict = options.num_predict
+        chosen["max_tokens"] = predict if predict is not None and predict >= 0 else None
+        chosen["stop"] = stop_strings(options.stop)
+        return await constrained(self.service, sampling_params(chosen), _format(request.format), None)
+
+
+def _format(given: str | dict[str, Any] | None) -> ResponseFormat | None:
+    if not given:
+        return None
+    if given == "json":
+        return ResponseFormat("json_object")
+    if isinstance(given, str):
+        raise BadRequest(f"format is {given[:40]!r}; it must be json or a JSON schema.", param="format")
+    return ResponseFormat("json_schema", JsonSchema(schema=given))
+
+
+def _message(message: OllamaMessage) -> Message:
+    if message.images:
+        return Message(message.role, [ContentPart("image")])  # refused with its place
+    calls = [
+        ToolCall(FunctionCall(c.function.name, msgspec.json.encode(c.function.arguments).decode()))
+        for c in message.tool_calls or []
+    ]
+    return Message(message.role, message.content, message.tool_name, calls or None, reasoning_content=message.thinking)
+
+
+def _thinking(request: _Common) -> dict[str, Any]:
+    return template_variables({"enable_thinking": bool(request.think)} if request.think is not None else None)
+
+
+class _Writer:
+    """Turns an answer into lines. Durations are in nanoseconds."""
+
+    def __init__(self, model: str, field: str, begun: float):
+        self._model, self._field, self._begun = model, field, begun
+        self._first: float | None = None
+
+    def whole(self, result: ChatResult, answer: Answer) -> dict[str, Any]:
+        calls = [(call.function.name, call.function.arguments) for call in result.calls]
+        body = self._body(result.content, result.reasoning, calls)
+        return _line(self._model, body, done_reason=_reason(result.finish)) | self._figures(answer)
+
+    async def stream(self, conversation: Conversation) -> AsyncIterator[bytes]:
+        result = ChatResult()
+        async for piece in conversation:
+            self._first = self._first or time.monotonic()
+            result.take(piece)
+            if piece.delta.content or piece.delta.reasoning:
+                yield _encoded(_line(self._model, self._body(piece.delta.content, piece.delta.reasoning, [])))
+        if result.calls:  # their arguments are objects, so they are known only at the end
+            calls = [(call.function.name, call.function.arguments) for call in result.calls]
+            yield _encoded(_line(self._model, self._body("", "", calls)))
+        last = _line(self._model, self._body("", "", []), done_reason=_reason(result.finish))
+        yield _encoded(last | self._figures(conversation.flight.answer))
+
+    async def stream_raw(self, flight: Flight) -> AsyncIterator[bytes]:
+        finish = "stop"
+        async for piece in flight:
+            self._first = self._first or time.monotonic()
+            finish = str(piece.finish_reason or finish)
+            if piece.text:
+                yield _encoded(_line(self._model, self._body(piece.text, "", [])))
+        yield _encoded(_line(self._model, self._body("", "", []), done_reason=finish) | self._figures(flight.answer))
+
+    def _body(self, content: str, reasoning: str, calls: list[tuple[str, str]]) -> dict[str, Any]:
+        if self._field == "response":
+            return {"response": content, **({"thinking": reasoning} if reasoning else {})}
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if reasoning:
+            message["thinking"] = reasoning
+        if calls:
+            message["tool_calls"] = [{"function": {"name": name, "arguments": _object(text)}} for name, text in calls]
+        return {"message": message}
+
+    def _figures(self, answer: Answer) -> dict[str, int]:
+        now = time.monotonic()
+        first = self._first or now
+        return {
+            "total_duration": int((now - self._begun) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": len(answer.tokens),
+            "prompt_eval_duration": int((first - self._begun) * 1e9),
+            "eval_count": sum(len(completion.token_ids) for completion in answer.completions),
+            "eval_duration": int((now - first) * 1e9),
+        }
+
+
+def _line(model: str, body: dict[str, Any], done_reason: str | None = None) -> dict[str, Any]:
+    line = {"model": model, "created_at": _stamp(time.time()), **body, "done": done_reason is not None}
+    return line | ({"done_reason": done_reason} if done_reason else {})
+
+
+def _lines(pieces: AsyncIterator[bytes]) -> Events:
+    return Events(pieces, "application/x-ndjson", _failed, keep_alive=b"")
+
+
+def _encoded(line: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _failed(failure: Failure) -> bytes:
+    return failure_body(failure, Shape.OLLAMA) + b"\n"
+
+
+def _reason(finish: str) -> str:
+    return "stop" if finish == "tool_calls" else finish
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {"arguments": text}
+
+
+def _stamp(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat().replace("+00:00", "Z")

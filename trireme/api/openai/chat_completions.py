@@ -1,0 +1,162 @@
+"""POST /v1/chat/completions. Knows OpenAI's shapes; the turn itself is `chat`'s."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+from msgspec import UNSET
+
+from trireme.api.chat.turn import ChatJob, ChatPiece, ChatResult, Conversation, messages_of, open_chat, template_variables, tools_of
+from trireme.api.openai.completions import usage_of
+from trireme.api.openai.logprobs import LogprobWriter
+from trireme.api.openai.protocol import (
+    AnswerMessage,
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    ChatRequest,
+    FunctionDelta,
+    NamedTool,
+    ToolCallDelta,
+    Usage,
+)
+from trireme.api.parameters.constraints import constrained
+from trireme.api.parameters.sampling import sampling_of, top_logprobs
+from trireme.api.service import Service
+from trireme.api.transport.http import DONE, Call, EventAround, Events, Reply, event, json_reply, openai_event_failure
+from trireme.errors import BadRequest
+from trireme.serve.answers import Answer
+from trireme.types import SamplingParams, TokenLogprobs
+
+
+class ChatCompletions:
+    """The handler."""
+
+    def __init__(self, service: Service):
+        self.service = service
+
+    async def __call__(self, call: Call) -> Reply | Events:
+        request = await call.read(ChatRequest)
+        model = self.service.check_model(request.model)
+        conversation = await open_chat(self.service, call, await self.job(request))
+        writer = _Writer(self.service, request, f"chatcmpl-{call.request_id}", model)
+        if request.stream:
+            return Events(writer.stream(conversation), failed=openai_event_failure)
+        results = await conversation.whole()
+        return json_reply(writer.whole(results, usage_of([conversation.flight.answer])))
+
+    async def job(self, request: ChatRequest) -> ChatJob:
+        named = request.tool_choice.function.name if isinstance(request.tool_choice, NamedTool) else None
+        choice = request.tool_choice if isinstance(request.tool_choice, str) else "required" if named else "auto"
+        return ChatJob(
+            messages=messages_of(request.messages),
+            sampling=await constrained(self.service, self._sampling(request), request.response_format, request.structured_outputs),
+            tools=tools_of(request.tools),
+            tool_choice=choice,
+            named=named,
+            parallel=request.parallel_tool_calls is not False,
+            template=template_variables(request.chat_template_kwargs, reasoning_effort=request.reasoning_effort),
+            add_generation_prompt=request.add_generation_prompt,
+            salt=request.cache_salt,
+            priority=request.priority,
+        )
+
+    def _sampling(self, request: ChatRequest) -> SamplingParams:
+        if request.top_logprobs is not None and not request.logprobs:
+            raise BadRequest("top_logprobs needs logprobs.", "set logprobs to true", "top_logprobs")
+        wanted = top_logprobs(request.top_logprobs or 0, "top_logprobs") if request.logprobs else None
+        most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+        if most is not None and most < 1:
+            raise BadRequest(f"max_tokens is {most}; a chat answer has at least 1 token.", param="max_tokens")
+        sampling = sampling_of(request, self.service.info.generation, logprobs=wanted)
+        return _with_max(sampling, most)
+
+
+def _with_max(sampling: SamplingParams, most: int | None) -> SamplingParams:
+    """None is a value of its own here: until the context is full."""
+    changed = msgspec.structs.replace(sampling, max_tokens=most)
+    changed.check(1 << 31)
+    return changed
+
+
+class _Writer:
+    """Turns a conversation into chat.completion, whole or in chunks."""
+
+    def __init__(self, service: Service, request: ChatRequest, id: str, model: str):
+        self._request, self._id, self._model = request, id, model
+        self._created = int(time.time())
+        self._arounds: dict[int, EventAround] = {}
+        self._counts = bool(request.stream_options and request.stream_options.continuous_usage_stats)
+        self._plain = not request.logprobs and not request.return_token_ids and not self._counts
+        self._logprobs = LogprobWriter(service.client.tokenizer, as_ids=request.return_tokens_as_token_ids)
+
+    def whole(self, results: list[ChatResult], usage: Usage) -> ChatAnswer:
+        return ChatAnswer(self._id, self._created, self._model, [self._choice(i, r) for i, r in enumerate(results)], usage)
+
+    def _choice(self, index: int, result: ChatResult) -> ChatChoice:
+        message = AnswerMessage(result.content if result.content or not result.calls else None)
+        if result.reasoning and self._request.include_reasoning:
+            message.reasoning_content = result.reasoning
+        if result.calls:
+            message.tool_calls = result.calls
+        choice = ChatChoice(index, message, result.finish, self._written(result.logprobs))
+        if self._request.return_token_ids:
+            choice.token_ids = result.token_ids
+        return choice
+
+    async def stream(self, conversation: Conversation) -> AsyncIterator[bytes]:
+        options = self._request.stream_options
+        answer = conversation.flight.answer
+        for index in range(len(answer.completions)):
+            yield event(self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content=""))))
+        async for piece in conversation:
+            if (written := self._event(piece, answer)) is not None:
+                yield written
+        if options and options.include_usage:
+            yield event(self._chunk(None, usage_of([answer])))
+        yield DONE
+
+    def _event(self, piece: ChatPiece, answer: Answer) -> bytes | None:
+        """None when the piece shows nothing yet, as in the middle of a tag."""
+        delta = piece.delta
+        if self._plain and delta.content and not delta.reasoning and not delta.calls and piece.finish is None:
+            return self._around(piece.index).event(delta.content)
+        choice = self._chunk_choice(piece)
+        return None if choice is None else event(self._chunk(choice, usage_of([answer]) if self._counts else None))
+
+    def _around(self, index: int) -> EventAround:
+        """How an event with nothing but content is written."""
+        if index not in self._arounds:
+            self._arounds[index] = EventAround(lambda text: self._chunk(ChatChunkChoice(index, ChatDelta(content=text))))
+        return self._arounds[index]
+
+    def _chunk_choice(self, piece: ChatPiece) -> ChatChunkChoice | None:
+        delta = ChatDelta(content=piece.delta.content or None)
+        if self._request.include_reasoning:
+            delta.reasoning_content = piece.delta.reasoning or None
+        if piece.delta.calls:
+            delta.tool_calls = [
+                ToolCallDelta(c.index, c.id, "function" if c.id else None, FunctionDelta(c.name, c.arguments))
+                for c in piece.delta.calls
+            ]
+        shown = delta != ChatDelta() or piece.finish or piece.logprobs or self._request.return_token_ids
+        if not shown:
+            return None
+        choice = ChatChunkChoice(piece.index, delta, self._written(piece.logprobs), piece.finish)
+        if self._request.return_token_ids:
+            choice.token_ids = piece.token_ids
+        return choice
+
+    def _chunk(self, choice: ChatChunkChoice | None, usage: Usage | None = None) -> ChatChunk:
+        choices = [choice] if choice is not None else []
+        return ChatChunk(self._id, self._created, self._model, choices, usage=usage if usage is not None else UNSET)
+
+    def _written(self, entries: list[TokenLogprobs] | None) -> ChatLogprobs | None:
+        if not self._request.logprobs:
+            return None
+        return self._logprobs.chat(entries or [], self._request.top_logprobs or 0)

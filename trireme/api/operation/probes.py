@@ -1,0 +1,139 @@
+"""Routes about the server itself: health, readiness, version, load, metrics, models, tokens. Generates nothing."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import trireme
+from trireme.api.chat.turn import ChatJob, chat_tokens, messages_of, template_variables, tools_of
+from trireme.api.openai.protocol import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+from trireme.api.operation.metrics import kv_usage
+from trireme.api.service import Service
+from trireme.api.transport.http import Call, Reply, json_reply
+from trireme.errors import BadRequest, TriremeError
+from trireme.types import SamplingParams
+
+
+class Probes:
+    """The handlers."""
+
+    def __init__(self, service: Service):
+        self.service = service
+
+    async def live(self, call: Call) -> Reply:
+        """200 while every process shows signs of life, 503 when one hangs."""
+        state = self.service.client.state()
+        document = {"status": "hung" if state.hung else "alive", "state": state.name, "heartbeat_ages": state.ages}
+        return json_reply(document, 503 if state.hung else 200)
+
+    async def ready(self, call: Call) -> Reply:
+        """200 when a request would be taken; else 503 with where the start stands."""
+        state = self.service.client.state()
+        serving = state.serving and not state.hung
+        document: dict[str, Any] = {"status": "ready" if serving else state.name, "phase": state.phase, "percent": state.percent}
+        if state.reason:
+            document["reason"] = state.reason
+        reply = json_reply(document, 200 if serving else 503)
+        if not serving:
+            reply.headers["retry-after"] = "2"
+        return reply
+
+    async def version(self, call: Call) -> Reply:
+        return json_reply({"version": trireme.__version__, "name": "trireme", "python": platform.python_version()})
+
+    async def load(self, call: Call) -> Reply:
+        """What a balancer or a dashboard wants to know, as JSON."""
+        service, stats = self.service, await self._stats()
+        state = service.client.state()
+        return json_reply(
+            {
+                "state": state.name,
+                "model": service.info.name,
+                "running": stats.get("running", 0),
+                "waiting": stats.get("waiting", 0),
+                "kv_usage": kv_usage(stats),
+                "stats": stats,
+                "counted_by": {"process": service.client.name, "of": service.options.http_workers},  # totals and percentiles
+                "totals": service.metrics.totals(),
+                "percentiles": service.metrics.percentiles(),
+                "heartbeat_ages": state.ages,
+            }
+        )
+
+    async def metrics(self, call: Call) -> Reply:
+        body = self.service.metrics.exposition(await self._stats(), self.service.client.state())
+        return Reply(body, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _stats(self) -> dict[str, Any]:
+        """The router's numbers; none while it restarts."""
+        try:
+            return await self.service.client.stats()
+        except TriremeError:
+            return {}
+
+    async def models(self, call: Call) -> Reply:
+        return json_reply(ModelList([self._card()]))
+
+    async def model(self, call: Call) -> Reply:
+        self.service.check_model(call.path_params["model"])
+        return json_reply(self._card())
+
+    def _card(self) -> ModelCard:
+        info = self.service.info
+        return ModelCard(info.name, info.created, info.max_model_len)
+
+    async def tokenize(self, call: Call) -> Reply:
+        request = await call.read(TokenizeRequest)
+        service = self.service
+        service.check_model(request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise BadRequest("Send either prompt or messages.", "leave one of them out", "prompt")
+        if request.messages is not None:
+            job = ChatJob(
+                messages=messages_of(request.messages),
+                sampling=SamplingParams(),
+                tools=tools_of(request.tools),
+                template=template_variables(request.chat_template_kwargs),
+                add_generation_prompt=request.add_generation_prompt,
+            )
+            tokens = await chat_tokens(service, job)
+        else:
+            tokens = await service.encode(request.prompt or "", request.add_special_tokens)
+        spelled = None
+        if request.return_token_strs:
+            spelled = [service.client.tokenizer.token_text(token) for token in tokens]
+        return json_reply(TokenizeAnswer(len(tokens), service.info.max_model_len, tokens, spelled))
+
+    async def detokenize(self, call: Call) -> Reply:
+        request = await call.read(DetokenizeRequest)
+        self.service.check_model(request.model)
+        self.service.check_tokens(request.tokens, "tokens")
+        text = await self.service.with_tokenizer(len(request.tokens), lambda t: t.decode(request.tokens, skip_special_tokens=False))
+        return json_reply(DetokenizeAnswer(text))
+
+    async def tokenizer_info(self, call: Call) -> Reply:
+        """What evaluation harnesses ask before they send token ids."""
+        tokenizer = self.service.client.tokenizer
+        return json_reply(
+            {
+                "eos_token": _spelled(tokenizer, tokenizer.eos_token_id),
+                "bos_token": _spelled(tokenizer, tokenizer.bos_token_id),
+                "eos_token_id": tokenizer.eos_token_id,
+                "bos_token_id": tokenizer.bos_token_id,
+                "vocab_size": tokenizer.vocab_size,
+                "chat_template": tokenizer.chat_template,
+                "add_bos_token": tokenizer.add_bos,
+            }
+        )
+
+
+def _spelled(tokenizer: Any, token: int | None) -> str | None:
+    return None if token is None else tokenizer.token_text(token)

@@ -1,0 +1,143 @@
+"""What clients leave with the server: named records and files in a private folder, shared by all HTTP processes.
+
+Knows names, bytes and owners; nothing of what they mean. Names are made here, never taken from a client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import re
+import secrets
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from trireme.api.transport.failures import Failure
+from trireme.config import cache_folder
+from trireme.errors import BadConfig, DiskFull
+
+MAX_RECORDS = 10_000  # of one kind
+LOOK_EVERY = 64  # new records, until the old are counted
+MAX_BYTES = 2 << 30  # of files in all
+_NAME = re.compile(r"[a-z]{3,8}[-_][0-9a-f]{32}")
+
+
+class Record(msgspec.Struct):
+    """A document with its owner."""
+
+    owner: str
+    document: dict[str, Any]
+
+
+class Shelf:
+    """One folder. Every write is atomic: a reader in another process sees the old or the new, whole."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+        self._calls: Counter[str] = Counter()
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise BadConfig(f"Cannot make the folder {folder}: {error.strerror}.", "choose another by --data-dir") from None
+
+    def new_name(self, kind: str, joint: str = "-") -> str:
+        return f"{kind}{joint}{secrets.token_hex(16)}"
+
+    def put(self, name: str, owner: str, document: dict[str, Any]) -> None:
+        self._write(self._path(name, ".json"), msgspec.json.encode(Record(owner, document)))
+
+    def get(self, name: str, owner: str) -> dict[str, Any]:
+        """The document, for its owner. Another's is as absent as one that never was."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            record = msgspec.json.decode(self._path(name, ".json").read_bytes(), type=Record)
+            if record.owner == owner:
+                return record.document
+        raise absent(name)
+
+    def owner(self, name: str) -> str:
+        return msgspec.json.decode(self._path(name, ".json").read_bytes(), type=Record).owner
+
+    def names(self, kind: str) -> list[str]:
+        """All of a kind, newest first."""
+        files = [entry for entry in os.scandir(self._folder) if entry.name.startswith(kind) and entry.name.endswith(".json")]
+        dated = []
+        for entry in files:
+            with contextlib.suppress(OSError):  # taken away meanwhile
+                dated.append((entry.stat().st_mtime_ns, entry.name.removesuffix(".json")))
+        return [name for _, name in sorted(dated, reverse=True)]
+
+    def make_room(self, kind: str) -> None:
+        """Takes the oldest of a kind away while there are too many. Looks only now and then: the bound is a round number."""
+        self._calls[kind] += 1
+        if self._calls[kind] % LOOK_EVERY != 1:
+            return
+        for name in self.names(kind)[MAX_RECORDS - 1 :]:
+            self.remove(name)
+
+    def remove(self, name: str) -> None:
+        for suffix in (".json", ".data", ".mark", ".lock"):
+            self._path(name, suffix).unlink(missing_ok=True)
+
+    # --- bytes ----------------------------------------------------------------------------------------------------------------
+
+    def put_data(self, name: str, data: bytes) -> None:
+        held = sum(entry.stat().st_size for entry in os.scandir(self._folder) if entry.name.endswith(".data"))
+        if held + len(data) > MAX_BYTES:
+            raise Failure(413, f"The stored files would be larger than {MAX_BYTES} bytes. Fix: delete some.", code="storage_full")
+        self._write(self._path(name, ".data"), data)
+
+    def data(self, name: str) -> bytes:
+        try:
+            return self._path(name, ".data").read_bytes()
+        except OSError:
+            raise absent(name) from None
+
+    def data_path(self, name: str) -> pathlib.Path:
+        return self._path(name, ".data")
+
+    # --- marks and locks ------------------------------------------------------------------------------------------------------
+
+    def mark(self, name: str) -> None:
+        """Tells whichever process works at it to stop."""
+        self._path(name, ".mark").touch(mode=0o600)
+
+    def marked(self, name: str) -> bool:
+        return self._path(name, ".mark").exists()
+
+    @contextlib.contextmanager
+    def claim(self, name: str) -> Iterator[bool]:
+        """Whether the work at a record is this process's alone. The kernel gives the claim up when the process dies."""
+        with open(self._path(name, ".lock"), "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                yield False
+                return
+            yield True
+
+    def _path(self, name: str, suffix: str) -> pathlib.Path:
+        if not _NAME.fullmatch(name):
+            raise absent(name)
+        return self._folder / f"{name}{suffix}"
+
+    def _write(self, path: pathlib.Path, data: bytes) -> None:
+        try:
+            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:  # made 0600
+                file.write(data)
+            os.replace(file.name, path)
+        except OSError as error:
+            raise DiskFull(f"Cannot store this: {error.strerror}.", "make room, or choose another --data-dir") from None
+
+
+def absent(name: str) -> Failure:
+    return Failure(404, f"There is nothing here called {name[:80]!r}.", param="id", code="not_found")
+
+
+def default_folder() -> pathlib.Path:
+    return cache_folder() / "served"

@@ -1,0 +1,214 @@
+"""The gate before every route: header bounds, Host and Origin checks, API keys, request ids, the access log.
+
+Knows ASGI and the serve options; nothing of what lies behind. What is not on its list of open paths needs a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import re
+import secrets
+import time
+import urllib.parse
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trireme.api.transport.failures import Failure, failure_body, shape_of_path
+from trireme.api.transport.tracing import Tracer
+from trireme.config import ServeOptions
+from trireme.serve.patience import PUSH
+
+MAX_HEADERS = 32 << 10  # bytes in all
+PROBES = frozenset({"/health", "/live", "/ready"})
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
+
+access = logging.getLogger("trireme.access")
+
+
+class Guard:
+    """Wraps the whole application."""
+
+    def __init__(self, app: ASGIApp, options: ServeOptions, open_paths: frozenset[str], tracer: Tracer):
+        self.app, self.options, self.tracer = app, options, tracer
+        self.open_paths = open_paths | PROBES
+        self._keys = [_digest(key) for key in options.api_key]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return  # no websockets here
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        exchange = _Exchange(scope, headers, send)
+        scope["state"] = {**scope.get("state", {}), "request_id": exchange.request_id, "tenant": "", "begun": exchange.begun}
+        if exchange.pushes:
+            scope["state"]["push"] = exchange.push
+        exchange.extra = self._cors_headers(headers)
+        with self.tracer.span(headers, scope) as trace:
+            scope["state"]["trace"] = trace
+            try:
+                self._check(scope, headers)
+                if scope["method"] == "OPTIONS" and exchange.extra:
+                    await exchange.preflight()
+                else:
+                    await self.app(scope, receive, exchange.send)
+            except Failure as failure:
+                await exchange.fail(failure)
+            finally:
+                trace.finish(exchange.status)
+                exchange.log(trace.trace_id)
+
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
+            raise Failure(431, f"The headers are larger than {MAX_HEADERS} bytes.", code="headers_too_large")
+        self._check_host(headers)
+        self._check_origin(headers)
+        preflight = scope["method"] == "OPTIONS" and self._known_origin(headers)
+        is_open = scope["path"] in self.open_paths and scope["method"] in ("GET", "HEAD")
+        if not self._keys or is_open or preflight:
+            return
+        scope["state"]["tenant"] = self._tenant(headers)
+
+    def _tenant(self, headers: dict[bytes, bytes]) -> str:
+        """A name for the key that was sent, or a 401. Every key is compared, each in constant time."""
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        given = _digest_bytes(token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b""))
+        matches = [hmac.compare_digest(given, key) for key in self._keys]
+        if not any(matches):
+            raise Failure(
+                401,
+                "No valid API key came with the request. Fix: send `Authorization: Bearer KEY`.",
+                kind="authentication_error",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return hashlib.sha256(b"trireme tenant" + given).hexdigest()[:32]
+
+    def _check_host(self, headers: dict[bytes, bytes]) -> None:
+        """Without a key, only names that cannot be an attacker's domain pointed at this address."""
+        if self._keys or self.options.uds:
+            return
+        host = _host_of(headers.get(b"host", b"").decode("latin-1"))
+        allowed = {self.options.host, "localhost", *self.options.allowed_host}
+        if host in allowed or host.endswith(".localhost") or _is_address(host):
+            return
+        raise Failure(421, f"This server does not answer for the host {host[:80]!r}. Fix: start it with --allowed-host, or a key.")
+
+    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
+        """A page of another site may not make a browser call this server."""
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if not origin or self._known_origin(headers):
+            return
+        if urllib.parse.urlsplit(origin).netloc != headers.get(b"host", b"").decode("latin-1"):
+            raise Failure(403, "Pages of other origins may not call this server. Fix: start it with --cors-origin.")
+
+    def _known_origin(self, headers: dict[bytes, bytes]) -> bool:
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        return bool(origin) and (origin in self.options.cors_origin or "*" in self.options.cors_origin)
+
+    def _cors_headers(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        if not self._known_origin(headers):
+            return []
+        return [(b"access-control-allow-origin", headers[b"origin"]), (b"vary", b"origin")]
+
+
+class _Exchange:
+    """One exchange as the access log sees it. Never its bodies, its query or its keys."""
+
+    def __init__(self, scope: Scope, headers: dict[bytes, bytes], send: Send):
+        self._scope, self._send = scope, send
+        self._push: Callable[[bytes], bool] | None = scope.get("extensions", {}).get(PUSH)
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        self.begun = time.monotonic()
+        self.status, self.sent, self.first = 0, 0, 0.0
+        self.extra: list[tuple[bytes, bytes]] = []
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            marks = [(b"x-request-id", self.request_id.encode()), (b"x-content-type-options", b"nosniff")]
+            message = {**message, "headers": [*message.get("headers", []), *marks, *self.extra]}
+        elif message["type"] == "http.response.body":
+            self.first = self.first or time.monotonic()
+            self.sent += len(message.get("body", b""))
+        await self._send(message)
+
+    @property
+    def pushes(self) -> bool:
+        return self._push is not None
+
+    def push(self, body: bytes) -> bool:
+        """Writes a piece of a stream that has begun, past all layers of ASGI; False if the way is not free."""
+        assert self._push is not None
+        if not self._push(body):
+            return False
+        self.first = self.first or time.monotonic()
+        self.sent += len(body)
+        return True
+
+    async def fail(self, failure: Failure) -> None:
+        body = failure_body(failure, shape_of_path(self._scope["path"]))
+        headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close", **failure.headers}
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self.send({"type": "http.response.start", "status": failure.status, "headers": pairs})
+        await self.send({"type": "http.response.body", "body": body if self._scope["method"] != "HEAD" else b""})
+
+    async def preflight(self) -> None:
+        allowed = [
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (
+                b"access-control-allow-headers",
+                b"authorization, content-type, x-api-key, x-request-id, traceparent, anthropic-version",
+            ),
+            (b"access-control-max-age", b"600"),
+        ]
+        await self.send({"type": "http.response.start", "status": 204, "headers": allowed})
+        await self.send({"type": "http.response.body", "body": b""})
+
+    def log(self, trace_id: str) -> None:
+        now = time.monotonic()
+        client = self._scope.get("client")
+        quiet = self._scope["path"] in PROBES or self._scope["path"] == "/metrics"
+        access.log(
+            logging.DEBUG if quiet else logging.INFO,
+            "request",
+            extra={
+                "request_id": self.request_id,
+                "trace_id": trace_id,
+                "method": self._scope["method"],
+                "path": self._scope["path"][:200],
+                "status": 499 if self._scope["state"].get("disconnected") else self.status,
+                "bytes": self.sent,
+                "seconds": round(now - self.begun, 4),
+                "first_byte": round(self.first - self.begun, 4) if self.first else None,
+                "client": client[0] if client else None,
+            },
+        )
+
+
+def _digest(key: str) -> bytes:
+    return _digest_bytes(key.encode())
+
+
+def _digest_bytes(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _host_of(header: str) -> str:
+    """The Host header without its port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.rpartition(":")[0].lower() if header.rpartition(":")[2].isdigit() and ":" in header else header.lower()
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

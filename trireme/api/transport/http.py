@@ -1,0 +1,348 @@
+"""One HTTP exchange: read the body within bounds, run the handler, send what it returns; a client that leaves ends the handler.
+
+Knows ASGI; nothing of models or protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+import urllib.parse
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from trireme.api.transport.failures import Failure, Shape, failure_body, failure_document, failure_of
+from trireme.api.transport.mistakes import body_mistake, field_mistake, field_of
+from trireme.api.transport.tracing import Trace
+from trireme.errors import TriremeError
+from trireme.serve.patience import LEAVING
+
+T = TypeVar("T")
+
+BODY_SECONDS = 30.0  # between two pieces of a body
+KEEP_ALIVE_SECONDS = 15.0  # of silence in a stream before a comment says that somebody is still here
+MAX_DEPTH = 64  # of nested JSON
+MAX_OBJECTS = 200_000  # objects and lists in one body
+MAX_VALUES = 1_000_000  # of any kind in one body: decoding holds the interpreter's lock, about 25 ns a value
+SMALL_BODY = 64 << 10
+LARGE_BODY = 1 << 20  # bytes; larger ones are decoded beside the event loop
+
+log = logging.getLogger("trireme.api")
+
+
+@dataclass
+class Call:
+    """A request as a handler sees it."""
+
+    path: str
+    headers: dict[str, str]  # names in lower case
+    body: bytes
+    path_params: dict[str, str]
+    query: dict[str, str]
+    request_id: str
+    tenant: str = ""  # a digest of the API key: cached prefixes and stored things are the tenant's own
+    trace: Trace = field(default_factory=lambda: Trace(""))
+    begun: float = field(default_factory=time.monotonic)
+    exits: contextlib.AsyncExitStack = field(
+        default_factory=contextlib.AsyncExitStack
+    )  # closed when the exchange ends, however it ends
+    leavers: list[Callable[[], None]] = field(default_factory=list)  # called at once when the client has left
+
+    async def read(self, kind: type[T]) -> T:
+        """The body as `kind`, or a 400 that names the field at fault."""
+        if len(self.body) > LARGE_BODY:
+            return await asyncio.to_thread(decode, self.body, kind)
+        return decode(self.body, kind)
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    _check_structure(body)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise Failure(400, field_mistake(error, kind), param=field_of(error)) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Failure(400, body_mistake(error, body)) from None
+
+
+_UNSTRUCTURED = bytes(set(range(256)) - set(b'[]{},"'))
+
+
+def _check_structure(body: bytes) -> None:
+    """Bounds on nesting and on the number of values, before anything is built from them. What is in strings does not count."""
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH and body.count(b",") <= MAX_VALUES:
+        return
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _UNSTRUCTURED)
+    if plain.count(b'"') > 4 * MAX_VALUES:  # two of a name, two of a value
+        raise Failure(400, f"The JSON has more than {MAX_VALUES} values.")
+    plain = b"".join(plain.replace(b'""', b"").split(b'"')[::2])  # two quotes side by side: what is in a string stays in one
+    if plain.count(b",") > MAX_VALUES:
+        raise Failure(400, f"The JSON has more than {MAX_VALUES} values.")
+    if plain.count(b"[") + plain.count(b"{") > MAX_OBJECTS:
+        raise Failure(400, f"The JSON has more than {MAX_OBJECTS} objects and lists.")
+    depth = 0
+    for byte in plain.translate(None, b","):
+        depth += 1 if byte in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise Failure(400, f"The JSON is nested deeper than {MAX_DEPTH} levels.")
+        if depth < 0:
+            return  # no JSON: the decoder says where
+
+
+@dataclass
+class Reply:
+    """A whole answer."""
+
+    body: bytes = b""
+    status: int = 200
+    media_type: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Events:
+    """An answer in pieces. Each item is sent as it is; `failed` says how an error in mid-stream is written."""
+
+    pieces: AsyncIterator[bytes]
+    media_type: str = "text/event-stream; charset=utf-8"
+    failed: Callable[[Failure], bytes] | None = None
+    keep_alive: bytes = b": still here\n\n"
+
+
+def json_reply(document: Any, status: int = 200) -> Reply:
+    return Reply(msgspec.json.encode(document), status)
+
+
+def event(document: Any, name: str = "") -> bytes:
+    """One server-sent event."""
+    data = msgspec.json.encode(document)
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data) if name else b"data: %b\n\n" % data
+
+
+class EventAround:
+    """An event in which only one text changes: what stands before and after it is encoded once."""
+
+    def __init__(self, sample: Callable[[str], Any]):
+        mark = secrets.token_hex(16)
+        self._before, self._after = event(sample(mark)).split(b'"%b"' % mark.encode())
+
+    def event(self, text: str) -> bytes:
+        return b"%b%b%b" % (self._before, _encode(text), self._after)
+
+
+_encode = msgspec.json.Encoder().encode
+
+DONE = b"data: [DONE]\n\n"
+
+Handler = Callable[[Call], Awaitable[Reply | Events]]
+Push = Callable[[bytes], bool]  # writes a piece of a stream at once, if the client keeps up
+
+
+class Endpoint:
+    """The ASGI face of one handler. `admit` refuses, if there is one, before anything is done for a request."""
+
+    def __init__(self, handler: Handler, shape: Shape, max_body: int, admit: Callable[[], None] | None = None):
+        self.handler, self.shape, self.max_body, self.admit = handler, shape, max_body, admit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender = _Sender(send, scope["state"].get("push"), self.shape, head=scope["method"] == "HEAD")
+        refusal = self._refusal()
+        try:
+            if refusal is not None and not _is_small(scope):
+                raise refusal
+            call = await self._read(scope, receive)
+        except _Gone:
+            return
+        except (Failure, TriremeError) as error:
+            await sender.fail(failure_of(error), close=True)  # the rest of the body has not been read
+            return
+        if refusal is not None:
+            await sender.fail(failure_of(refusal))
+            return
+        work = asyncio.ensure_future(self._answer(call, sender))
+        gone = asyncio.ensure_future(_until_gone(receive))
+        leaving: set[Callable[[], None]] = scope.get("extensions", {}).get(LEAVING, set())
+
+        def left() -> None:
+            if not work.done():
+                scope["state"]["disconnected"] = True
+                for leave in call.leavers:
+                    leave()
+                work.cancel()
+
+        leaving.add(left)
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            left()
+        finally:
+            leaving.discard(left)
+            for task in (work, gone):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+            with contextlib.suppress(asyncio.CancelledError):
+                await gone
+
+    def _refusal(self) -> TriremeError | None:
+        if self.admit is not None:
+            try:
+                self.admit()
+            except TriremeError as error:
+                return error
+        return None
+
+    async def _answer(self, call: Call, sender: _Sender) -> None:
+        try:
+            async with call.exits:
+                reply = await self.handler(call)
+                if isinstance(reply, Events):
+                    await sender.stream(reply)
+                else:
+                    await sender.whole(reply)
+        except Exception as error:
+            failure = failure_of(error)
+            if failure.status >= 500:
+                _log_failure(call, failure, error)
+            await sender.fail(failure)
+
+    async def _read(self, scope: Scope, receive: Receive) -> Call:
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        state = scope["state"]
+        return Call(
+            path=scope["path"],
+            headers=headers,
+            body=await self._body(headers, receive),
+            path_params=scope.get("path_params", {}),
+            query=dict(urllib.parse.parse_qsl(scope["query_string"].decode("latin-1"), max_num_fields=64)),
+            request_id=state["request_id"],
+            tenant=state["tenant"],
+            trace=state["trace"],
+            begun=state["begun"],
+        )
+
+    async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
+        too_large = Failure(413, f"The body is larger than {self.max_body} bytes, the limit of --max-body.", code="body_too_large")
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length[:20]) > self.max_body:
+            raise too_large
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            try:
+                message = await asyncio.wait_for(receive(), BODY_SECONDS)
+            except TimeoutError:
+                raise Failure(408, f"No more of the body came for {BODY_SECONDS:g} seconds.") from None
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > self.max_body:
+                raise too_large
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+
+def _is_small(scope: Scope) -> bool:
+    """Whether a body may be read only so that the connection can be used again."""
+    length = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"")
+    return length.isdigit() and len(length) < 9 and int(length) <= SMALL_BODY
+
+
+def _log_failure(call: Call, failure: Failure, error: Exception) -> None:
+    """One line for what was foreseen (a start, a full queue, a dead worker); the whole traceback for what was not."""
+    where = {"request_id": call.request_id, "path": call.path, "status": failure.status}
+    if isinstance(error, TriremeError):
+        log.warning("request failed: %s", failure.message, extra=where)
+    elif isinstance(error, Failure):
+        log.warning("request failed: %s", failure.kind, extra=where)  # its message may quote what was asked
+    else:
+        log.error("request failed", exc_info=error, extra=where)
+
+
+class _Gone(Exception):
+    """The client left before its request was whole."""
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Sender:
+    """Sends one answer; knows how far it is."""
+
+    def __init__(self, send: Send, push: Push | None, shape: Shape, head: bool):
+        self._send, self._shape, self._head = send, shape, head
+        self._push = push if not head else None
+        self._started = False
+        self._events: Events | None = None
+        self._num_sent = 0  # pieces
+        self._busy = False
+
+    async def whole(self, reply: Reply) -> None:
+        headers = {"content-type": reply.media_type, "content-length": str(len(reply.body)), **reply.headers}
+        await self._start(reply.status, headers)
+        await self._send({"type": "http.response.body", "body": b"" if self._head else reply.body})
+
+    async def stream(self, events: Events) -> None:
+        self._events = events
+        await self._start(200, {"content-type": events.media_type, "cache-control": "no-cache", "x-accel-buffering": "no"})
+        ticker = asyncio.ensure_future(self._keep_alive(events.keep_alive))
+        try:
+            async with contextlib.aclosing(events.pieces) as pieces:  # type: ignore[type-var]
+                push = self._push or _no_push
+                async for piece in pieces:
+                    self._num_sent += 1
+                    if not push(piece):
+                        await self._chunk(piece)
+        finally:
+            ticker.cancel()
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def fail(self, failure: Failure, close: bool = False) -> None:
+        """The error as a whole answer, or as the stream's last event if that has begun."""
+        if self._started:
+            if self._events is not None and self._events.failed is not None:
+                await self._chunk(self._events.failed(failure))
+            await self._send({"type": "http.response.body", "body": b""})
+            return
+        headers = {"connection": "close"} if close else {}
+        await self.whole(Reply(failure_body(failure, self._shape), failure.status, headers={**failure.headers, **headers}))
+
+    async def _start(self, status: int, headers: dict[str, str]) -> None:
+        self._started = True
+        pairs = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+
+    async def _chunk(self, piece: bytes) -> None:
+        self._busy = True
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        self._busy = False
+
+    async def _keep_alive(self, comment: bytes) -> None:
+        """Proxies close silent connections."""
+        quiet, seen = 0.0, self._num_sent
+        while comment:
+            await asyncio.sleep(KEEP_ALIVE_SECONDS / 3)
+            quiet = quiet + KEEP_ALIVE_SECONDS / 3 if self._num_sent == seen else 0.0
+            seen = self._num_sent
+            if not self._busy and quiet >= KEEP_ALIVE_SECONDS:
+                quiet = 0.0
+                await self._chunk(comment)
+
+
+def _no_push(piece: bytes) -> bool:
+    return False
+
+
+def openai_event_failure(failure: Failure) -> bytes:
+    """An error in mid-stream, as OpenAI's clients recognise it."""
+    return event(failure_document(failure, Shape.OPENAI)) + DONE
