@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 MODEL ?= smollm2
 
-.PHONY: serve chat test test-models test-clients soak lint format bench clean
+.PHONY: serve chat test test-wide test-models test-clients soak lint format bench clean
 
 serve: $(VENV)/.installed
 	$(BIN)/trireme serve $(MODEL)
@@ -15,7 +15,11 @@ chat: $(VENV)/.installed
 
 # Threads: the tests are many small steps; one thread each is fastest and leaves the second core to the second worker.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not models and not soak and not clients"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not models and not soak and not clients and not wide"
+
+# Within thirty minutes: a session that takes longer fails.
+test-wide: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout=1800 -m "wide and not gpu and not models"
 
 test-models: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m models
