@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.sched.fake_worker import FakeWorker, solo
 from trireme.config import ScheduleOptions
 from trireme.errors import BadRequest, Overloaded
+from trireme.ipc.messages import Sampled
 from trireme.sched.engine import Engine
 from trireme.sched.plan import Draft
 from trireme.sched.policy import Load, Policy
@@ -472,3 +474,26 @@ def test_only_so_many_prompt_logprobs_in_one_step(monkeypatch: pytest.MonkeyPatc
     for name in ("a", "b"):
         [scores] = [item.prompt_logprobs for item in house.all if item.id == name and item.prompt_logprobs is not None]
         assert [score.token for score in scores[1:]] == prompts[name][1:]
+
+
+def test_salts_of_their_own_leave_nothing_behind() -> None:
+    """20,000 requests, each with a salt of its own: a prompt that fills no page, or whose pages went, leaves no trace."""
+    scheduler = Scheduler(ScheduleOptions(), num_pages=64, page_size=16, max_model_len=512)
+    sampling = SamplingParams(max_tokens=1)
+
+    def answer(numbers: range) -> int:
+        for number in numbers:
+            tokens = list(range(3 + number % 40))
+            scheduler.add(Request(id=str(number), tokens=tokens, sampling=sampling, salt=f"user-{number}"))
+            while scheduler.num_waiting > 20 and (plan := scheduler.schedule()):
+                scheduler.update(Sampled(plan.step, [5] * sum(plan.samples)))
+        while scheduler.has_work():
+            plan = scheduler.schedule()
+            assert plan is not None
+            scheduler.update(Sampled(plan.step, [5] * sum(plan.samples)))
+        scheduler.check()
+        gc.collect()
+        return len(gc.get_objects())
+
+    early = answer(range(4000))
+    assert answer(range(4000, 20_000)) - early < 1000

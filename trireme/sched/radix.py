@@ -50,7 +50,7 @@ class RadixTree:
     def __init__(self, page_size: int, key: bytes | None = None):
         self.page_size = page_size
         self._key = key or secrets.token_bytes(32)
-        self._roots: dict[str, Node] = {}
+        self._roots: dict[str, Node] = {}  # only those with children: what cached nothing leaves nothing
         self._clock = 0
         self._leaves: list[tuple[int, int, Node]] = []  # a heap; entries go stale and are dropped when met
         self._pushes = 0
@@ -114,7 +114,7 @@ class RadixTree:
         """Gives the tree the pages that `tokens` fill. Those it has already, under other numbers, come back as duplicates."""
         self._clock += 1
         size = self.page_size
-        node = self._roots.get(salt) or self._roots.setdefault(salt, Node(None, salt.encode(), numbers(), numbers()))
+        node = self._roots.get(salt) or Node(None, salt.encode(), numbers(), numbers())
         covered, duplicates = 0, numbers()
         while covered < len(pages):
             digest = self._digest(tokens, covered * size)
@@ -166,6 +166,7 @@ class RadixTree:
         assert len(pages) == len(set(pages)) == self.num_pages, f"tree holds {len(pages)} pages, counts {self.num_pages}"
         assert locked == self.num_locked, f"tree has {locked} locked pages, counts {self.num_locked}"
         assert len(nodes) == self.num_nodes, f"tree has {len(nodes)} nodes, counts {self.num_nodes}"
+        assert all(root.children for root in self._roots.values()), "a root without children was not dropped"
         for node in nodes:
             assert node.pages and len(node.tokens) == len(node.pages) * self.page_size, "a node without whole pages"
             assert node.parent is not None and node.parent.children.get(node.digest) is node, "a node its parent does not know"
@@ -205,6 +206,8 @@ class RadixTree:
     def _grow(self, parent: Node, digest: bytes, tokens: Numbers, pages: Numbers) -> Node:
         node = parent.children[digest] = Node(parent, digest, tokens, pages)
         node.stamp = self._clock
+        if parent.parent is None:
+            self._roots[parent.digest.decode()] = parent
         self.num_pages += len(pages)
         self.num_nodes += 1
         self._offer(node)
