@@ -43,8 +43,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve": _BASE | {"config", "ipc", "sched", "hub"},
     "api": _BASE | {"config", "ipc", "hub", "serve"},
     "llm": _BASE | {"config", "hub", "sched", "serve", "worker"},
-    "bench": _BASE | _ENGINE | {"llm", "cli", "api"},
-    "cli": _BASE | _ENGINE | {"llm", "bench", "api"},
+    "command": _BASE | {"config", "hub", "llm"},
+    "bench": _BASE | _ENGINE | {"llm", "api", "command"},
+    "cli": _BASE | _ENGINE | {"llm", "bench", "api", "command"},
     "__main__": {"cli"},
 }
 # The floors of the operator library, from the ground up: each may import those before it, and itself.

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from trireme.api.operation.metrics import Metrics
-from trireme.cli.flags import config_from
 from trireme.cli.serve import add_arguments
+from trireme.command.flags import config_from
 from trireme.config import ServeOptions
 from trireme.serve.client import State
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trireme.backends import reason_against
-from trireme.cli.early import TRIED
+from trireme.command.early import TRIED
 
 if reason_against("cpu"):
     pytest.skip(str(reason_against("cpu")), allow_module_level=True)
@@ -37,7 +37,7 @@ def test_answers_come_without_compilers(smollm2_path: pathlib.Path) -> None:
 # What `trireme generate` does, in a process that can be asked afterwards. Deferred modules are there in name only, and work.
 EARLY = """
 import sys
-from trireme.cli.early import DEFERRED, open_llm
+from trireme.command.early import DEFERRED, open_llm
 from trireme.cli.main import main
 main(["generate", "The capital of France is", "--max-tokens", "3", "--model", sys.argv[1]])
 import torch

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from trireme.cli.fetch import fetched
-from trireme.cli.flags import config_from
-from trireme.cli.startup import phases
+from trireme.command.fetch import fetched
+from trireme.command.flags import config_from
+from trireme.command.startup import phases
 from trireme.llm import LLM
 from trireme.sched.simulator import trace_by_name
 from trireme.types import SamplingParams

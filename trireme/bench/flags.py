@@ -9,7 +9,7 @@ import argparse
 import pathlib
 
 from trireme.bench.choices import BASELINE, GRID_PARTS, INSTALL, LOADS, MEASURES, METHODS
-from trireme.cli.flags import add_settings
+from trireme.command.flags import add_settings
 
 
 def engine_flags(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from trireme.cli.flags import config_from
+from trireme.command.flags import config_from
 from trireme.config import Config
 from trireme.errors import WorkerDied
 from trireme.hub.resolve import resolve_model

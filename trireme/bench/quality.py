@@ -14,8 +14,8 @@ from importlib.resources import files
 
 import msgspec
 
-from trireme.cli.fetch import fetched
-from trireme.cli.flags import config_from
+from trireme.command.fetch import fetched
+from trireme.command.flags import config_from
 from trireme.config import Config
 from trireme.llm import LLM
 from trireme.types import SamplingParams, TokenLogprobs

@@ -8,16 +8,16 @@ import subprocess
 import sys
 import time
 
-from trireme.cli.fetch import fetched
-from trireme.cli.flags import config_from
+from trireme.command.fetch import fetched
+from trireme.command.flags import config_from
 
 _CHILD = """
 import resource, sys, time
 marks = [time.monotonic()]
-from trireme.cli.startup import uncollected
+from trireme.command.startup import uncollected
 from trireme.config import resolve
 with uncollected():
-    from trireme.cli.early import import_torch, read_model, torch_libraries_loading
+    from trireme.command.early import import_torch, read_model, torch_libraries_loading
     config = resolve({"model": sys.argv[1], "backend": sys.argv[2], "quantize": sys.argv[3]})
     marks.append(time.monotonic())
     with torch_libraries_loading():

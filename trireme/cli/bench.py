@@ -10,7 +10,7 @@ import importlib
 from types import ModuleType
 
 from trireme.bench.flags import FLAGS
-from trireme.cli.parser import Parser
+from trireme.command.parser import Parser
 
 KINDS = {
     "latency": "one stream: time to first token, time per token",

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from trireme.cli.fetch import fetched
-from trireme.cli.flags import add_sampling, add_settings, config_from, sampling_from
-from trireme.cli.startup import phases, uncollected
+from trireme.command.fetch import fetched
+from trireme.command.flags import add_sampling, add_settings, config_from, sampling_from
+from trireme.command.startup import phases, uncollected
 from trireme.errors import BadRequest, TriremeError
 from trireme.types import SamplingParams
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = fetched(config_from(args))
     with uncollected(), phases() as report:
-        from trireme.cli.early import open_llm
+        from trireme.command.early import open_llm
 
         llm = open_llm(config, report)
     with llm:

@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 
-from trireme.cli.flags import add_settings, config_from
+from trireme.command.flags import add_settings, config_from
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

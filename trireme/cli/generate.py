@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from trireme.cli.fetch import fetched
-from trireme.cli.flags import add_sampling, add_settings, config_from, sampling_from
-from trireme.cli.startup import phases, uncollected
+from trireme.command.fetch import fetched
+from trireme.command.flags import add_sampling, add_settings, config_from, sampling_from
+from trireme.command.startup import phases, uncollected
 from trireme.errors import BadRequest
 
 
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from trireme.types import SamplingParams
 
     with uncollected(), phases() as report:
-        from trireme.cli.early import open_llm
+        from trireme.command.early import open_llm
 
         llm = open_llm(config, report)
     with llm:

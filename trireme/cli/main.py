@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 import trireme
-from trireme.cli.parser import Parser
+from trireme.command.parser import Parser
 from trireme.errors import TriremeError
 
 COMMANDS = {

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,30 +11,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from trireme.command.fetch import download_bar
     from trireme.hub.resolve import resolve_model
 
     with download_bar(args.quiet) as progress:
         path = resolve_model(args.model, progress)
     print(path)
     return 0
-
-
-@contextmanager
-def download_bar(quiet: bool = False) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A function that takes (what, bytes so far, bytes in all) and shows it as a bar."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        tasks: dict[str, int] = {}
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done, total=total)  # type: ignore[arg-type]
-
-        yield show

@@ -6,8 +6,8 @@ import argparse
 import os
 import pathlib
 
-from trireme.cli.fetch import fetched
-from trireme.cli.flags import add_settings, config_from
+from trireme.command.fetch import fetched
+from trireme.command.flags import add_settings, config_from
 from trireme.serve.start import serve
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from answering import serve
 
-from trireme.cli.early import open_llm
-from trireme.cli.startup import uncollected
+from trireme.command.early import open_llm
+from trireme.command.startup import uncollected
 from trireme.config import resolve
 from trireme.types import SamplingParams
 
