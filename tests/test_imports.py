@@ -48,19 +48,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": _BASE | _ENGINE | {"llm", "bench", "api", "command"},
     "__main__": {"cli"},
 }
-# The floors of the operator library, from the ground up: each may import those before it, and itself.
+# The floors of the kernels, from the ground up: each may import those before it, and itself. `steps` is the engine's.
 KERNEL_FLOORS = [
     "chips",
-    "scalar",
-    "calls",
-    "counters",
-    "relay",
-    "elementwise",
-    "folds",
-    "products",
-    "rowwise",
+    "launch",
     "steps",
-    "registry",
+    "aten.scalar",
+    "aten.calls",
+    "aten.counters",
+    "aten.relay",
+    "aten.elementwise",
+    "aten.folds",
+    "aten.products",
+    "aten.rowwise",
+    "aten.fused",
+    "aten.registry",
     "__init__",
 ]
 # The processes that start workers know them: the offline API, and the one file of the server that owns the ranks.
@@ -106,18 +108,35 @@ def test_folders_import_downwards() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_operator_library_imports_downwards() -> None:
+def kernel_floor(module: str) -> str:
+    """The floor of a module of the kernels, named from their folder on."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "aten" and len(parts) > 1 else parts[0]
+
+
+def test_the_kernels_import_downwards() -> None:
     wrong, seen = [], set()
     for path in (ROOT / "kernels").rglob("*.py"):
         name = path.relative_to(ROOT / "kernels").as_posix()
-        floor = KERNEL_FLOORS.index(name.split("/")[0].removesuffix(".py"))
+        if name == "aten/__init__.py":
+            continue
+        floor = KERNEL_FLOORS.index(kernel_floor(name.removesuffix(".py").replace("/", ".")))
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trireme.kernels"):
-                below = [node.module.split(".")[2]] if node.module != "trireme.kernels" else [alias.name for alias in node.names]
-                seen.update(below)
-                wrong += [f"{name}:{node.lineno} imports {x}" for x in below if KERNEL_FLOORS.index(x) > floor]
+                folder = (node.module or "").removeprefix("trireme.kernels").removeprefix(".")
+                whole = folder in ("", "aten")
+                below = [f"{folder}.{alias.name}".removeprefix(".") for alias in node.names] if whole else [folder]
+                floors = [kernel_floor(x) for x in below]
+                seen.update(floors)
+                wrong += [f"{name}:{node.lineno} imports {x}" for x in floors if KERNEL_FLOORS.index(x) > floor]
     assert not wrong, "\n".join(wrong)
     assert seen >= set(KERNEL_FLOORS) - {"__init__"}
+
+
+def test_a_gpu_worker_imports_none_of_the_operators() -> None:
+    script = "import sys, trireme.backends.cuda.backend, trireme.backends.cuda.ops; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "trireme.kernels.steps.attention" in done.stdout and "trireme.kernels.aten" not in done.stdout
 
 
 def test_only_compute_imports_torch() -> None:

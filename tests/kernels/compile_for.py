@@ -21,10 +21,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import OutOfResources
 
-from trireme.kernels import chips, registry, scalar
-from trireme.kernels.calls import launch
-from trireme.kernels.elementwise import pointwise
-from trireme.kernels.products import matmul
+from trireme.kernels import chips, launch
+from trireme.kernels.aten import registry, scalar
+from trireme.kernels.aten.elementwise import pointwise
+from trireme.kernels.aten.products import matmul
 from trireme.ops import AttentionKind, CacheSpec, KVCache
 from trireme.ops.cases import Draw
 

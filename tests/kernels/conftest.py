@@ -46,6 +46,6 @@ def device() -> str:
 @pytest.fixture
 def ours_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our products even where torch's are faster and the library leaves them to it: ours are what is tested."""
-    from trireme.kernels.products import matmul
+    from trireme.kernels.aten.products import matmul
 
     monkeypatch.setattr(matmul, "OURS_ONLY", True)

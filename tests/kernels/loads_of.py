@@ -28,7 +28,8 @@ from trireme import kernels
 from trireme.bench import kernel_sweep
 from trireme.bench.kernel_cases import Case
 from trireme.bench.kernel_clock import picked
-from trireme.kernels import chips, registry
+from trireme.kernels import chips
+from trireme.kernels.aten import registry
 
 CHIP, REGISTERS, THREADS, BLOCKS = chips.HOPPER, 65536, 2048, 32  # and what one of its multiprocessors holds
 DISASSEMBLER = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"

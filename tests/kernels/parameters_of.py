@@ -11,8 +11,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from trireme.kernels.calls import launch
-from trireme.kernels.products import matmul
+from trireme.kernels import launch
+from trireme.kernels.aten.products import matmul
 
 CONSTANTS = {"A_TURNED": False, "B_TURNED": True, "PRECISION": "ieee", "BIAS": 1, "M": 128, "N": 128, "K": 64, "GROUP": 8}
 CONSTANTS |= {"HALVES": False, "EARLY": True, "bias_n": 1}

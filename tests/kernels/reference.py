@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trireme.kernels.calls.launch import Unsupported
+from trireme.kernels.launch import Unsupported
 
 # Operators that hand some arguments on to torch's kernel: large float32 products, norms of odd order in float64.
 LEFT_TO_TORCH = ("mm", "addmm", "norm", "bmm")

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from reference import check
 
-from trireme.kernels import chips, registry
-from trireme.kernels.folds import fold, reduce
-from trireme.kernels.rowwise import loss, softmax
+from trireme.kernels import chips
+from trireme.kernels.aten import registry
+from trireme.kernels.aten.folds import fold, reduce
+from trireme.kernels.aten.rowwise import loss, softmax
 
 INTERPRETED = chips.current().interpreted
 HALVES = [torch.bfloat16, torch.float16]

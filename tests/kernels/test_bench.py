@@ -8,7 +8,7 @@ import pytest
 
 from trireme.bench import kernels as bench
 from trireme.bench.kernel_cases import Case, all_cases
-from trireme.kernels.registry import OPERATORS
+from trireme.kernels.aten.registry import OPERATORS
 
 
 def test_a_chip_that_grows_hot_favours_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

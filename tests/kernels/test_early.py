@@ -7,7 +7,6 @@ import gc
 import inspect
 import textwrap
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +15,12 @@ import triton.language as tl
 
 from trireme import kernels
 from trireme.kernels import chips
-from trireme.kernels.calls import notes
-from trireme.kernels.calls.launch import Handle, Kernel
-from trireme.kernels.elementwise import pointwise
-from trireme.kernels.folds import reduce
-from trireme.kernels.products import streamed
-from trireme.kernels.rowwise import norms, softmax
+from trireme.kernels.aten.calls import notes
+from trireme.kernels.aten.elementwise import pointwise
+from trireme.kernels.aten.folds import reduce
+from trireme.kernels.aten.products import streamed
+from trireme.kernels.aten.rowwise import norms, softmax
+from trireme.kernels.launch import Handle, Kernel
 
 
 def first_of(source: str) -> str:
@@ -35,9 +34,7 @@ def test_whoever_may_come_early_waits_first() -> None:
     known = [
         x for x in gc.get_objects() if issubclass(type(x), Kernel) and not x.function.__module__.startswith("trireme_generated")
     ]
-    early = [
-        kernel.function for kernel in known if kernel.early and kernel.function.__module__ != "trireme.kernels.rowwise.cluster"
-    ]
+    early = [kernel.function for kernel in known if kernel.early]
     assert {norms._rms_norm.function, softmax._softmax.function, reduce._fold.function, streamed._tensor.function} <= set(early)
     for function in early:
         source = inspect.getsource(function)
@@ -45,20 +42,6 @@ def test_whoever_may_come_early_waits_first() -> None:
     for rank, forms in ((0, ["t", "s"]), (2, ["t", "r"]), (3, ["t", "c"])):
         source = pointwise.generate(rank, forms, 0, 1, "tl.float32", False)
         assert first_of(source) == "chips.begin(EARLY, OPEN=True)" and "EARLY: tl.constexpr):" in source
-
-
-def test_clusters_wait_before_they_touch_memory() -> None:
-    """What blocks of a cluster say to each other first needs no waiting; their module is read, not imported, where none is."""
-    module = ast.parse((Path(chips.__file__).parent / "rowwise" / "cluster.py").read_text())
-    functions = [x for x in module.body if isinstance(x, ast.FunctionDef)]
-    clusters = [x for x in functions if [ast.unparse(name) for name in x.decorator_list] == ["_ClusterKernel"]]
-    assert {x.name for x in clusters} == {"_norm", "_softmax"}
-    touching = {"gl.load", "gl.store", "_draw", "_fetch", "async_copy.async_copy_global_to_shared"}
-    for function in clusters:
-        calls = sorted((x for x in ast.walk(function) if isinstance(x, ast.Call)), key=lambda x: (x.lineno, x.col_offset))
-        names = [ast.unparse(x.func) for x in calls]
-        assert touching & set(names) >= {"gl.store", "_draw"} and "_make_way" in names
-        assert names.index("_await") < min(names.index(name) for name in touching & set(names)), function.name
 
 
 def _early_kernel(x, EARLY: tl.constexpr) -> None:

@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from trireme import kernels
-from trireme.kernels import chips, registry
-from trireme.kernels.calls import repeat
-from trireme.kernels.elementwise.pointwise import pointwise
-from trireme.kernels.folds import fold, reduce
-from trireme.kernels.folds.cut import Cut
-from trireme.kernels.rowwise import norms, softmax
+from trireme.kernels import chips
+from trireme.kernels.aten import registry
+from trireme.kernels.aten.calls import repeat
+from trireme.kernels.aten.elementwise.pointwise import pointwise
+from trireme.kernels.aten.folds import fold, reduce
+from trireme.kernels.aten.folds.cut import Cut
+from trireme.kernels.aten.rowwise import norms, softmax
 
 
 def _penalty(loss: Callable[..., torch.Tensor], *drawn: torch.Tensor) -> list[torch.Tensor]:

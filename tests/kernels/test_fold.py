@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from trireme import kernels
-from trireme.kernels import chips, registry
-from trireme.kernels.calls import launch
-from trireme.kernels.folds import fold, line_cuts, reduce, scan
-from trireme.kernels.folds.cut import Cut, Way
-from trireme.kernels.rowwise import softmax
+from trireme.kernels import chips, launch
+from trireme.kernels.aten import registry
+from trireme.kernels.aten.folds import fold, line_cuts, reduce, scan
+from trireme.kernels.aten.folds.cut import Cut, Way
+from trireme.kernels.aten.rowwise import softmax
 
 
 @pytest.fixture(autouse=True)
@@ -537,7 +537,7 @@ def test_odd_ends(name: str, length: int, device: str, monkeypatch: pytest.Monke
 
 
 def test_gaps_are_not_crossings() -> None:
-    from trireme.kernels.elementwise.layout import plan_layout
+    from trireme.kernels.aten.elementwise.layout import plan_layout
 
     x = torch.empty(128, 4096)
     assert not plan_layout([x[:, ::2]], None).crossed and not plan_layout([x[:, 1:]], None).crossed

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from trireme import kernels
-from trireme.kernels.calls.launch import Unsupported
-from trireme.kernels.elementwise import layout, shape
-from trireme.kernels.folds import reduce, scan
-from trireme.kernels.products import matmul, streamed
+from trireme.kernels.aten.elementwise import layout, shape
+from trireme.kernels.aten.folds import reduce, scan
+from trireme.kernels.aten.products import matmul, streamed
+from trireme.kernels.launch import Unsupported
 
 COUNT = 2**31 + 4096
 LINES = COUNT // 4096

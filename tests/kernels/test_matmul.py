@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from trireme.kernels import chips, counters
-from trireme.kernels.calls import tune
-from trireme.kernels.calls.launch import Unsupported
-from trireme.kernels.products import matmul, streamed, streamed_cuts, streamed_lanes, streamed_room
+from trireme.kernels import chips
+from trireme.kernels.aten import counters
+from trireme.kernels.aten.calls import tune
+from trireme.kernels.aten.products import matmul, streamed, streamed_cuts, streamed_lanes, streamed_room
+from trireme.kernels.launch import Unsupported
 
 pytestmark = pytest.mark.skipif(not chips.current().interpreted, reason="the accuracy tests run these paths on a GPU")
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 import triton.language as tl
 
-from trireme.kernels.calls import launch, tune
-from trireme.kernels.elementwise import layout, pointwise
-from trireme.kernels.registry import OPERATORS
+from trireme.kernels import launch
+from trireme.kernels.aten.calls import tune
+from trireme.kernels.aten.elementwise import layout, pointwise
+from trireme.kernels.aten.registry import OPERATORS
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from fake_driver import EXTENDED_START, START, address, readdress
 
-from trireme.kernels.calls import quick, repeat
-from trireme.kernels.elementwise import pointwise
+from trireme.kernels.aten.calls import quick, repeat
+from trireme.kernels.aten.elementwise import pointwise
 
 needs_compiler = pytest.mark.skipif(quick._module() is None, reason="nothing can be built here")
 PLACE, STREAM = 13, 3

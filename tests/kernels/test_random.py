@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from trireme import kernels
-from trireme.kernels import chips, registry
-from trireme.kernels.calls import launch
-from trireme.kernels.elementwise import random
+from trireme.kernels import chips, launch
+from trireme.kernels.aten import registry
+from trireme.kernels.aten.elementwise import random
 
 COUNT = 20001 if chips.current().interpreted else 1 << 20
 

@@ -14,7 +14,7 @@ import torch.fx.experimental.proxy_tensor
 import torch.nn.functional as F
 
 from trireme import kernels
-from trireme.kernels import registry
+from trireme.kernels.aten import registry
 
 
 @pytest.fixture(autouse=True)

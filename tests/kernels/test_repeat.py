@@ -17,9 +17,10 @@ from reference import check
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme import kernels
-from trireme.kernels import chips, registry
-from trireme.kernels.calls import launch, notes, quick, repeat, straight, tune
-from trireme.kernels.elementwise import pointwise
+from trireme.kernels import chips, launch
+from trireme.kernels.aten import registry
+from trireme.kernels.aten.calls import notes, quick, repeat, tune
+from trireme.kernels.aten.elementwise import pointwise
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -37,9 +38,8 @@ def _forgotten() -> Iterator[None]:
 
 @pytest.fixture
 def repeats(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """One entry for every call that tried to repeat an earlier one: whether it did. C++, which would answer before, is left out."""
+    """One entry for every call that tried to repeat an earlier one: whether it did."""
     seen: list[bool] = []
-    monkeypatch.setattr(straight, "above", lambda overload, key: None)
     original = notes.Notes.repetition
 
     def counted(self: Any, result: Any) -> Any:
@@ -126,50 +126,9 @@ def test_operators_repeat(name: str, device: str, repeats: list[bool]) -> None:
     assert repeats == [True, True, True, *missed, True]
 
 
-RANDOM: dict[str, Callable[[], torch.Tensor]] = {
-    "rand": lambda: torch.rand(5, 16, device="cuda"),
-    "randn": lambda: torch.randn(5, 16, device="cuda", dtype=torch.bfloat16),
-    "rand_like": lambda: torch.rand_like(torch.empty(5, 16, device="cuda")),
-    "native_dropout": lambda: torch.native_dropout(torch.ones(5, 16, device="cuda"), 0.25, True)[0],
-}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", [*CALLS, *RANDOM])
-def test_calls_that_come_again_never_reach_python(name: str) -> None:
-    """With a C++ compiler: from the third or fourth call on nobody in Python hears of them, and the answers stay right."""
-    if straight.module(wait=120) is None:
-        pytest.skip("no C++ compiler")
-    device, overload = "cuda", registry.OPERATORS[name].overload
-    with kernels.use(include=[name]):
-        standing = list(registry._placed)
-        assert standing
-
-        def passed() -> int:
-            return sum(one.passed_on() for one in standing)
-
-        for _ in range(2 if name in CALLS else 5):
-            RANDOM[name]() if name in RANDOM else overload(*(x(device) if callable(x) else x for x in CALLS[name]))
-        before = passed()
-        for _ in range(3):
-            RANDOM[name]() if name in RANDOM else overload(*(x(device) if callable(x) else x for x in CALLS[name]))
-        assert passed() == before
-        if name in RANDOM:
-            assert not torch.equal(RANDOM[name](), RANDOM[name]()), "other numbers every time"
-            torch.manual_seed(5)
-            first = RANDOM[name]()
-            torch.manual_seed(5)
-            assert torch.equal(first, RANDOM[name]())
-    if name in CALLS:
-        for _ in range(2):
-            run(name, CALLS[name], device)
-
-
 @pytest.mark.gpu
 def test_calls_in_other_streams_and_graphs(device: str) -> None:
     """What has memory of its own stays on its stream and out of graphs; what has none goes with the stream it is called on."""
-    if straight.module(wait=120) is None:
-        pytest.skip("no C++ compiler")
     x, long = torch.randn(64, 64, device="cuda"), torch.randn(1 << 22, device="cuda")
     with kernels.use(include=["exp", "sum"]):
         for _ in range(4):
@@ -575,33 +534,6 @@ def test_a_descriptor_reaches_the_driver_as_a_map(monkeypatch: pytest.MonkeyPatc
     described, *rest = refused.pop()[13:]
     assert (described.base.data_ptr(), described.shape, described.strides) == (x.data_ptr() + 32, [3, 8], [8, 1])
     assert rest == [y.data_ptr(), 7, "constant"] and len(calls) == 2
-
-
-@pytest.mark.gpu
-def test_descriptors_and_clusters_are_the_drivers_to_start(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a chip that has them; and in a thread of its own, which has no context before its first call."""
-    if not (chips.current().descriptors and chips.current().clusters):
-        pytest.skip("neither on this chip")
-    raws: list[Any] = []
-    original = notes._raw
-    monkeypatch.setattr(notes, "_raw", lambda *given: raws.append(original(*given)) or raws[-1])
-    kernels.only_enable(["mm", "native_layer_norm"])
-    a, b, x, w = (torch.randn(*shape, device=device).bfloat16() for shape in ((4096, 4096), (4096, 4096), (512, 65536), (65536,)))
-    found: list[torch.Tensor] = []
-
-    def work() -> None:
-        found.extend((a @ b, torch.nn.functional.layer_norm(x, (65536,), w)))
-
-    for _ in range(3):
-        work()
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(60)
-    assert all(raws) and any(len(raw.maps) == 384 for raw in raws) and any(raw.cluster == 8 for raw in raws)
-    kernels.disable()
-    work()
-    for i in range(8):
-        torch.testing.assert_close(found[i], found[8 + i % 2], rtol=2e-2, atol=1.0 if i % 2 == 0 else 5e-2)
 
 
 @pytest.mark.gpu

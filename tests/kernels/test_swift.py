@@ -15,8 +15,9 @@ from triton.language.core import block_type
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from trireme.kernels import chips, registry, scalar
-from trireme.kernels.folds import reduce
+from trireme.kernels import chips
+from trireme.kernels.aten import registry, scalar
+from trireme.kernels.aten.folds import reduce
 
 pytestmark = [
     pytest.mark.skipif(not chips.current().interpreted, reason="nothing is interpreted"),

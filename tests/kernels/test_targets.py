@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from trireme.kernels import chips
-from trireme.kernels.calls import launch
+from trireme.kernels import chips, launch
 
 HERE = pathlib.Path(__file__).parent
 # Where a chip is, modules have chosen its ways by the time another's are asked for; there kernels are tested by running them.

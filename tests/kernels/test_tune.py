@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from trireme.kernels import chips, registry
-from trireme.kernels.calls import repeat, tune
-from trireme.kernels.folds import fold, reduce
-from trireme.kernels.folds.cut import Cut
+from trireme.kernels import chips
+from trireme.kernels.aten import registry
+from trireme.kernels.aten.calls import repeat, tune
+from trireme.kernels.aten.folds import fold, reduce
+from trireme.kernels.aten.folds.cut import Cut
 
 DEFAULT, QUICK, BROKEN = {"N": 1}, {"N": 2}, {"N": 3}
 

@@ -22,8 +22,9 @@ from trireme import kernels
 from trireme.bench.choices import GRID_PARTS
 from trireme.bench.kernel_cases import Case
 from trireme.bench.kernel_clock import TURNS, Clock, compile_ahead, picked, rehearse
-from trireme.kernels import chips, counters
-from trireme.kernels.calls import tune
+from trireme.kernels import chips
+from trireme.kernels.aten import counters
+from trireme.kernels.aten.calls import tune
 
 _HALF, _SINGLE = torch.bfloat16, torch.float32
 _FLOATS = (_HALF, _SINGLE, torch.float16, torch.float64)

@@ -22,12 +22,12 @@ from trireme.bench.flags import kernels_flags
 from trireme.bench.kernel_cases import Case, all_cases, product_shapes
 from trireme.bench.kernel_clock import TURNS, Clock, compile_ahead, device_time, picked, rehearse
 from trireme.bench.kernel_sweep import sweep
-from trireme.kernels import chips, counters
-from trireme.kernels.calls import straight, tune
-from trireme.kernels.calls.launch import Unsupported
-from trireme.kernels.products import matmul
+from trireme.kernels import chips
+from trireme.kernels.aten import counters
+from trireme.kernels.aten.calls import tune
+from trireme.kernels.aten.products import matmul
+from trireme.kernels.launch import Unsupported
 
-_BUILD_SECONDS = 120.0  # the most that building what repeats calls may take
 _SHARES = 4  # side processes that share the candidates of one product
 _LAUNCHES, _LAUNCH_TURNS = 40, 9
 _WARM_CALLS = 4  # new, noted, repeated, and once more
@@ -244,8 +244,7 @@ def run(args: argparse.Namespace) -> int:
     cases = list(all_cases())
     chosen = picked(args.only, cases)
     compile_ahead(_rehearse_case, chosen)
-    language = "C++" if straight.module(wait=_BUILD_SECONDS) is not None else "Python"
-    print(f"compiled after {time.monotonic() - began:.0f} s; the dispatcher's calls are repeated by {language}", flush=True)
+    print(f"compiled after {time.monotonic() - began:.0f} s", flush=True)
     ceilings = measured_ceilings()
     deadline = time.monotonic() + args.budget
     rows, skipped = [], 0

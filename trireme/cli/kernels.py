@@ -10,7 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from trireme.kernels import registry
+    from trireme.kernels.aten import registry
 
     print(f"{'operator':<40} {'gradient':<10} speed last measured")
     for row in registry.describe():

@@ -1,24 +1,26 @@
-"""Torch's operators in Triton, on any chip that has Triton. Stands alone: knows torch and triton, nothing of the engine.
+"""Triton kernels in two rooms. `steps` is the engine's: what a model's step launches. `aten` stands in for torch's operators:
 
 from trireme import kernels
 with kernels.use(exclude=["mm"]):
     ...  # torch's operators inside are ours
+
+Knows torch and triton, nothing of the engine. The operators are imported when one of these names is first asked for.
 """
 
-from trireme.kernels.registry import OPERATORS, describe, disable, enable, enabled, only_enable, use
-from trireme.kernels.steps.fused import gelu_and_mul, rotary_embedding, silu_and_mul, skip_layer_norm, skip_rms_norm
+from typing import Any
 
-__all__ = [
-    "OPERATORS",
-    "describe",
-    "disable",
-    "enable",
-    "enabled",
-    "gelu_and_mul",
-    "only_enable",
-    "rotary_embedding",
-    "silu_and_mul",
-    "skip_layer_norm",
-    "skip_rms_norm",
-    "use",
-]
+_REGISTRY = ("OPERATORS", "describe", "disable", "enable", "enabled", "only_enable", "use")
+_FUSED = ("gelu_and_mul", "rotary_embedding", "silu_and_mul", "skip_layer_norm", "skip_rms_norm")
+__all__ = sorted((*_REGISTRY, *_FUSED))
+
+
+def __getattr__(name: str) -> Any:
+    if name in _REGISTRY:
+        from trireme.kernels.aten import registry
+
+        return getattr(registry, name)
+    if name in _FUSED:
+        from trireme.kernels.aten import fused
+
+        return getattr(fused, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,6 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +29,6 @@ class Chip:
     pointwise_block: int  # elements of one pointwise program
     row_elements: int  # longest row that normalisations and softmax keep in registers
     fold_tile: int  # elements that a program of a reduction holds at once
-    clusters: bool = False  # blocks that write into each other's shared memory
     early: bool = False  # kernels that come onto the chip while the one before them still runs
     quick_log2: bool = False  # the device library has an approximation of the logarithm
     resident_warps: int = 64  # that lie on a multiprocessor at once
@@ -41,8 +39,8 @@ class Chip:
 
 
 # Hopper's block sizes: 16 bytes a thread and access, four to eight accesses in flight.
-HOPPER = Chip("hopper", "cuda", "CUDA", 32, 132, 232448, True, False, 2048, 16384, 4096, True, True, True)
-AMPERE = replace(HOPPER, name="ampere", multiprocessors=108, shared_memory=166912, descriptors=False, clusters=False, early=False)
+HOPPER = Chip("hopper", "cuda", "CUDA", 32, 132, 232448, True, False, 2048, 16384, 4096, True, True)
+AMPERE = replace(HOPPER, name="ampere", multiprocessors=108, shared_memory=166912, descriptors=False, early=False)
 GENERIC = replace(AMPERE, name="gpu", multiprocessors=64, shared_memory=65536, row_elements=8192)
 AMD = replace(GENERIC, name="amd", warp_size=64, quick_log2=False)
 XPU = replace(GENERIC, name="xpu", device_type="xpu", dispatch_key="XPU", quick_log2=False)
@@ -90,10 +88,8 @@ def _nvidia() -> Chip:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     base = {8: AMPERE, 9: HOPPER}.get(properties.major, GENERIC)
     shared = getattr(properties, "shared_memory_per_block_optin", base.shared_memory)
-    # A slice of a chip may have no room for a cluster; and Gluon, in which its kernels are written, changes with Triton's releases.
-    clusters = base.clusters and properties.multi_processor_count >= 64 and triton.__version__.startswith("3.6.")
     early = properties.major >= 9
-    return replace(base, multiprocessors=properties.multi_processor_count, shared_memory=shared, clusters=clusters, early=early)
+    return replace(base, multiprocessors=properties.multi_processor_count, shared_memory=shared, early=early)
 
 
 def crowded(programs: int, warps: int) -> bool:
@@ -168,22 +164,6 @@ def _readdressed(tensor_map: bytes, pointer: int) -> bytes | None:
     ctypes.memmove(at, tensor_map, _MAP_BYTES)
     refused = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(readdress)(at, pointer)
     return None if refused else ctypes.string_at(at, _MAP_BYTES)
-
-
-def drivable() -> bool:
-    """Whether the driver can be asked to start kernels, and memory is torch's own to give."""
-    return driver_launch(False) is not None and torch.cuda.get_allocator_backend() != "pluggable"
-
-
-def host_functions() -> tuple[int, ...]:
-    """Addresses of what tells the current stream, whether one is recorded, and this thread's context; 0 where there are none."""
-    if current().interpreted:
-        return 0, 0, 0
-    folder = Path(torch.__file__).parent / "lib"
-    stream = ctypes.CDLL(str(folder / "libtorch_cuda.so")).aoti_torch_get_current_cuda_stream
-    library = ctypes.CDLL("libcuda.so.1")
-    functions = (stream, library.cuStreamIsCapturing, library.cuCtxGetCurrent)
-    return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
 
 
 def layout_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
@@ -275,7 +255,7 @@ def random_source(count: int, device: torch.device) -> Callable[[], tuple[int, .
     past = (count + 3) // 4 * 4
     # Random operators draw in every call, so what to ask is looked up once.
     recording, known, halves = _capture_check(), None, (0, 0)
-    take = functools.partial(_draws[-1], device.index or 0, past) if _draws else functools.partial(_take, generator, past)
+    take = functools.partial(_take, generator, past)
 
     def draw() -> tuple[int, ...] | None:
         nonlocal known, halves
@@ -290,7 +270,6 @@ def random_source(count: int, device: torch.device) -> Callable[[], tuple[int, .
         counter = offset // 4
         return (*halves, counter, 0) if counter < 2**31 else (*halves, *_halves(counter))
 
-    draw.__dict__["past"] = past
     return draw
 
 
@@ -299,14 +278,6 @@ def _take(generator: Any, past: int) -> tuple[int, int]:
     offset = generator.get_offset()
     generator.set_offset(offset + past)
     return generator.initial_seed(), offset
-
-
-_draws: list[Callable[[int, int], tuple[int, int]]] = []
-
-
-def draw_by(function: Callable[[int, int], tuple[int, int]]) -> None:
-    """From now on random words are taken by a function of a device and their count, which shares the generator with others."""
-    _draws.append(function)
 
 
 def _halves(number: int) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
-from trireme.kernels.calls.launch import blocks, kernel, kernel_of_any, next_power
+from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 
 LOG2E = tl.constexpr(1.4426950408889634)
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
-from trireme.kernels.calls.launch import blocks, kernel_of_any
-from trireme.kernels.products.matmul import place
+from trireme.kernels.launch import blocks, kernel_of_any
 from trireme.kernels.steps.skinny import activate, depend
+from trireme.kernels.steps.tiles import place
 
 
 @dataclass(frozen=True)

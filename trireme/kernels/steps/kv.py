@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trireme.kernels.calls.launch import blocks, kernel, kernel_of_any, next_power
+from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 from trireme.kernels.steps.skinny import depend
 
 HEADS_PER_PROGRAM = 16  # 16 heads of 128 are 32 bytes a thread and access pair with 4 warps

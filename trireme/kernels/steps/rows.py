@@ -14,7 +14,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from trireme.kernels.calls.launch import blocks, kernel, kernel_of_any, next_power
+from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 from trireme.kernels.steps.skinny import activate, depend
 
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trireme.kernels.calls.launch import blocks, kernel, next_power
+from trireme.kernels.launch import blocks, kernel, next_power
 from trireme.kernels.steps.skinny import depend
 
 CHUNK = 4096  # logits of one program when a row is spread over several

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trireme.kernels import chips
-from trireme.kernels.calls.launch import blocks, kernel, kernel_of_any, next_power
+from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 
 MAX_ROWS = 64
 
