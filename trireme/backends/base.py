@@ -78,9 +78,12 @@ class Backend:
         """Host memory from which copies to the device need not wait; pinned where that means something."""
         return torch.zeros(shape, dtype=dtype)
 
-    def graph(self, step: Callable[[], Any]) -> Callable[[], Any]:
-        """A captured form of a step that reads and writes persistent buffers; replaying is calling it."""
-        return step
+    def graph(self, step: Callable[[], Any]) -> Callable[[], Any] | None:
+        """A captured form of a step that reads and writes persistent buffers; replaying is calling it.
+
+        None where it cannot be captured: an op that brings a value to the host would go by this step's value at every replay.
+        """
+        return None
 
     def graph_sizes(self, max_rows: int) -> tuple[int, ...]:
         """The padded numbers of rows at which decode steps are captured; none where graphs bring nothing."""

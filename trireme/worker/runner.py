@@ -103,7 +103,7 @@ class Runner:
             self.sampler.random.add(scratch)
         try:
             size = self._size(plan)
-            if size and size not in self.graphs:
+            if size and size not in self.graphs and self.known.get(size) is not Standing.NEVER:
                 self.known.setdefault(size, Standing.WANTED)
                 self.launch(plan)
                 self.collect()
@@ -182,15 +182,22 @@ class Runner:
         """A step as a captured graph. Its device slices lie where those of the captured one did."""
         if (padding, mode) not in self.graphs:
             captured = self._forward if mode == "ruled" else self._sampled
-            try:
-                self.graphs[padding, mode] = (step, self.backend.graph(lambda: captured(step)))
-            except torch.OutOfMemoryError:
-                if self.backend.options.tp > 1:  # the other ranks have captured it
-                    raise
+            graph = self._graph(lambda: captured(step))
+            if graph is None:
                 self.known[padding, mode] = Standing.NEVER
                 return captured(step)
+            self.graphs[padding, mode] = (step, graph)
         _, graph = self.graphs[padding, mode]
         return graph()
+
+    def _graph(self, step: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
+        """The step captured; None where it cannot be, or where the memory does not suffice."""
+        try:
+            return self.backend.graph(step)
+        except torch.OutOfMemoryError:
+            if self.backend.options.tp > 1:  # the other ranks have captured it
+                raise
+            return None
 
     def _ruled(self, step: Step, padding: Padding) -> Pick:
         """Captured up to the logits; what rules do to them depends on the rows."""

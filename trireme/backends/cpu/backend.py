@@ -77,16 +77,16 @@ class Cpu(Backend):
         """Each sequence of room costs a row of logits."""
         return 1, 2, 4, 8, 16, 32
 
-    def graph(self, step: Callable[[], Any]) -> Callable[[], Any]:
-        """Records the step while running it. A step that brings values to the host is not recorded and stays as it is."""
+    def graph(self, step: Callable[[], Any]) -> Callable[[], Any] | None:
+        """Records the step while running it; None if an op brought a value to the host."""
         tape = self.ops.tape = Tape(self.arena)
         try:
-            with tape.watching:
+            with tape.watching():
                 result = step()
         finally:
             self.ops.tape = None
         if tape.broken:
-            return step
+            return None
         again = tape.replay()
 
         def replay() -> Any:

@@ -144,6 +144,8 @@ class CpuOps(Ops):
 
     def attention(self, q: Tensor, cache: KVCache, plan: CpuPlan, kind: AttentionKind, rounded: bool = False) -> Tensor:
         if not _heads(q) or not readable(cache):
+            if self.tape is not None:
+                self.tape.broken = "the plain body of attention goes by lengths on the host"
             return super().attention(q, cache, super().plan_attention(plan.layout), kind)
         output = self.empty(*q.shape)
         flat = output.view(len(q), -1)

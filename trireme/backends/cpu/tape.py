@@ -6,17 +6,20 @@ import ctypes
 import math
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trireme.backends.cpu.fuse import fused
 from trireme.backends.cpu.library import StepStruct, library
 from trireme.backends.cpu.program import Program
 
+_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__}
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
@@ -65,6 +68,19 @@ class _Watch(TorchDispatchMode):
         return result
 
 
+class _WatchReads(TorchFunctionMode):
+    """Sees the reads of a tensor's values that make no torch call of their own."""
+
+    def __init__(self, tape: Tape):
+        super().__init__()
+        self.tape = tape
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in _READS:
+            self.tape.broken = f"{func} brings values to the host"
+        return func(*args, **(kwargs or {}))
+
+
 class Tape:
     """A list of things to do. `broken` says why the recording cannot be trusted, if it cannot."""
 
@@ -72,7 +88,12 @@ class Tape:
         self.arena = arena
         self.entries: list[Program | Callable[[], object]] = []
         self.broken: str | None = None
-        self.watching = _Watch(self)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Records what is done meanwhile."""
+        with _WatchReads(self), _Watch(self):
+            yield
 
     def take(self, program: Program) -> None:
         """Adds C steps, joining those before."""

@@ -74,7 +74,7 @@ class Cuda(Backend):
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return gpu.pinned(shape, dtype)
 
-    def graph(self, step: Callable[[], Any]) -> Callable[[], Any]:
+    def graph(self, step: Callable[[], Any]) -> Callable[[], Any] | None:
         return self.graphs.capture(step)
 
     def graph_sizes(self, max_rows: int) -> tuple[int, ...]:

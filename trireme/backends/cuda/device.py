@@ -129,10 +129,11 @@ class Graphs:
         self.pool: Any = None
         self.stream: Any = None
 
-    def capture(self, step: Callable[[], Any]) -> Callable[[], Any]:
+    def capture(self, step: Callable[[], Any]) -> Callable[[], Any] | None:
         """Runs the step once, so that every kernel is compiled and loaded, records it, and returns what replays it.
 
-        Raises torch.OutOfMemoryError where the memory does not suffice.
+        None where the step ran but cannot be recorded, because an op waits for the device. Raises torch.OutOfMemoryError where
+        the memory does not suffice.
         """
         if self.stream is None:
             self.stream, self.pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
@@ -149,11 +150,13 @@ class Graphs:
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")  # another thread may read answers meanwhile
             try:
                 result = step()
-            except BaseException:
+                graph.capture_end()
+            except RuntimeError as error:
                 with suppress(RuntimeError):
                     graph.capture_end()
-                raise
-            graph.capture_end()
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                return None
 
         def replay() -> Any:
             graph.replay()
