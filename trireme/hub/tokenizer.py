@@ -10,7 +10,6 @@ import hashlib
 import os
 import pathlib
 import re
-import secrets
 import tempfile
 import threading
 from collections.abc import Iterable
@@ -25,6 +24,7 @@ from trireme.hub.checkpoint import gguf_file, read_json
 from trireme.hub.gguf import read_gguf
 from trireme.hub.llama2c import llama2c_files, llama2c_vocabulary
 from trireme.hub.sentencepiece import read_sentencepiece
+from trireme.hub.specials import Specials
 from trireme.hub.vocabulary import Vocabulary, vocabulary_of
 
 _MERGES = 1  # raised when the rule for merges changes, so that older cached ones are left alone
@@ -59,11 +59,7 @@ class Tokenizer:
         self._compiled: dict[str, Any] = {}  # ChatTemplate by name
         self._bytes: dict[int, bytes] = {}
         self._bytes_of = _bytes_of_decoder(str(self._inner.decoder))
-        self._special_ids = {self._added[i]: i for i in self.special_ids}
-        specials = sorted(self._special_ids, key=len, reverse=True)
-        self._specials = re.compile("|".join(map(re.escape, specials))) if specials else None
-        self._beginnings = {special[:length] for special in specials for length in range(1, len(special))}
-        self._longest_special = len(specials[0]) if specials else 0
+        self._specials = Specials({self._added[i]: i for i in self.special_ids})
 
     @classmethod
     def open(cls, path: str | pathlib.Path) -> Tokenizer:
@@ -185,42 +181,20 @@ class Tokenizer:
 
     def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
         """Ids of the conversation. Special tokens are the template's alone: in messages and tools they stay text."""
-        # A mark that no user can guess breaks up every special token in what the user sent. It is taken out again after
-        # the template's own special tokens have been found.
-        mark = f"\ufdd0{secrets.token_hex(8)}\ufdd1"
-        options = {name: self._marked(value, mark) for name, value in options.items()}
-        text = self.render_chat(self._marked(messages, mark), **options)
+        # Every special token in what the user sent is broken up by a mark. The mark is taken out again after the template's own
+        # special tokens have been found.
+        mark = self._specials.mark()
+        options = {name: self._specials.marked(value, mark) for name, value in options.items()}
+        text = self.render_chat(self._specials.marked(messages, mark), **options)
         if mark not in text:
             return self.encode(text, add_special=False)
         ids: list[int] = []
-        place = 0
-        for match in [*self._specials.finditer(text), None] if self._specials else [None]:
-            between = text[place : match.start() if match else len(text)].replace(mark, "")
-            if between:
+        for part in self._specials.parts(text):
+            if isinstance(part, int):
+                ids.append(part)
+            elif between := part.replace(mark, ""):
                 ids += self.encode(between, add_special=False, allow_special=False)
-            if match:
-                ids.append(self._special_ids[match[0]])
-                place = match.end()
         return ids
-
-    def _marked(self, value: Any, mark: str) -> Any:
-        """`value` with every special token inside its strings broken up, also one that its end only begins."""
-        if isinstance(value, str):
-            return self._broken_up(value, mark)
-        if isinstance(value, list | tuple):
-            return [self._marked(item, mark) for item in value]
-        if isinstance(value, dict):
-            return {self._marked(key, mark): self._marked(item, mark) for key, item in value.items()}
-        return value
-
-    def _broken_up(self, text: str, mark: str) -> str:
-        if self._specials is None:
-            return text
-        text = self._specials.sub(lambda match: match[0][0] + mark + match[0][1:], text)
-        for length in range(min(len(text), self._longest_special), 0, -1):
-            if text[-length:] in self._beginnings:
-                return text[: len(text) - length + 1] + mark + text[len(text) - length + 1 :]
-        return text
 
     def _spelling(self, token: int | None) -> str:
         return "" if token is None else self.token_text(token)

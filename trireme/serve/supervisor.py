@@ -57,9 +57,8 @@ class Child:
         self.role, self.module, self.orders = role, module, orders
         self.process: subprocess.Popen | None = None
         self.channel: Channel | None = None
-        self.active, self.drains = 0, False  # requests in hand, and whether it takes no more, as it last said
+        self.said = Alive(0)  # its last heartbeat
         self.beaten, self.is_up = 0.0, False
-        self.ages: dict[str, float] = {}  # of the processes it looks after itself
         self.failures, self.lives = 0, 0
         self.retry_at, self.up_since = 0.0, 0.0
         self.last_words, self.reason = "", ""  # of this life, and why the last one ended
@@ -77,7 +76,7 @@ class Child:
                 start_new_session=True,  # the terminal's signals are for the supervisor; a group of its own can be ended as one
             )
         self.lives += 1
-        self.beaten, self.is_up, self.active, self.drains = time.monotonic(), False, 0, False
+        self.beaten, self.is_up, self.said = time.monotonic(), False, Alive(0)
         self.channel = Channel(ours, FromChild)
         self.channel.post(self._begin(self.orders.listener.fileno() if serves else -1))
         return self.channel
@@ -96,7 +95,7 @@ class Child:
         return Begin(f"{self.role}.{self.lives}", groups, str(orders.path), orders.model, str(orders.folder), listener)
 
     def beat(self, alive: Alive) -> None:
-        self.beaten, self.active, self.drains, self.ages = time.monotonic(), alive.active, alive.drains, alive.ages
+        self.beaten, self.said = time.monotonic(), alive
         if not self.is_up:
             self.is_up, self.up_since = True, self.beaten
         elif self.failures and self.beaten - self.up_since > HEALTHY_SECONDS:
@@ -121,7 +120,7 @@ class Child:
 
     def fail(self, reason: str) -> None:
         """Counts a failure and sets the time of the next life."""
-        self.process, self.channel, self.is_up, self.active = None, None, False, 0
+        self.process, self.channel, self.is_up, self.said = None, None, False, Alive(0)
         self.failures += 1
         self.retry_at = time.monotonic() + backoff(self.failures)
         self.last_words, self.reason = "", reason
@@ -242,7 +241,7 @@ class Supervisor:
             phase, reason = f"restarting {down.role}", down.reason
         elif down is not None or not self._https_up():
             name = "starting" if name == "ready" else name
-        ages |= {rank: age + child.silence(now) for child in up for rank, age in child.ages.items()}
+        ages |= {rank: age + child.silence(now) for child in up for rank, age in child.said.ages.items()}
         return Standing(name, phase, share, reason, self._standing.ready, ages, hung)
 
     def _https_up(self) -> bool:
@@ -305,8 +304,8 @@ class Supervisor:
             return 128 + self._signals[-1][0]
         if not self._drain_until:
             self._begin_drain()
-        active = sum(child.active for child in self._https)
-        waiting = any(child.process is not None and not child.drains for child in self._https)
+        active = sum(child.said.active for child in self._https)
+        waiting = any(child.process is not None and not child.said.drains for child in self._https)
         if (active or waiting) and time.monotonic() < self._drain_until:
             return None
         if active:
