@@ -24,7 +24,7 @@ def test_messages_arrive_whole_and_typed() -> None:
     ours.send(Stop())
     assert theirs.receive() == PLAN
     assert isinstance(theirs.receive(), Stop)
-    answer = Sampled(3, [11], [RowNote(0, TokenLogprobs(11, -0.5, 1, [(11, -0.5)]))])
+    answer = Sampled(3, [11], [RowNote(0, [TokenLogprobs(11, -0.5, 1, [(11, -0.5)])])])
     theirs.send(answer)
     assert ours.receive() == answer
 

@@ -97,7 +97,7 @@ class FakeWorker:
             return tokens[-1], RowNote(number, error="its logits were not finite")
         if admit.sampling.logprobs is not None:
             note = note or RowNote(number)
-            note.logprobs = TokenLogprobs(tokens[-1], -0.5, 1)
+            note.logprobs = [TokenLogprobs(tokens[-1], -0.5, 1)]
         return tokens[-1], note
 
     def _verify(self, row: Row, end: int) -> None:

@@ -11,6 +11,9 @@ import msgspec
 
 from trireme.types import SamplingParams, TokenLogprobs
 
+NO_PARENT = -1  # of a fork: the row that computed this is gone
+ALL, ONE_STATE = 0, -1  # what a band keeps, where it is no number of tokens
+
 
 class Admit(msgspec.Struct, array_like=True):
     """A request takes a row of the workers' tables."""
@@ -21,10 +24,23 @@ class Admit(msgspec.Struct, array_like=True):
     sampling: SamplingParams
     seed: int
     eos_token_ids: list[int] = []  # masked until min_tokens
+    begins: list[int] = []  # by band: the page of its table that the first page given to it is; empty: 0 in every band
+
+
+class Fork(msgspec.Struct, array_like=True):
+    """A row takes over what another row, or nobody any more, has computed up to `length`. All forks of a plan read before any
+    of them writes, so rows may change places."""
+
+    row: int
+    parent: int  # its tokens, page table and sampling become the row's; NO_PARENT: the row was admitted in this plan
+    length: int  # positions whose KV the row takes over; the tokens behind them are the parent's too
+    seed: int
+    copies: list[tuple[int, int, int]] = []  # (band, from page, to page): pages that the row writes to, so has of its own
 
 
 class Plan(msgspec.Struct, array_like=True, tag="plan"):
-    """What every rank computes in one step, applied in the order of the fields."""
+    """What every rank computes in one step. It is applied in this order: release, admit, forks, trims, pages, told; then it is
+    computed."""
 
     step: int
     release: list[int]  # rows that hold no request any more
@@ -35,24 +51,33 @@ class Plan(msgspec.Struct, array_like=True, tag="plan"):
     starts: list[int]  # position of the first token to compute
     counts: list[int]  # how many tokens to compute
     logits: list[int]  # how many of the last of them need logits: 0 for an unfinished prompt, 1 to sample, all for prompt logprobs
-    samples: list[bool]  # whether a token is sampled after the last one
+    samples: list[bool]  # whether a token is sampled after the last one that is no draft
+    forks: list[Fork] = []
+    trims: list[tuple[int, int, int]] = []  # (row, band, pages): the row's table has only so many pages any more
+    page_bands: list[int] = []  # beside page_rows; empty: all of band 0
+    told_rows: list[int] = []  # with told_tokens: the token at the row's start, which the workers' tables do not have
+    told_tokens: list[int] = []
+    drafts: list[int] = []  # beside rows: how many of its last tokens are drafts; empty: none. Such a row's start is the most it
+    # can be: a row that samples begins where the tokens end that the worker knows
 
 
 class RowNote(msgspec.Struct, array_like=True):
     """What only some rows have to say about a step; at most one note a row."""
 
     row: int
-    logprobs: TokenLogprobs | None = None
+    logprobs: list[TokenLogprobs] | None = None  # one for each token that it sampled
     prompt_logprobs: list[TokenLogprobs] | None = None  # for positions start+1 .. start+count
     error: str | None = None  # this row failed, and only this row
+    values: bytes | None = None  # float32: what a model that answers with numbers made of the prompt
 
 
 class Sampled(msgspec.Struct, array_like=True, tag="sampled"):
-    """The answer to a plan: one token for every row that samples, in the plan's order."""
+    """The answer to a plan: the tokens of every row that samples, in the plan's order."""
 
     step: int
     tokens: list[int]
     notes: list[RowNote] = []
+    counts: list[int] = []  # per row that samples: how many of the tokens are its own; empty: one each
 
 
 class Start(msgspec.Struct, array_like=True, tag="start"):
@@ -63,6 +88,14 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
     store: str  # the file the ranks meet at; unused by a group of one
     config: dict[str, dict[str, str | int | float | bool | None]]  # group -> setting -> value
     path: str  # of the model, already on this machine
+
+
+class BandSize(msgspec.Struct, array_like=True, frozen=True):
+    """The memory of the layers that keep alike: what they keep of a sequence, and how many pages there are for it."""
+
+    keep: int  # tokens: ALL of them, the last so many, or ONE_STATE in their place
+    num_pages: int  # for states: how many of them
+    page_size: int  # slots per page; for static caches the whole context; 1 for states
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready"):
@@ -81,6 +114,8 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     load_seconds: float
     workspace_bytes: int = 0  # kept free for activations and captured graphs
     taken_bytes: int = 0  # of it, what the first step took
+    bands: list[BandSize] = []  # empty: one that keeps all, with num_pages and page_size
+    whole_prompts: bool = False  # whether a prompt must be computed in one step
 
 
 class Phase(msgspec.Struct, array_like=True, tag="phase"):

@@ -426,7 +426,7 @@ def _annotate(progress: list[Progress], notes: dict[str, RowNote], scored: dict[
     for item in progress:
         note = notes.get(item.id)
         if note is not None and note.logprobs is not None and item.tokens:
-            item.logprobs = [note.logprobs]
+            item.logprobs = note.logprobs[: len(item.tokens)]
         task = scored.get(item.id)
         if task is not None:
             item.prompt_logprobs = [None, *task.prompt_scores]

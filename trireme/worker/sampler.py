@@ -109,7 +109,7 @@ class Sampler:
         logprob, rank, top_ids, top = values
         k = int(self.num_top[row])
         pairs = list(zip(top_ids[:k].tolist(), top[:k].tolist(), strict=True))
-        return RowNote(row, logprobs=TokenLogprobs(token, float(logprob), int(rank), pairs))
+        return RowNote(row, logprobs=[TokenLogprobs(token, float(logprob), int(rank), pairs)])
 
     def prompt_note(self, row: int, logits: Tensor, targets: Tensor) -> list[TokenLogprobs]:
         """Log-probabilities of a prompt's own tokens.  logits: [n, vocab]; targets: [n], the tokens that follow"""
