@@ -9,6 +9,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import hashlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -31,6 +32,7 @@ SHORT_ENOUGH = 1 << 20  # characters that are always tokenized; of more, only wh
 MOST_SHRINKING = 6  # characters that may become one by escapes and normalization
 _TOO_LONG = "This model's maximum context length is"  # clients know a prompt that is too long by these words
 MAX_PRIORITY = 1000  # to either side
+MAX_SALT = 256  # characters
 MAX_SEQUENCES = 1024  # that one HTTP request may ask for, over all its prompts
 
 P = ParamSpec("P")
@@ -205,8 +207,9 @@ class Service:
         prompt: str | None = None,
         salt: str | None = None,
         priority: int = 0,
+        streamed: bool = False,
     ) -> Flight:
-        """Submits one prompt; its answer is closed when the exchange ends."""
+        """Submits one prompt; its answer is closed when the exchange ends. `streamed`: its reader may be slow, and is cut off."""
         if self.info.vocab_size:
             sampling.check(self.info.vocab_size)
         self.check_room(len(tokens), sampling.max_tokens)
@@ -218,8 +221,9 @@ class Service:
                 sampling,
                 request_id=f"{call.request_id}.{next(self._numbers)}",
                 prompt=prompt,
-                salt=f"{call.tenant}:{salt or ''}" if call.tenant or salt else "",
-                priority=priority,
+                salt=_salt(call.tenant, salt),
+                priority=priority if self.options.allow_priority else 0,
+                streamed=streamed,
             )
         flight = Flight(stream, Meter(self.metrics, call.begun, len(tokens), sampling.n, sampling.max_tokens))
         call.exits.callback(flight.close)
@@ -245,6 +249,24 @@ class Service:
         self.grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._long_thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _salt(tenant: str, given: str | None) -> str:
+    """What keeps a tenant's cached prefixes apart from others'; of one length, whatever the client sent."""
+    if given and len(given) > MAX_SALT:
+        raise BadRequest(f"cache_salt has {len(given)} characters; at most {MAX_SALT} are taken.", "send its hash", "cache_salt")
+    text = f"{tenant}:{given or ''}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() if tenant or given else ""
+
+
+async def outputs(flights: Sequence[Flight]) -> list[Output]:
+    """The whole answers, read side by side; the first failure ends the reading of all."""
+    tasks = [asyncio.ensure_future(flight.output()) for flight in flights]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def merged(call: Call, flights: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:

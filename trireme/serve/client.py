@@ -76,9 +76,12 @@ class State:
 
 
 class _Inbox:
-    """What has come for one stream and has not been read. Bounded: a reader too far behind loses its stream."""
+    """What has come for one stream and has not been read. A reader more than `max_bytes` behind loses its stream.
 
-    def __init__(self, ids: list[str], max_bytes: int):
+    None is for an answer that is sent as a whole: the reader keeps all of it anyway, and the scheduler bounds its length.
+    """
+
+    def __init__(self, ids: list[str], max_bytes: int | None):
         self.ids = ids
         self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: TriremeError | None = None
@@ -95,7 +98,7 @@ class _Inbox:
                 reader.set_result(gain)
                 return True
         self._bytes += _weight(gain)
-        if self._bytes > self._max_bytes:
+        if self._max_bytes is not None and self._bytes > self._max_bytes:
             self._gains.clear()
             self.fail(BadRequest(f"The reader fell more than {self._max_bytes} bytes behind; the stream was cut.", "read faster"))
             return False
@@ -222,14 +225,17 @@ class Client:
         prompt: str | None = None,
         salt: str = "",
         priority: int = 0,
+        streamed: bool = True,
     ) -> Stream:
-        """Submits a request. Raises BadRequest (400), Overloaded (queue full), Unavailable (an Overloaded: starting, draining) or
+        """Submits a request. A streamed answer is cut when its reader falls too far behind.
+
+        Raises BadRequest (400), Overloaded (queue full), Unavailable (an Overloaded: starting, draining) or
         WorkerDied. Returns once the router has taken it."""
         self.check_open()
         self._check(prompt_tokens, sampling)
         answer = Answer(request_id, prompt, prompt_tokens, sampling, f"{self._name}:{next(self._numbers)}")
         requests = answer.requests(self.info.eos_token_ids, salt=salt, priority=priority)
-        inbox = self._inboxes[answer.key] = _Inbox([request.id for request in requests], self._backlog)
+        inbox = self._inboxes[answer.key] = _Inbox([request.id for request in requests], self._backlog if streamed else None)
         for follower in requests[1:]:
             follower.tokens = []  # the router knows them from the first
         try:

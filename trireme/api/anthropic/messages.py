@@ -88,8 +88,9 @@ class Anthropic:
         model = self.service.check_model(request.model)
         if request.max_tokens < 1:
             raise BadRequest(f"max_tokens is {request.max_tokens}; the least is 1.", param="max_tokens")
-        job = _job(request, await self._sampling(request))
-        conversation = await open_chat(self.service, call, job)
+        job = _job(request, self._sampling(request))
+        job.fills_room = True
+        conversation = await open_chat(self.service, call, job, streamed=request.stream)
         writer = _Writer(self.service, f"msg_{call.request_id}", model)
         if request.stream:
             return Events(writer.stream(conversation), failed=_failed, keep_alive=event({"type": "ping"}, "ping"))
@@ -101,19 +102,12 @@ class Anthropic:
         self.service.check_model(request.model)
         return json_reply({"input_tokens": len(await chat_tokens(self.service, _job(request, SamplingParams())))})
 
-    async def _sampling(self, request: MessagesRequest) -> SamplingParams:
-        """Agents ask for more tokens than a small model's context has. The answer then ends where the context does,
-        and says so: its stop_reason is max_tokens."""
-        most = request.max_tokens
-        limit = self.service.info.max_model_len
-        if limit and most > limit // 2:
-            prompt = len(await chat_tokens(self.service, _job(request, SamplingParams())))
-            most = max(1, min(most, limit - prompt))
+    def _sampling(self, request: MessagesRequest) -> SamplingParams:
         names = ("temperature", "top_p", "top_k")
         advice = self.service.info.generation
         chosen = {name: advice[name] for name in names if isinstance(advice.get(name), int | float)}
         chosen |= {name: value for name in names if (value := getattr(request, name)) is not None}
-        return sampling_params({**chosen, "max_tokens": most, "stop": request.stop_sequences or []})
+        return sampling_params({**chosen, "max_tokens": request.max_tokens, "stop": request.stop_sequences or []})
 
 
 def _job(request: CountRequest, sampling: SamplingParams) -> ChatJob:

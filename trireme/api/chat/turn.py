@@ -50,6 +50,8 @@ class ChatJob:
     add_generation_prompt: bool = True
     salt: str | None = None
     priority: int = 0
+    # Agents ask for more tokens than a small model's context has: the answer may then end where the context does.
+    fills_room: bool = False
 
     @property
     def offered(self) -> list[dict[str, Any]]:
@@ -129,7 +131,7 @@ def _named(call: CallDelta) -> CallDelta:
     return CallDelta(call.index, call.id or f"call_{secrets.token_hex(12)}", call.name, call.arguments) if call.name else call
 
 
-async def open_chat(service: Service, call: Call, job: ChatJob) -> Conversation:
+async def open_chat(service: Service, call: Call, job: ChatJob, *, streamed: bool = False) -> Conversation:
     """Renders, tokenizes and submits a turn."""
     tokens = await chat_tokens(service, job)
     make_parser = parser_of(service, job, tokens)
@@ -144,8 +146,16 @@ async def open_chat(service: Service, call: Call, job: ChatJob) -> Conversation:
     )
     if make_parser.needs_special and sampling.skip_special_tokens:
         sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
-    flight = await service.open(call, tokens, sampling, salt=job.salt, priority=job.priority)
+    if job.fills_room:
+        sampling = _filling(sampling, service.info.max_model_len - len(tokens))
+    flight = await service.open(call, tokens, sampling, salt=job.salt, priority=job.priority, streamed=streamed)
     return Conversation(flight, make_parser, job.parallel)
+
+
+def _filling(sampling: SamplingParams, room: int) -> SamplingParams:
+    """The sampling parameters with no more tokens than there is room for; a prompt that leaves none is refused elsewhere."""
+    most = sampling.max_tokens
+    return msgspec.structs.replace(sampling, max_tokens=room) if most is not None and most > room > 0 else sampling
 
 
 def parser_of(service: Service, job: ChatJob, tokens: list[int]) -> ParserFor:

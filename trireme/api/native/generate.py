@@ -126,7 +126,7 @@ class Native:
     async def _stream(self, call: Call, request: GenerateRequest) -> Events:
         if request.parameters and (request.parameters.best_of or 1) > 1:
             raise BadRequest("best_of cannot be streamed.", "use /generate", "best_of")
-        parameters, flight = await self._open(call, request)
+        parameters, flight = await self._open(call, request, streamed=True)
         writer = _Writer(self.service, request.inputs, parameters, flight.answer)
         pieces = writer.stream_tgi(flight) if _is_tgi(call, request) else writer.stream_native(flight)
         return Events(pieces, failed=lambda failure: event(failure_document(failure, Shape.TGI)))
@@ -158,7 +158,7 @@ class Native:
             }
         )
 
-    async def _open(self, call: Call, request: GenerateRequest) -> tuple[Parameters, Flight]:
+    async def _open(self, call: Call, request: GenerateRequest, streamed: bool = False) -> tuple[Parameters, Flight]:
         parameters = request.parameters or _UNSET
         tokens = await self.service.encode(request.inputs, parameters.add_special_tokens)
         if parameters.truncate is not None:  # asked for by name, so not in silence
@@ -167,7 +167,7 @@ class Native:
             tokens = tokens[-parameters.truncate :]
         sampling = _sampling(parameters, self.service.info.generation)
         sampling = await constrained(self.service, sampling, *_constraint(parameters))
-        return parameters, await self.service.open(call, tokens, sampling, prompt=request.inputs)
+        return parameters, await self.service.open(call, tokens, sampling, prompt=request.inputs, streamed=streamed)
 
 
 def _is_tgi(call: Call, request: GenerateRequest) -> bool:

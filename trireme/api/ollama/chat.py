@@ -105,7 +105,7 @@ class Ollama:
             tools=tools_of(request.tools),
             template=_thinking(request),
         )
-        conversation = await open_chat(self.service, call, job)
+        conversation = await open_chat(self.service, call, job, streamed=request.stream)
         writer = _Writer(model, "message", call.begun)
         if request.stream:
             return _lines(writer.stream(conversation))
@@ -123,7 +123,7 @@ class Ollama:
         writer = _Writer(model, "response", call.begun)
         if request.raw or self.service.client.tokenizer.chat_template is None:
             tokens = await self.service.encode(request.prompt)
-            flight = await self.service.open(call, tokens, sampling, prompt=request.prompt)
+            flight = await self.service.open(call, tokens, sampling, prompt=request.prompt, streamed=request.stream)
             if request.stream:
                 return _lines(writer.stream_raw(flight))
             output = await flight.output()
@@ -132,7 +132,7 @@ class Ollama:
         messages = [{"role": "system", "content": request.system}] if request.system else []
         messages.append({"role": "user", "content": request.prompt})
         job = ChatJob(messages=messages, sampling=sampling, template=_thinking(request))
-        conversation = await open_chat(self.service, call, job)
+        conversation = await open_chat(self.service, call, job, streamed=request.stream)
         if request.stream:
             return _lines(writer.stream(conversation))
         (result,) = await conversation.whole()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 
-import msgspec
 from msgspec import UNSET
 
 from trireme.api.chat.turn import ChatJob, ChatPiece, ChatResult, Conversation, messages_of, open_chat, template_variables, tools_of
@@ -43,7 +42,7 @@ class ChatCompletions:
     async def __call__(self, call: Call) -> Reply | Events:
         request = await call.read(ChatRequest)
         model = self.service.check_model(request.model)
-        conversation = await open_chat(self.service, call, await self.job(request))
+        conversation = await open_chat(self.service, call, await self.job(request), streamed=bool(request.stream))
         writer = _Writer(self.service, request, f"chatcmpl-{call.request_id}", model)
         if request.stream:
             return Events(writer.stream(conversation), failed=openai_event_failure)
@@ -73,15 +72,7 @@ class ChatCompletions:
         most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         if most is not None and most < 1:
             raise BadRequest(f"max_tokens is {most}; a chat answer has at least 1 token.", param="max_tokens")
-        sampling = sampling_of(request, self.service.info.generation, logprobs=wanted)
-        return _with_max(sampling, most)
-
-
-def _with_max(sampling: SamplingParams, most: int | None) -> SamplingParams:
-    """None is a value of its own here: until the context is full."""
-    changed = msgspec.structs.replace(sampling, max_tokens=most)
-    changed.check(1 << 31)
-    return changed
+        return sampling_of(request, self.service.info.generation, most, logprobs=wanted)
 
 
 class _Writer:

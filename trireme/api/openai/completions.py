@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec import UNSET
 
@@ -23,7 +24,7 @@ from trireme.api.openai.protocol import (
 )
 from trireme.api.parameters.constraints import constrained
 from trireme.api.parameters.sampling import sampling_of, top_logprobs
-from trireme.api.service import MAX_SEQUENCES, Flight, Service, merged
+from trireme.api.service import MAX_SEQUENCES, Flight, Service, merged, outputs
 from trireme.api.transport.http import DONE, Call, EventAround, Events, Reply, event, json_reply, openai_event_failure
 from trireme.errors import BadRequest
 from trireme.serve.answers import Answer, Piece
@@ -47,15 +48,12 @@ class Completions:
         model = self.service.check_model(request.model)
         sampling = await constrained(self.service, self._sampling(request), request.response_format, request.structured_outputs)
         prompts = await self._prompts(request, sampling)
-        flights = [
-            await self.service.open(call, p.tokens, sampling, prompt=p.text, salt=request.cache_salt, priority=request.priority)
-            for p in prompts
-        ]
+        how: dict[str, Any] = {"salt": request.cache_salt, "priority": request.priority, "streamed": bool(request.stream)}
+        flights = [await self.service.open(call, p.tokens, sampling, prompt=p.text, **how) for p in prompts]
         writer = _Writer(self.service, request, f"cmpl-{call.request_id}", model)
         if request.stream:
             return Events(writer.stream(call, flights), failed=openai_event_failure)
-        outputs = [await flight.output() for flight in flights]
-        return json_reply(writer.whole(outputs, flights))
+        return json_reply(writer.whole(await outputs(flights), flights))
 
     def _sampling(self, request: CompletionRequest) -> SamplingParams:
         wanted = top_logprobs(request.logprobs, "logprobs")
@@ -69,7 +67,7 @@ class Completions:
         return sampling_of(
             request,
             self.service.info.generation,
-            max_tokens=16 if request.max_tokens is None else request.max_tokens,
+            16 if request.max_tokens is None else request.max_tokens,
             best_of=request.best_of,
             logprobs=wanted,
             prompt_logprobs=prompt_wanted,

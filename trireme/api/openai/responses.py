@@ -57,7 +57,7 @@ class Responses:
         draft = _Draft(self.service, request, model, self.shelf.new_name("resp", "_"))
         if request.background:
             return json_reply(self._begin_background(call, request, job, draft, items))
-        conversation = await open_chat(self.service, call, job)
+        conversation = await open_chat(self.service, call, job, streamed=bool(request.stream))
         if request.stream:
             return Events(self._stream(call, request, conversation, draft, items), failed=None)
         (result,) = await conversation.whole()

@@ -30,8 +30,11 @@ _SAME_NAME = (
 _OTHER_NAMES = {"no_repeat_ngram": "no_repeat_ngram_size"}  # ours -> the request's
 
 
-def sampling_of(fields: SamplingFields, advice: dict[str, Any], **more: Any) -> SamplingParams:
-    """Sampling parameters of an OpenAI-like request; `advice` is the model's generation config."""
+def sampling_of(fields: SamplingFields, advice: dict[str, Any], max_tokens: int | None, **more: Any) -> SamplingParams:
+    """Sampling parameters of an OpenAI-like request; `advice` is the model's generation config.
+
+    `max_tokens` None is a value of its own: until the context is full.
+    """
     chosen: dict[str, Any] = {name: advice[name] for name in _ADVISED if isinstance(advice.get(name), int | float)}
     chosen |= {name: value for name in _SAME_NAME if (value := getattr(fields, name)) is not None}
     if chosen.get("top_k") == -1:
@@ -41,6 +44,7 @@ def sampling_of(fields: SamplingFields, advice: dict[str, Any], **more: Any) -> 
     if fields.skip_special_tokens is not None:
         chosen["skip_special_tokens"] = fields.skip_special_tokens
     chosen |= {
+        "max_tokens": max_tokens,
         "stop": stop_strings(fields.stop),
         "logit_bias": _bias(fields.logit_bias),
         "ignore_eos": fields.ignore_eos,
