@@ -47,12 +47,11 @@ def test_folder_with_index(tmp_path: pathlib.Path) -> None:
     places = {"model.x": "model-00001-of-00002.safetensors", "lm_head.weight": "model-00002-of-00002.safetensors"}
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": places}))
-    (tmp_path / "config.json").write_text('{"architectures": ["X"], "eos_token_id": [1, 2], "quantization_config": {"bits": 4}}')
+    (tmp_path / "config.json").write_text('{"architectures": ["X"], "eos_token_id": [1, 2]}')
     checkpoint = Checkpoint.open(tmp_path)
     assert sorted(checkpoint.names()) == sorted(places)
     assert checkpoint.weight("lm_head.weight").shape == (2, 2)
     assert checkpoint.eos_token_ids() == [1, 2]
-    assert checkpoint.quantization == {"bits": 4}
     with pytest.raises(BadCheckpoint, match=r"no tensor lm_head\.bias; nearest are lm_head\.weight"):
         checkpoint.weight("lm_head.bias")
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 7}')

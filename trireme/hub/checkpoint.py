@@ -1,6 +1,6 @@
 """A model's files as one thing: its settings and its tensors under their Hugging Face names, whatever the format.
 
-Knows files and names; reads no pickles itself (`torch_loader` does, in the worker) and decodes no values.
+Knows files and names; reads no pickles itself (whoever opens it may bring a `torch_loader`) and decodes no values.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,13 +62,12 @@ class Checkpoint:
         weights, bin_files = _read_tensors(path)
         return cls(path, config, weights, generation, bin_files, torch_loader)
 
-    @property
-    def quantization(self) -> dict[str, Any] | None:
-        found = self.config.get("quantization_config")
-        return found if isinstance(found, dict) else None
-
     def names(self) -> list[str]:
         return list(self._loaded())
+
+    def entries(self) -> Mapping[str, Weight]:
+        """Every tensor by its name in the file."""
+        return self._loaded()
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None

@@ -1,6 +1,6 @@
 """The GGUF file format, versions 2 and 3: metadata and tensors in one file. Every count is checked before it is believed.
 
-Knows the format alone: what the names mean is `gguf_names`', what the metadata means `gguf_config`'s and `gguf_tokenizer`'s.
+Knows the format alone: what names and settings mean is `gguf_models`' to say, what the tokens mean `vocabulary`'s.
 """
 
 from __future__ import annotations

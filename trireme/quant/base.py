@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trireme.errors import UnsupportedModel
 from trireme.ops import Ops
 from trireme.quant.gguf import BLOCKS, decode_blocks
 
@@ -68,10 +69,15 @@ class Noise:
 
 
 _NUMPY_AS_TORCH = {"BF16": torch.bfloat16}
+HOW_ELSE = f"use a model in float32, float16 or bfloat16, or a GGUF file of one of {', '.join(BLOCKS)}"
+# Kinds that are values by themselves. Whole numbers and floats of eight bits are not: their scales lie in other tensors.
+DECODED: frozenset[str] = frozenset({"F64", "F32", "F16", "BF16", *BLOCKS})
 
 
 def decode(stored: Stored, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
     """The values of a stored tensor."""
+    if stored.kind not in DECODED and stored.kind != "RANDOM":
+        raise UnsupportedModel(f"{stored.name} is stored as {stored.kind}, which is not decoded here.", HOW_ELSE)
     if stored.kind == "RANDOM":
         generator = torch.Generator(device).manual_seed(zlib.crc32(stored.name.encode()))
         values = torch.empty(stored.shape, dtype=dtype, device=device)

@@ -18,11 +18,12 @@ from trireme.backends import Backend
 from trireme.config import Config
 from trireme.errors import BadCheckpoint, BadConfig, OutOfMemory, UnsupportedModel
 from trireme.hub.checkpoint import Checkpoint
+from trireme.hub.storage import check_storage
 from trireme.layers import Env, Module
 from trireme.models import ModelConfig, cache_specs, model_class
 from trireme.ops import CacheSpec
 from trireme.parallel import Group
-from trireme.quant import Noise, Stored
+from trireme.quant import DECODED, HOW_ELSE, Noise, Stored
 
 Report = Callable[[str, float], None]  # (phase, share done)
 
@@ -45,6 +46,8 @@ def load_model(config: Config, path: pathlib.Path, backend: Backend, group: Grou
         # Anything may stand where a config should have a number; whatever trips over it is the config's fault.
         cause = f"{checkpoint.path}: the config makes no sense ({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})."
         raise BadCheckpoint(cause, "check config.json, or fetch the model again") from error
+    if not config.model.random_weights:
+        check_storage(checkpoint.path, checkpoint.entries(), checkpoint.config, DECODED)
     names = 1 if config.model.random_weights else max(len(checkpoint.names()), 1)
     done = 0
 
@@ -87,14 +90,33 @@ def read_pickle(path: pathlib.Path) -> dict[str, tuple[str, np.ndarray]]:
 
 
 def _bits(path: pathlib.Path, name: str, value: torch.Tensor) -> tuple[str, np.ndarray]:
-    kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-    if value.dtype not in kinds:
+    kind = _KINDS.get(value.dtype)
+    if kind is None:
         raise UnsupportedModel(f"{path}: {name} is {value.dtype}.", "use a safetensors copy of the model")
-    return kinds[value.dtype], (value.view(torch.uint16) if value.dtype is torch.bfloat16 else value).numpy()
+    bits = {"BF16": torch.uint16, "F8_E4M3": torch.uint8, "F8_E5M2": torch.uint8}.get(kind, value.dtype)
+    return kind, value.view(bits).numpy()
+
+
+_KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 def _checked(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Stored:
     weight = checkpoint.weight(name)
+    if weight.kind not in DECODED:
+        raise UnsupportedModel(f"{checkpoint.path}: {name} is stored as {weight.kind}, which is not decoded here.", HOW_ELSE)
     if tuple(weight.shape) != shape:
         raise BadCheckpoint(
             f"{checkpoint.path}: the tensor {name} has shape {list(weight.shape)}; the config calls for {list(shape)}.",
