@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from trireme.errors import TriremeError, WorkerDied
 from trireme.sched.engine import Engine
@@ -14,32 +15,47 @@ from trireme.types import FinishReason, Progress, Request
 Deliver = Callable[[Progress | TriremeError], Any]
 
 
+class _Command(NamedTuple):
+    """What is to be done between two steps, and whom to tell if the loop ends before that."""
+
+    run: Callable[[], None]
+    refuse: Callable[[TriremeError], None]
+
+
 class EngineLoop:
-    """Runs steps while there is work. `deliver` is called in the loop's thread: it must be quick and not raise."""
+    """Runs steps while there is work.
+
+    `deliver` is called in the loop's thread and must be quick. One that raises loses its request, and no other. When the loop ends,
+    for whatever reason, everybody who waits is told at once, and whoever comes later is refused.
+    """
 
     def __init__(self, engine: Engine):
         self.engine = engine
-        self._commands: deque[Callable[[], None]] = deque()
-        self._wake = threading.Event()
-        self._deliver: dict[str, Deliver] = {}
+        self._lock = threading.Lock()  # held for the three below, never while somebody else's code runs
         self._closed: TriremeError | None = None
+        self._commands: deque[_Command] = deque()
+        self._deliver: dict[str, Deliver] = {}
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trireme-engine", daemon=True)
         self._thread.start()
 
     def submit(self, *orders: tuple[list[Request], Deliver]) -> None:
         """Queues requests, all before the next step; a refusal is delivered as an error to whom the request was for."""
-        if self._closed is not None:
-            raise self._closed
 
         def add() -> None:
             for requests, deliver in orders:
                 self._add(requests, deliver)
 
-        self._command(add)
+        def refuse(error: TriremeError) -> None:
+            for _, deliver in orders:
+                _tell(deliver, error)
+
+        self._command(_Command(add, refuse))
 
     def abort(self, id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """Ends a request. Nothing more is delivered for it."""
-        self._command(lambda: self._drop(id, reason))
+        with contextlib.suppress(TriremeError):  # a loop that has ended runs no request
+            self._command(_Command(lambda: self._drop(id, reason), lambda error: None))
 
     def call(self, action: Callable[[], Any]) -> None:
         """Runs an action between two steps and waits for it."""
@@ -54,67 +70,108 @@ class EngineLoop:
             finally:
                 done.set()
 
-        self._command(run)
+        def refuse(error: TriremeError) -> None:
+            failure.append(error)
+            done.set()
+
+        self._command(_Command(run, refuse))
         done.wait()
         if failure:
             raise failure[0]
 
     def close(self) -> None:
         """Ends the loop; requests still running get an error."""
-        self._command(self._stop)
-        self._thread.join(timeout=60)
+        self._end(WorkerDied("The engine has been closed.", "make a new LLM"))
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=60)
 
-    def _command(self, command: Callable[[], None]) -> None:
-        self._commands.append(command)
+    def _command(self, command: _Command) -> None:
+        with self._lock:
+            if self._closed is not None:
+                raise self._closed
+            self._commands.append(command)
         self._wake.set()
 
-    def _stop(self) -> None:
-        self._closed = self._closed or WorkerDied("The engine has been closed.", "make a new LLM")
+    def _end(self, error: TriremeError) -> None:
+        """Refuses all that comes from now on, and tells everybody who waits. The first reason given stands."""
+        with self._lock:
+            if self._closed is not None:
+                return
+            self._closed = error
+            commands, self._commands = self._commands, deque()
+            delivers, self._deliver = set(self._deliver.values()), {}
+        self._wake.set()
+        for command in commands:
+            command.refuse(error)
+        for deliver in delivers:
+            _tell(deliver, error)
+
+    # --- in the loop's thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._closed is None:
+                while command := self._next_command():
+                    command.run()
+                if self.engine.has_work():
+                    self._hand_out(self.engine.step())
+                else:
+                    self._wake.wait()
+                    self._wake.clear()
+        except BaseException as error:
+            known = isinstance(error, TriremeError)
+            failure = error if known else WorkerDied(f"The engine failed: {error!r}.", "its traceback names the place")
+            failure.__cause__ = None if known else error
+            self._end(failure)
+
+    def _next_command(self) -> _Command | None:
+        with self._lock:
+            return self._commands.popleft() if self._commands else None
 
     def _add(self, requests: list[Request], deliver: Deliver) -> None:
+        with self._lock:
+            closed = self._closed
+            if closed is None:
+                self._deliver.update((request.id, deliver) for request in requests)
+        if closed is not None:
+            return _tell(deliver, closed)
         added = []
         try:
             for request in requests:
-                self._deliver[request.id] = deliver
                 added.append(request.id)
                 self.engine.scheduler.add(request)
         except TriremeError as error:
             for id in added:
                 self._drop(id, FinishReason.ABORT)
-            deliver(error)
+            _tell(deliver, error)
 
     def _drop(self, id: str, reason: FinishReason) -> None:
-        self._deliver.pop(id, None)
+        with self._lock:
+            self._deliver.pop(id, None)
         self.engine.scheduler.abort(id, reason)
 
-    def _run(self) -> None:
-        while self._closed is None:
-            while self._commands:
-                self._commands.popleft()()
-            if self._closed is not None:
-                break
-            if not self.engine.has_work():
-                self._wake.wait()
-                self._wake.clear()
-                continue
-            try:
-                progress = self.engine.step()
-            except Exception as error:
-                self._closed = (
-                    error if isinstance(error, TriremeError) else WorkerDied(f"The engine failed: {error!r}.", "see above")
-                )
-                self._closed.__cause__ = error
-                break
-            self._hand_out(progress)
-        for deliver in set(self._deliver.values()):
-            deliver(self._closed or WorkerDied("The engine has been closed."))
-        while self._commands:  # whoever waits for a call must not wait for ever
-            self._commands.popleft()()
-
     def _hand_out(self, steps: list[Progress]) -> None:
-        for progress in steps:
-            deliver = self._deliver.get(progress.id)
-            if deliver is not None:
+        with self._lock:
+            found = [(self._deliver.get(progress.id), progress) for progress in steps]
+            for progress in steps:
                 if progress.finish is not None:
-                    del self._deliver[progress.id]
-                deliver(progress)
+                    self._deliver.pop(progress.id, None)
+        for deliver, progress in found:
+            if deliver is not None:
+                self._give(deliver, progress)
+
+    def _give(self, deliver: Deliver, progress: Progress) -> None:
+        """Delivers; whoever cannot take it is told so if possible, and the request ends: its caller may be gone."""
+        try:
+            deliver(progress)
+        except Exception as error:
+            self._drop(progress.id, FinishReason.ABORT)
+            failure = TriremeError(f"What the engine made could not be delivered: {error!r}.")
+            failure.__cause__ = error
+            _tell(deliver, failure)
+
+
+def _tell(deliver: Deliver, error: TriremeError) -> None:
+    """Delivers an error, to a caller who may be gone."""
+    with contextlib.suppress(Exception):
+        deliver(error)
