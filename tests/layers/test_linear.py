@@ -13,7 +13,7 @@ from trireme.config import DeviceOptions
 from trireme.errors import BadConfig
 from trireme.hub.weights import Weight
 from trireme.layers import MLP, Embedding, Env, GatedMLP, Head, Linear, Module, Rows
-from trireme.parallel import Group
+from trireme.parallel import Group, Mesh
 
 BACKEND = open_backend(DeviceOptions(backend="reference"))
 NUMBERS = np.random.default_rng(1)
@@ -41,7 +41,7 @@ class Sum:
 def build(layer: type[Module], size: int, *args: Any, path: str = "home.own", **kwargs: Any) -> list[Any]:
     ranks = []
     for rank in range(size):
-        env = Env(BACKEND, tp=Group(rank, size, Sum()))  # type: ignore[arg-type]
+        env = Env(BACKEND, mesh=Mesh(tp=Group(rank, size, Sum())))  # type: ignore[arg-type]
         ranks.append(env.new(layer, *args, **kwargs))
         ranks[-1].load(read, path)
     return ranks
@@ -103,7 +103,7 @@ def test_feed_forward_is_the_same_on_any_number_of_ranks(size: int, inner: int) 
 @pytest.mark.parametrize(("inner", "size"), [(1536, 2), (1536, 3), (8960, 2), (8960, 4), (5632, 3), (2048, 8)])
 def test_feed_forward_cuts_on_blocks(inner: int, size: int) -> None:
     """The widths of real models are cut between blocks of 256 quantized values, in near equal shares."""
-    spans = [GatedMLP(Env(BACKEND, tp=Group(rank, size, Sum())), 8, inner).down.columns for rank in range(size)]  # type: ignore[arg-type]
+    spans = [GatedMLP(Env(BACKEND, mesh=Mesh(tp=Group(rank, size, Sum()))), 8, inner).down.columns for rank in range(size)]  # type: ignore[arg-type]
     assert all(span.start % 256 == 0 for span in spans) and spans[-1].stop == inner
     widths = [span.stop - span.start for span in spans]
     assert max(widths) <= 1.25 * inner / size

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trireme.ops import Ops
-from trireme.parallel import Group
+from trireme.parallel import Group, Mesh
 from trireme.quant import Stored, WeightMethod, choose
 
 Layer = TypeVar("Layer")
@@ -31,9 +31,13 @@ class Device(Protocol):
 class Env:
     backend: Device
     dtype: torch.dtype = torch.float32
-    tp: Group = field(default_factory=Group)
+    mesh: Mesh = field(default_factory=Mesh)
     quantize: str = "auto"
     max_len: int = 4096  # positions for which rope tables are made
+
+    @property
+    def tp(self) -> Group:
+        return self.mesh.tp
 
     @property
     def ops(self) -> Ops:

@@ -1,3 +1,3 @@
-from trireme.parallel.mesh import Alone, Comm, Group
+from trireme.parallel.mesh import Alone, Comm, Group, Mesh
 
-__all__ = ["Alone", "Comm", "Group"]
+__all__ = ["Alone", "Comm", "Group", "Mesh"]

@@ -1,4 +1,4 @@
-"""One axis of the device mesh, seen from one rank: which share of an axis it owns, and how it speaks with the others.
+"""The device mesh, seen from one rank: along each axis which share it owns, and how it speaks with the others.
 
 Knows counts and collectives; nothing of layers.
 """
@@ -73,3 +73,13 @@ class Group:
         inner = Group(sharers.index(self.rank), len(sharers)).span(per_kv)
         first = kv.start * per_kv
         return slice(first + inner.start, first + inner.stop), kv
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The axes along which a model is spread over ranks. An axis of size 1 spreads nothing."""
+
+    tp: Group = field(default_factory=Group)  # tensor: each rank has a share of every matrix
+    pp: Group = field(default_factory=Group)  # pipeline: each rank has some of the layers
+    ep: Group = field(default_factory=Group)  # experts: each rank has some of the experts
+    dp: Group = field(default_factory=Group)  # data: each rank has requests of its own

@@ -22,7 +22,7 @@ from trireme.hub.storage import check_storage
 from trireme.layers import Env, Module
 from trireme.models import ModelConfig, cache_specs, model_class
 from trireme.ops import CacheSpec
-from trireme.parallel import Group
+from trireme.parallel import Mesh
 from trireme.quant import DECODED, HOW_ELSE, Noise, Stored
 
 Report = Callable[[str, float], None]  # (phase, share done)
@@ -37,11 +37,11 @@ class Loaded:
     weight_bytes: int
 
 
-def load_model(config: Config, path: pathlib.Path, backend: Backend, group: Group, report: Report) -> Loaded:
+def load_model(config: Config, path: pathlib.Path, backend: Backend, mesh: Mesh, report: Report) -> Loaded:
     """Builds the model for this rank and pulls its weights."""
     checkpoint = Checkpoint.open(path, read_pickle)
     try:
-        model, cfg, env = _build(config, checkpoint.config, backend, group)
+        model, cfg, env = _build(config, checkpoint.config, backend, mesh)
     except _ILL_FORMED as error:
         # Anything may stand where a config should have a number; whatever trips over it is the config's fault.
         cause = f"{checkpoint.path}: the config makes no sense ({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})."
@@ -66,15 +66,15 @@ def load_model(config: Config, path: pathlib.Path, backend: Backend, group: Grou
 _ILL_FORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 
 
-def _build(config: Config, raw: dict[str, Any], backend: Backend, group: Group) -> tuple[Module, ModelConfig, Env]:
+def _build(config: Config, raw: dict[str, Any], backend: Backend, mesh: Mesh) -> tuple[Module, ModelConfig, Env]:
     """The model of a checkpoint's config, still without weights."""
     cls = model_class(raw)
     cfg = cls.config(raw)
-    if group.size > cfg.heads.num:
+    if mesh.tp.size > cfg.heads.num:
         heads = cfg.heads.num
-        raise BadConfig(f"tp is {group.size}; the model has {heads} attention heads to share.", f"use --tp {heads} or less")
+        raise BadConfig(f"tp is {mesh.tp.size}; the model has {heads} attention heads to share.", f"use --tp {heads} or less")
     dtype = backend.dtype(config.model.dtype, _stored_dtype(raw))
-    env = Env(backend, dtype, group, config.model.quantize, model_length(cfg, config.model.max_model_len))
+    env = Env(backend, dtype, mesh, config.model.quantize, model_length(cfg, config.model.max_model_len))
     return cls(env, cfg), cfg, env
 
 

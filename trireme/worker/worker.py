@@ -17,7 +17,7 @@ from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer
 from trireme.ipc.messages import Admit, Plan, Ready, Sampled
-from trireme.parallel import Group
+from trireme.parallel import Group, Mesh
 from trireme.types import SamplingParams
 from trireme.worker.capture import capture
 from trireme.worker.grammar import Grammars
@@ -41,8 +41,8 @@ class LocalWorker:
             torch.set_num_threads(config.device.threads)
         backend = open_backend(config.device, rank)
         size = config.device.tp
-        group = Group(rank, size, backend.comm(rank, size, store)) if size > 1 else Group()
-        loaded = load_model(config, path, backend, group, report)
+        mesh = Mesh(tp=Group(rank, size, backend.comm(rank, size, store)) if size > 1 else Group())
+        loaded = load_model(config, path, backend, mesh, report)
         kv = size_cache(config, loaded, backend)
         report("kv cache", 0.0)
         max_rows = config.schedule.max_running
