@@ -1,10 +1,11 @@
 """Settings: where they come from, which wins, and what is refused."""
 
 import pathlib
+import re
 
 import pytest
 
-from trireme.config import Config, number, resolve, settings
+from trireme.config import OTHER_VARIABLES, Config, number, resolve, settings
 from trireme.errors import BadConfig
 
 
@@ -65,3 +66,19 @@ def test_numbers_as_people_write_them(text: str, value: int) -> None:
 def test_every_setting_has_its_own_name_and_help() -> None:
     for name, (_, field) in settings().items():
         assert field.metadata["help"], name
+
+
+def test_every_variable_that_is_named_anywhere_is_taken() -> None:
+    """A page that recommends a variable, or code that reads one, must not make every command refuse to start."""
+    root = pathlib.Path(__file__).parents[1]
+    kinds = {".py", ".md", ".toml", ".yaml", ".yml", ".service", ""}
+    files = [path for place in ("trireme", "docs", "deploy") for path in (root / place).rglob("*") if path.suffix in kinds]
+    texts = {path: path.read_text() for path in [*files, root / "Makefile", root / "README.md"] if path.is_file()}
+    named = {name for text in texts.values() for name in re.findall(r"\bTRIREME_[A-Z][A-Z_]*[A-Z]\b", text)}
+    assert {"TRIREME_TUNE", "TRIREME_CACHE"} <= named
+    named.remove("TRIREME_PAGE_SISE")  # the quickstart shows what a wrong name is told
+    assert not {name for name in named if name.removeprefix("TRIREME_").lower() not in settings()} - OTHER_VARIABLES
+    code = "".join(text for path, text in texts.items() if path.suffix == ".py" and path.name != "config.py")
+    own = (root / "trireme" / "config.py").read_text()
+    unread = {name for name in OTHER_VARIABLES if name not in code and own.count(name) < 2}
+    assert not unread, f"nothing reads {unread}"

@@ -164,7 +164,7 @@ def resolve(
 
 # Variables that are read elsewhere, before there is a config; everything else called TRIREME_* must be a setting.
 OTHER_VARIABLES = frozenset(
-    {"TRIREME_CONFIG", "TRIREME_CACHE", "TRIREME_DEBUG", "TRIREME_LOG", "TRIREME_INDEX_URL", "TRIREME_API_KEY", "TRIREME_CPU_ISA"}
+    {"TRIREME_CONFIG", "TRIREME_CACHE", "TRIREME_DEBUG", "TRIREME_TUNE", "TRIREME_INDEX_URL", "TRIREME_API_KEY", "TRIREME_CPU_ISA"}
 )
 
 

@@ -54,7 +54,7 @@ class Responses:
         model = self.service.check_model(request.model)
         items = self._items(call, request)
         job = await self._job(request, items)
-        draft = _Draft(self.service, request, model, self.shelf.new_name("resp", "_"))
+        draft = _Draft(self.service, request, model, self.shelf.new_name("resp", call.tenant, "_"))
         if request.background:
             return json_reply(self._begin_background(call, request, job, draft, items))
         conversation = await open_chat(self.service, call, job, streamed=bool(request.stream))
@@ -145,7 +145,7 @@ class Responses:
 
     def _keep(self, owner: str, request: ResponsesRequest, document: dict[str, Any], items: list[dict[str, Any]]) -> None:
         if request.store is not False:
-            self.shelf.make_room("resp")
+            self.shelf.make_room("resp", owner)
             self.shelf.put(document["id"], owner, {"response": document, "items": items})
 
     async def _stream(

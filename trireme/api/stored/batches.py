@@ -20,7 +20,7 @@ from trireme.api.stored.files import Files, owned, page
 from trireme.api.stored.shelf import Shelf, absent
 from trireme.api.transport.failures import Failure, Shape, failure_document, failure_of
 from trireme.api.transport.http import Call, Events, Handler, Reply, decode, json_reply
-from trireme.errors import Overloaded
+from trireme.errors import DiskFull, Overloaded, TriremeError
 
 MAX_LINES = 50_000
 MAX_ACTIVE = 64  # batches not yet done, of one owner
@@ -70,10 +70,10 @@ class Batches:
         active = [b for b in await asyncio.to_thread(owned, self.shelf, "batch", call.tenant) if b["status"] not in _DONE]
         if len(active) >= MAX_ACTIVE:
             raise Overloaded(f"{len(active)} batches are at work; at most {MAX_ACTIVE} may be.", "wait for one to end")
-        self.shelf.make_room("batch")
+        self.shelf.make_room("batch", call.tenant)
         now = int(time.time())
         document = {
-            "id": self.shelf.new_name("batch", "_"),
+            "id": self.shelf.new_name("batch", call.tenant, "_"),
             "object": "batch",
             "endpoint": request.endpoint,
             "errors": None,
@@ -155,7 +155,7 @@ class Batches:
             try:
                 owner = self.shelf.owner(name)
                 await _Work(self, name, owner, self.shelf.get(name, owner)).run()
-            except (Failure, OSError) as error:
+            except (Failure, TriremeError, OSError) as error:
                 log.error("batch lost", extra={"batch": name, "error": type(error).__name__})
 
 
@@ -171,8 +171,7 @@ class _Work:
         try:
             lines = await asyncio.to_thread(self._lines)
         except Failure as failure:
-            errors = {"object": "list", "data": [{"code": "invalid_file", "message": failure.message, "line": None, "param": None}]}
-            self._save(status="failed", failed_at=int(time.time()), errors=errors)
+            self._fail("invalid_file", failure.message)
             return
         done = await asyncio.to_thread(self._answered)
         self._count(len(lines))
@@ -180,7 +179,14 @@ class _Work:
         places = asyncio.Semaphore(AT_ONCE)
         left = [line for line in lines if line.custom_id not in done]
         cancelled = await self._answer_all(left, places)
-        await asyncio.to_thread(self._finish, cancelled, len(lines))
+        try:
+            await asyncio.to_thread(self._finish, cancelled, len(lines))
+        except (Failure, DiskFull) as error:  # no room for the answers
+            self._fail("storage_full", failure_of(error).message)
+
+    def _fail(self, code: str, message: str) -> None:
+        errors = {"object": "list", "data": [{"code": code, "message": message, "line": None, "param": None}]}
+        self._save(status="failed", failed_at=int(time.time()), errors=errors)
 
     async def _answer_all(self, lines: list[BatchLine], places: asyncio.Semaphore) -> bool:
         """Whether it was cancelled on the way."""

@@ -11,6 +11,7 @@ from typing import Any
 from trireme.api.stored.shelf import Shelf, absent
 from trireme.api.transport.failures import Failure
 from trireme.api.transport.http import Call, Reply, json_reply
+from trireme.errors import DiskFull
 
 PURPOSES = frozenset({"batch", "assistants", "fine-tune", "vision", "user_data", "evals"})
 MAX_PARTS = 32
@@ -47,9 +48,9 @@ class Files:
 
     def store(self, owner: str, filename: str, data: bytes, purpose: str) -> dict[str, Any]:
         """Keeps bytes as a file of `owner`; the file's own name is remembered, never used as a path."""
-        self.shelf.make_room("file")
-        name = self.shelf.new_name("file")
-        self.shelf.put_data(name, data)
+        self.shelf.make_room("file", owner)
+        name = self.shelf.new_name("file", owner)
+        self.shelf.put_data(name, owner, data)
         document = {
             "id": name,
             "object": "file",
@@ -59,7 +60,11 @@ class Files:
             "purpose": purpose,
             "status": "processed",
         }
-        self.shelf.put(name, owner, document)
+        try:
+            self.shelf.put(name, owner, document)
+        except DiskFull:
+            self.shelf.remove(name)
+            raise
         return document
 
     async def listed(self, call: Call) -> Reply:
@@ -91,7 +96,7 @@ def _file_id(call: Call) -> str:
 def owned(shelf: Shelf, kind: str, owner: str) -> list[dict[str, Any]]:
     """The owner's documents of a kind, newest first."""
     found = []
-    for name in shelf.names(kind):
+    for name in shelf.names(kind, owner):
         try:
             found.append(shelf.get(name, owner))
         except Failure:

@@ -1,12 +1,14 @@
 """What clients leave with the server: named records and files in a private folder, shared by all HTTP processes.
 
-Knows names, bytes and owners; nothing of what they mean. Names are made here, never taken from a client.
+Knows names, bytes and owners; nothing of what they mean. Names are made here, never taken from a client. A name begins with
+a mark of its owner, so that what an owner holds is counted without reading anything: every bound is each owner's own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import pathlib
 import re
@@ -22,9 +24,10 @@ from trireme.api.transport.failures import Failure
 from trireme.config import cache_folder
 from trireme.errors import BadConfig, DiskFull
 
-MAX_RECORDS = 10_000  # of one kind
+MAX_RECORDS = 10_000  # of one kind and owner
 LOOK_EVERY = 64  # new records, until the old are counted
-MAX_BYTES = 2 << 30  # of files in all
+MAX_BYTES = 2 << 30  # of one owner's files
+_MARK = 12  # hexadecimal digits of a name that tell its owner; the rest of them cannot be guessed
 _NAME = re.compile(r"[a-z]{3,8}[-_][0-9a-f]{32}")
 
 
@@ -40,14 +43,14 @@ class Shelf:
 
     def __init__(self, folder: pathlib.Path):
         self._folder = folder
-        self._calls: Counter[str] = Counter()
+        self._calls: Counter[tuple[str, str]] = Counter()
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise BadConfig(f"Cannot make the folder {folder}: {error.strerror}.", "choose another by --data-dir") from None
 
-    def new_name(self, kind: str, joint: str = "-") -> str:
-        return f"{kind}{joint}{secrets.token_hex(16)}"
+    def new_name(self, kind: str, owner: str, joint: str = "-") -> str:
+        return f"{kind}{joint}{_mark(owner)}{secrets.token_hex(16)[_MARK:]}"
 
     def put(self, name: str, owner: str, document: dict[str, Any]) -> None:
         self._write(self._path(name, ".json"), msgspec.json.encode(Record(owner, document)))
@@ -63,21 +66,22 @@ class Shelf:
     def owner(self, name: str) -> str:
         return msgspec.json.decode(self._path(name, ".json").read_bytes(), type=Record).owner
 
-    def names(self, kind: str) -> list[str]:
-        """All of a kind, newest first."""
-        files = [entry for entry in os.scandir(self._folder) if entry.name.startswith(kind) and entry.name.endswith(".json")]
+    def names(self, kind: str, owner: str | None = None) -> list[str]:
+        """All of a kind, or those of one owner, newest first."""
+        begins = (kind,) if owner is None else (f"{kind}-{_mark(owner)}", f"{kind}_{_mark(owner)}")
+        files = [entry for entry in os.scandir(self._folder) if entry.name.startswith(begins) and entry.name.endswith(".json")]
         dated = []
         for entry in files:
             with contextlib.suppress(OSError):  # taken away meanwhile
                 dated.append((entry.stat().st_mtime_ns, entry.name.removesuffix(".json")))
         return [name for _, name in sorted(dated, reverse=True)]
 
-    def make_room(self, kind: str) -> None:
-        """Takes the oldest of a kind away while there are too many. Looks only now and then: the bound is a round number."""
-        self._calls[kind] += 1
-        if self._calls[kind] % LOOK_EVERY != 1:
+    def make_room(self, kind: str, owner: str) -> None:
+        """Takes the owner's oldest of a kind away while there are too many. Looks now and then: the bound is a round number."""
+        self._calls[kind, owner] += 1
+        if self._calls[kind, owner] % LOOK_EVERY != 1:
             return
-        for name in self.names(kind)[MAX_RECORDS - 1 :]:
+        for name in self.names(kind, owner)[MAX_RECORDS - 1 :]:
             self.remove(name)
 
     def remove(self, name: str) -> None:
@@ -86,11 +90,19 @@ class Shelf:
 
     # --- bytes ----------------------------------------------------------------------------------------------------------------
 
-    def put_data(self, name: str, data: bytes) -> None:
-        held = sum(entry.stat().st_size for entry in os.scandir(self._folder) if entry.name.endswith(".data"))
-        if held + len(data) > MAX_BYTES:
-            raise Failure(413, f"The stored files would be larger than {MAX_BYTES} bytes. Fix: delete some.", code="storage_full")
+    def put_data(self, name: str, owner: str, data: bytes) -> None:
+        if self._held(owner) + len(data) > MAX_BYTES:
+            raise Failure(413, f"Your stored files would be larger than {MAX_BYTES} bytes. Fix: delete some.", code="storage_full")
         self._write(self._path(name, ".data"), data)
+
+    def _held(self, owner: str) -> int:
+        """Bytes of the owner's files."""
+        mark, held = _mark(owner), 0
+        for entry in os.scandir(self._folder):
+            if entry.name.endswith(".data") and entry.name.partition("-" if "-" in entry.name else "_")[2].startswith(mark):
+                with contextlib.suppress(OSError):  # taken away meanwhile
+                    held += entry.stat().st_size
+        return held
 
     def data(self, name: str) -> bytes:
         try:
@@ -127,12 +139,20 @@ class Shelf:
         return self._folder / f"{name}{suffix}"
 
     def _write(self, path: pathlib.Path, data: bytes) -> None:
+        written = None
         try:
             with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:  # made 0600
+                written = file.name
                 file.write(data)
             os.replace(file.name, path)
         except OSError as error:
+            if written is not None:
+                pathlib.Path(written).unlink(missing_ok=True)
             raise DiskFull(f"Cannot store this: {error.strerror}.", "make room, or choose another --data-dir") from None
+
+
+def _mark(owner: str) -> str:
+    return hashlib.blake2b(b"trireme owner" + owner.encode()).hexdigest()[:_MARK]
 
 
 def absent(name: str) -> Failure:
