@@ -15,7 +15,8 @@ from trireme.ipc.serving import DETOKENIZER_SOCKET, ROUTER_SOCKET, Begin
 from trireme.ipc.switchboard import listen_at
 from trireme.serve.child import open_tokenizer, run_child, settle_memory
 from trireme.serve.detokenizer import DetokenizerLoop
-from trireme.serve.router import DETOKENIZER, Router
+from trireme.serve.peers import DETOKENIZER
+from trireme.serve.router import Router
 from trireme.worker.group import RankGroup
 
 
