@@ -8,6 +8,7 @@ import weakref
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 
 from trireme import LLM, SamplingParams
@@ -224,3 +225,17 @@ def test_more_prompts_than_the_queue_holds(smollm2_path: pathlib.Path) -> None:
         assert engine.generate([], sampling[:0]) == []
         alone = [engine.generate(prompt, sampling[0])[0].token_ids for prompt in prompts]
         assert [output.token_ids for output in outputs] == alone
+
+
+def test_a_model_without_a_tokenizer_takes_token_ids(tmp_path: pathlib.Path) -> None:
+    with LLM(str(tiny_models.save("llama2", tmp_path)), backend="reference", max_model_len=64) as llm:
+        ids = tiny_models.prompt(6)
+        output = llm.generate(ids, SamplingParams(temperature=0.0, max_tokens=5))[0]
+        assert output.token_ids == tiny_models.reference("llama2", ids, 5)[0] and output.text == ""
+        messages = [{"role": "user", "content": "hello"}]
+        for asked in (lambda: llm.generate("hello"), lambda: next(llm.stream("hello")), lambda: llm.chat(messages)):
+            with pytest.raises(BadRequest, match="no tokenizer"):
+                asked()
+        for more in ({"stop": ["."]}, {"grammar": 'start: "a"'}):
+            with pytest.raises(BadRequest, match="no tokenizer"):
+                llm.generate(ids, SamplingParams(**more))

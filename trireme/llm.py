@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import pathlib
 import queue
 import sys
 import time
@@ -22,10 +23,11 @@ from trireme.config import Config, resolve
 from trireme.errors import BadConfig, BadRequest, TriremeError
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.resolve import resolve_model
-from trireme.hub.tokenizer import Tokenizer
+from trireme.hub.tokenizer import NoTokenizer, Tokenizer
 from trireme.sched.engine import Engine
 from trireme.sched.scheduler import Scheduler
 from trireme.serve.answers import LocalAnswer, Piece
+from trireme.serve.child import open_tokenizer
 from trireme.serve.loop import EngineLoop
 from trireme.types import Output, Progress, SamplingParams
 from trireme.worker.group import RankGroup, open_ranks
@@ -181,6 +183,9 @@ class LLM:
     def _open(self, prompt: str | None, tokens: list[int], sampling: SamplingParams | None) -> LocalAnswer:
         sampling = sampling or SamplingParams()
         sampling.check(self.worker.ready.vocab_size)
+        if self.tokenizer is None and (sampling.stop or sampling.grammar is not None):
+            field = "stop" if sampling.stop else "grammar"
+            raise BadRequest(f"This model has no tokenizer, so {field} means nothing to it.", "leave it out", field)
         return LocalAnswer(f"offline-{next(self._ids)}", prompt, tokens, sampling, self.tokenizer)
 
     def _submit(self, answer: LocalAnswer, deliver: Callable[[Progress | TriremeError], Any]) -> None:
@@ -258,14 +263,12 @@ class LLM:
             self._abandon(answer)
 
 
-def _tokenizer(path: Any, config: Config) -> Tokenizer | None:
-    """The model's tokenizer; with random weights there may be none."""
+def _tokenizer(path: pathlib.Path, config: Config) -> Tokenizer | None:
+    """The model's tokenizer; None where the model comes without one, for prompts of token ids alone."""
     try:
-        return Tokenizer.open(path)
-    except TriremeError:
-        if config.model.random_weights:
-            return None
-        raise
+        return open_tokenizer(str(path), config)
+    except NoTokenizer:
+        return None
 
 
 def _together(

@@ -15,6 +15,7 @@ import torch
 from drive import Drive, Run
 from tiny_models import LENGTH, VOCAB, prompt
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from trireme.types import FinishReason, SamplingParams, TokenLogprobs
 from trireme.worker.sampler import uniform
@@ -292,3 +293,37 @@ def test_prompt_logprobs_without_an_answer(folder: pathlib.Path) -> None:
     run = make(folder).run("a", prompt(7, 1), max_tokens=0, prompt_logprobs=1)
     assert run.tokens == [] and run.progress[-1].finish == FinishReason.LENGTH
     assert len(run.progress[-1].prompt_logprobs or []) == 7
+
+
+class Reads(TorchFunctionMode):
+    """Counts how often something waits for values of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        waiting = (Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.cpu, Tensor.__float__, Tensor.__int__, Tensor.__bool__)
+        self.count += func in waiting
+        return func(*args, **(kwargs or {}))
+
+
+def test_log_probabilities_of_a_step_come_in_one_copy(folder: pathlib.Path) -> None:
+    """Of however many rows and prompts: one more read than without them, and that when the step is collected."""
+    counts: dict[bool, list[tuple[int, int]]] = {}
+    for scored in (False, True):
+        drive = make(folder)
+        runner = drive.worker.runner
+        runner._forward = drive._forward  # type: ignore[method-assign]
+        for i in range(8):
+            more = {"logprobs": i, "prompt_logprobs": i % 3} if scored else {}
+            drive.add(str(i), prompt(4 + i, i), max_tokens=6, **more)
+        counts[scored] = []
+        while plan := drive.scheduler.schedule():
+            with Reads() as launching:
+                runner.launch(plan)
+            with Reads() as collecting:
+                sampled = runner.collect()
+            counts[scored].append((launching.count, collecting.count))
+            drive.scheduler.update(sampled)
+    assert [(launching, collecting + 1) for launching, collecting in counts[False]] == counts[True]

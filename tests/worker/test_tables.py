@@ -87,3 +87,11 @@ def test_all_tokens_are_wanted(counts: list[int], logits: list[int], padding: Pa
     plan = admissions(rows, [5] * len(rows))
     step = tables.fill(msgspec.structs.replace(plan, starts=[0] * len(rows), counts=counts, logits=logits), None, padding)
     assert (step.logits_at is None) == every
+
+
+def test_columns_that_find_no_room_travel_by_themselves_unchanged() -> None:
+    tables = Tables(Reference(DeviceOptions()), 8, 64, 16, 32, 64)
+    tables.packed.used = len(tables.packed.host) - 1
+    shares, counts = np.array([0.25, 0.75], np.float32), np.array([3, 4], np.int64)
+    assert tables.packed.at(tables.packed.put(shares)).view(torch.float32).tolist() == shares.tolist()
+    assert tables.packed.at(tables.packed.put(counts)).tolist() == counts.tolist()

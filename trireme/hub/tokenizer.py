@@ -32,6 +32,10 @@ _SPACE = "▁"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
+class NoTokenizer(BadCheckpoint):
+    """A model without tokenizer files: whoever has token ids can do without."""
+
+
 class Tokenizer:
     """One model's tokenizer. Safe to use from several threads."""
 
@@ -97,7 +101,7 @@ class Tokenizer:
             vocabulary.add_bos = bool(settings.get("add_bos_token", True))
             tokenizer = cls._from_vocabulary(vocabulary, folder / "tokenizer.model")
         else:
-            raise BadCheckpoint(f"{folder} has no tokenizer.json.", "fetch the model's tokenizer files")
+            raise NoTokenizer(f"{folder} has no tokenizer.json.", "fetch the model's tokenizer files")
         for name in ("bos", "eos"):
             token = _content(settings.get(f"{name}_token"))
             if token is not None:

@@ -40,13 +40,18 @@ class Grammars:
         """Reads the vocabulary in the background: a second's work, for which the first grammar's whole batch would wait."""
         self._thread.submit(self._vocabulary)
 
-    def admit(self, admit: Admit) -> None:
-        self.errors.pop(admit.row, None)
-        self._rows.pop(admit.row, None)
+    def admit(self, admit: Admit) -> bool:
+        self.release(admit.row)
         grammar = admit.sampling.grammar
-        if grammar is not None:
-            compiled = self._thread.submit(self._compile, grammar)
-            self._rows[admit.row] = _Row(admit, compiled, lambda: self._renew(grammar), self._nothing)
+        if grammar is None:
+            return False
+        compiled = self._thread.submit(self._compile, grammar)
+        self._rows[admit.row] = _Row(admit, compiled, lambda: self._renew(grammar), self._nothing)
+        return True
+
+    def release(self, row: int) -> None:
+        self.errors.pop(row, None)
+        self._rows.pop(row, None)
 
     def touches(self, rows: np.ndarray) -> list[int]:
         return [i for i, row in enumerate(rows.tolist()) if row in self._rows] if self._rows else []
@@ -78,6 +83,10 @@ class Grammars:
             row = self._rows[int(choice.rows[i])]
             if row.ended and row.ends:  # whatever other rules say: there is nothing else to choose
                 choice.logits[i, row.ends] = 0.0
+
+    def take_errors(self, rows: np.ndarray) -> dict[int, str]:
+        """Why the grammars of these rows failed, of those that did; said once."""
+        return {row: self.errors.pop(row) for row in rows.tolist() if row in self.errors} if self.errors else {}
 
     def _mask(self, row: int) -> np.ndarray:
         mask = self._rows[row].mask

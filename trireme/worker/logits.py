@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from trireme.ipc.messages import Admit
-from trireme.types import SamplingParams
 
 NEGATIVE = float("-inf")
 
@@ -33,8 +32,11 @@ class Choice:
 
 
 class Rule(Protocol):
-    def admit(self, admit: Admit) -> None:
-        """Takes note of a new row, or of one that has no use for this rule any more."""
+    def admit(self, admit: Admit) -> bool:
+        """Takes note of a new row, and forgets whose it was; says whether the rule applies to it."""
+
+    def release(self, row: int) -> None:
+        """Forgets a row that holds no request any more."""
 
     def touches(self, rows: np.ndarray) -> list[int]:
         """Which of these rows the rule applies to, as indices."""
@@ -49,12 +51,16 @@ class _ByRow:
     def __init__(self) -> None:
         self.values: dict[int, object] = {}
 
-    def admit(self, admit: Admit) -> None:
+    def admit(self, admit: Admit) -> bool:
         value = self.value(admit)
         if value is None:
-            self.values.pop(admit.row, None)
+            self.release(admit.row)
         else:
             self.values[admit.row] = value
+        return value is not None
+
+    def release(self, row: int) -> None:
+        self.values.pop(row, None)
 
     def value(self, admit: Admit) -> object | None:
         raise NotImplementedError
@@ -171,14 +177,6 @@ class NoRepeatNgram(_ByRow):
 
 
 RULES = (Penalties, NoRepeatNgram, Bias, Allowed, Banned, MinTokens)
-
-
-def ruled(sampling: SamplingParams) -> bool:
-    """Whether any rule applies to a request."""
-    s = sampling
-    penalized = s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
-    bound = penalized or s.grammar is not None
-    return bound or bool(s.no_repeat_ngram or s.logit_bias or s.allowed_token_ids or s.banned_token_ids or s.min_tokens)
 
 
 def _forbid(choice: Choice, at: list[int], tokens: list[list[int]]) -> None:

@@ -19,7 +19,9 @@ from trireme.backends import Backend
 from trireme.ipc.messages import Plan, RowNote, Sampled
 from trireme.layers import Batch, Module
 from trireme.ops import KVCache
-from trireme.worker.sampler import Pick, Sampler
+from trireme.types import NOTHING_TO_CHOOSE
+from trireme.worker.sampler import BROKEN, Pick, Sampler
+from trireme.worker.scores import Scores, ToHost, read
 from trireme.worker.tables import Padding, Step, Tables
 
 WAITS = 1.2  # times as long as the host: less, and kernels ran as they were started
@@ -41,9 +43,27 @@ class Launched:
     plan: Plan
     ids: Tensor  # [sequences] on the host once the mark is reached
     wait: Callable[[], None]
-    logprobs: dict[int, tuple]
-    notes: list[RowNote]
+    scores: list[Scores]
+    scored: Tensor | None  # the scores' tables, on the host once the mark is reached
+    errors: dict[int, str]
     trial: Trial | None = None
+
+    def notes(self, tokens: list[int]) -> list[RowNote]:
+        """What some rows have to say besides the tokens they sampled; one note a row."""
+        notes: dict[int, RowNote] = {}
+        for part, entries in read(self.scores, self.scored) if self.scored is not None else []:
+            if part.prompt:  # all of one row
+                notes[part.rows[0]] = RowNote(part.rows[0], prompt_logprobs=entries)
+                continue
+            for row, entry in zip(part.rows, entries, strict=True):
+                notes.setdefault(row, RowNote(row)).logprobs = [entry]
+        if BROKEN in tokens:
+            sampling = [row for row, samples in zip(self.plan.rows, self.plan.samples, strict=True) if samples]
+            for row, token in zip(sampling, tokens, strict=True):
+                if token == BROKEN:
+                    note = notes.setdefault(row, RowNote(row))
+                    note.logprobs, note.error = None, self.errors.get(row, NOTHING_TO_CHOOSE)
+        return list(notes.values())
 
 
 @dataclass
@@ -68,6 +88,7 @@ class Runner:
         self.graphs: dict[Size, tuple[Step, Callable[[], Tensor]]] = {}
         self.known: dict[Size, Standing] = {}
         self.answers = [backend.buffer((max_rows + 1,), torch.int64) for _ in range(backend.depth + 1)]
+        self.to_host = ToHost(backend, backend.depth + 1)
         self.launched: deque[Launched] = deque()
         self.eager = False  # set while values are captured: a replayed graph calls no layer
 
@@ -75,6 +96,8 @@ class Runner:
     def launch(self, plan: Plan) -> None:
         """Puts a plan on the device without waiting for it."""
         begun = time.perf_counter()
+        for row in plan.release:
+            self.sampler.release(row)
         for admit in plan.admit:
             self.sampler.admit(admit)
         size = self._size(plan)
@@ -82,18 +105,20 @@ class Runner:
         padding, mode = size if size and standing is Standing.WANTED else (None, "")
         stop = self.backend.stopwatch() if standing is Standing.TRIED else None
         step = self.tables.fill(plan, None if mode == "greedy" else self.sampler.uniforms(plan), padding)
-        notes: list[RowNote] = []
+        prompts: list[Scores] = []
         if padding and mode == "ruled":
             pick = self._ruled(step, padding)
         elif padding:
-            pick = Pick(self._replay(step, padding, mode), {})
+            pick = Pick(self._replay(step, padding, mode))
         else:
-            pick, notes = self._run(step)
+            pick, prompts = self._run(step)
         wanted = sum(plan.samples)
         answer = self.answers[plan.step % len(self.answers)][:wanted]
         answer.copy_(pick.ids[:wanted], non_blocking=True)
+        scores = [*prompts, pick.scores] if pick.scores is not None else prompts
+        scored = self.to_host.send(plan.step, scores) if scores else None
         trial = Trial(size, time.perf_counter() - begun, stop()) if size and stop else None
-        self.launched.append(Launched(plan, answer, self.backend.mark(), pick.logprobs, notes, trial))
+        self.launched.append(Launched(plan, answer, self.backend.mark(), scores, scored, pick.errors, trial))
 
     def rehearse(self, counts: list[int], mode: str) -> None:
         """Records a step of sequences with so many tokens before anybody wants it, on the scratch row, which nobody reads."""
@@ -116,31 +141,22 @@ class Runner:
         launched.wait()
         if launched.trial and launched.trial.waits:
             self.known[launched.trial.size] = Standing.WANTED
-        plan = launched.plan
-        sampling = [row for row, samples in zip(plan.rows, plan.samples, strict=True) if samples]
-        tokens = launched.ids[: len(sampling)].tolist()
-        notes = {note.row: note for note in launched.notes}
-        if launched.logprobs or (tokens and min(tokens) < 0):
-            for i, (row, token) in enumerate(zip(sampling, tokens, strict=True)):
-                note = self.sampler.note(row, token, launched.logprobs.get(i))
-                if note is not None:  # a row says all it has to say in one note
-                    note.prompt_logprobs = notes[row].prompt_logprobs if row in notes else None
-                    notes[row] = note
-        return Sampled(plan.step, tokens, list(notes.values()))
+        tokens = launched.ids.tolist()
+        return Sampled(launched.plan.step, tokens, launched.notes(tokens))
 
-    def _run(self, step: Step) -> tuple[Pick, list[RowNote]]:
+    def _run(self, step: Step) -> tuple[Pick, list[Scores]]:
         """A step as it comes: any mix of prompts and decodes, every sampling rule."""
         self.sampler.prepare(step)
         logits = self._forward(step)
-        notes = self._prompt_notes(logits, step)
+        prompts = self._prompt_scores(logits, step)
         if not step.samples.any():
-            return Pick(torch.zeros(0, dtype=torch.int64), {}), notes
+            return Pick(torch.zeros(0, dtype=torch.int64)), prompts
         if len(logits) != step.samples.sum():  # prompt log-probabilities: more rows than sample
             last = np.cumsum(step.logits)[step.samples] - 1
             logits = logits[torch.from_numpy(last).to(logits.device)]
         pick = self.sampler.pick(logits, step)
         self.tables.append(step, pick.ids)
-        return pick, notes
+        return pick, prompts
 
     def _forward(self, step: Step) -> Tensor:
         plan = self.backend.ops.plan_attention(step.layout)
@@ -213,15 +229,13 @@ class Runner:
 
     # --- prompt log-probabilities ---------------------------------------------------------------------------------------------
 
-    def _prompt_notes(self, logits: Tensor, step: Step) -> list[RowNote]:
-        notes, begin = [], 0
+    def _prompt_scores(self, logits: Tensor, step: Step) -> list[Scores]:
+        scores, begin = [], 0
         for row, start, count in zip(step.rows.tolist(), step.starts.tolist(), step.logits.tolist(), strict=True):
             if self.sampler.num_prompt_top[row] >= 0 and count:
                 known = min(count, int(self.tables.num_prompt[row]) - start - 1)
                 if known > 0:
                     targets = self.tables.tokens[row, start + 1 : start + 1 + known].long()
-                    notes.append(
-                        RowNote(row, prompt_logprobs=self.sampler.prompt_note(row, logits[begin : begin + known], targets))
-                    )
+                    scores.append(self.sampler.prompt_scores(row, logits[begin : begin + known], targets))
             begin += count
-        return notes
+        return scores

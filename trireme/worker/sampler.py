@@ -6,17 +6,17 @@ do not depend on what else is in the batch, or on pauses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trireme.ipc.messages import Admit, Plan, RowNote
+from trireme.ipc.messages import Admit, Plan
 from trireme.ops import Ops
-from trireme.types import NOTHING_TO_CHOOSE, TokenLogprobs
 from trireme.worker.grammar import Grammars
-from trireme.worker.logits import RULES, Choice, Rule, ruled
+from trireme.worker.logits import RULES, Choice, Rule
+from trireme.worker.scores import Scores, score
 from trireme.worker.tables import Step, Tables
 
 BROKEN = -1  # the id of a row that could not choose
@@ -27,7 +27,8 @@ class Pick:
     """What was chosen, still on the device."""
 
     ids: Tensor  # [sequences that sample]; BROKEN where a row failed
-    logprobs: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]]  # by sequence: logprob, rank, top ids, top logprobs
+    scores: Scores | None = None  # of the chosen tokens whose log-probabilities are wanted
+    errors: dict[int, str] = field(default_factory=dict)  # by row: why there is nothing to choose
 
 
 class Sampler:
@@ -45,12 +46,19 @@ class Sampler:
     def admit(self, admit: Admit) -> None:
         s, row = admit.sampling, admit.row
         self.seeds[row] = admit.seed & (2**64 - 1)
-        (self.ruled.add if ruled(s) or s.logprobs is not None else self.ruled.discard)(row)
+        bound = [rule.admit(admit) for rule in self.rules]  # each of them: a rule forgets the row's former request so
+        (self.ruled.add if any(bound) or s.logprobs is not None else self.ruled.discard)(row)
         (self.random.discard if s.greedy else self.random.add)(row)
         self.num_top[row] = -1 if s.logprobs is None else s.logprobs
         self.num_prompt_top[row] = -1 if s.prompt_logprobs is None else s.prompt_logprobs
+
+    def release(self, row: int) -> None:
+        """Forgets a row that holds no request any more, and gives back what rules keep for it."""
         for rule in self.rules:
-            rule.admit(admit)
+            rule.release(row)
+        self.ruled.discard(row)
+        self.random.discard(row)
+        self.num_top[row] = self.num_prompt_top[row] = -1
 
     def prepare(self, step: Step) -> None:
         """Begins with what a step's sampling needs from the host, before the device computes its logits."""
@@ -81,43 +89,26 @@ class Sampler:
         """The tokens of the sequences that sample, by every rule they ask for.  logits: one row per such sequence"""
         rows, lengths = step.rows[step.samples], (step.starts + step.counts)[step.samples]
         wanted = np.flatnonzero(self.num_top[rows] >= 0)
-        raw = logits[torch.from_numpy(wanted).to(logits.device)].clone() if len(wanted) else None
+        raw = None  # a copy: rules edit logits in place
+        if len(wanted):
+            raw = logits.clone() if len(wanted) == len(rows) else logits[torch.from_numpy(wanted).to(logits.device)]
         choice = Choice(logits, rows, lengths, self.tables.num_prompt[rows], self.tables.tokens)
         for rule in self.rules:
             at = rule.touches(rows)
             if at:
                 rule.apply(choice, at)
         ids = self.choose(choice.logits, step)
-        return Pick(ids, self._logprobs(raw, ids, wanted, rows))
-
-    def _logprobs(self, raw: Tensor | None, ids: Tensor, wanted: np.ndarray, rows: np.ndarray) -> dict:
+        errors = self.grammars.take_errors(rows) if self.grammars is not None else {}
         if raw is None:
-            return {}
-        chosen = ids[torch.from_numpy(wanted).to(ids.device)].clamp_min(0)
-        logprob, rank = self.ops.logprobs(raw, chosen)
-        k = int(self.num_top[rows].max())
-        top, top_ids = torch.log_softmax(raw.float(), -1).topk(max(k, 1), -1)
-        return {int(i): (logprob[j], rank[j], top_ids[j], top[j]) for j, i in enumerate(wanted)}
+            return Pick(ids, None, errors)
+        chosen = ids if len(wanted) == len(rows) else ids[torch.from_numpy(wanted).to(ids.device)]
+        tops = self.num_top[rows[wanted]].tolist()
+        return Pick(ids, score(self.ops, raw, chosen.clamp_min(0), rows[wanted].tolist(), tops), errors)
 
-    def note(self, row: int, token: int, values: tuple | None) -> RowNote | None:
-        """What there is to say of a row's choice besides its token."""
-        if token == BROKEN:
-            reason = self.grammars.errors.pop(row, None) if self.grammars is not None else None
-            return RowNote(row, error=reason or NOTHING_TO_CHOOSE)
-        if values is None:
-            return None
-        logprob, rank, top_ids, top = values
-        k = int(self.num_top[row])
-        pairs = list(zip(top_ids[:k].tolist(), top[:k].tolist(), strict=True))
-        return RowNote(row, logprobs=[TokenLogprobs(token, float(logprob), int(rank), pairs)])
-
-    def prompt_note(self, row: int, logits: Tensor, targets: Tensor) -> list[TokenLogprobs]:
+    def prompt_scores(self, row: int, logits: Tensor, targets: Tensor) -> Scores:
         """Log-probabilities of a prompt's own tokens.  logits: [n, vocab]; targets: [n], the tokens that follow"""
-        k = int(self.num_prompt_top[row])
-        logprob, rank = self.ops.logprobs(logits, targets)
-        top, top_ids = torch.log_softmax(logits.float(), -1).topk(max(k, 1), -1)
-        columns = zip(targets.tolist(), logprob.tolist(), rank.tolist(), top_ids.tolist(), top.tolist(), strict=True)
-        return [TokenLogprobs(t, lp, r, list(zip(i[:k], v[:k], strict=True))) for t, lp, r, i, v in columns]
+        tops = [int(self.num_prompt_top[row])] * len(targets)
+        return score(self.ops, logits, targets, [row] * len(targets), tops, prompt=True)
 
 
 def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -113,6 +113,7 @@ class Tables:
         self.width = max_len + 1
         self.tokens = backend.zeros((max_rows + 1, self.width), torch.int32)
         # The scratch row, for padding, writes to a page of its own behind all others.
+        self.scratch_page = num_pages
         self.page_table = torch.full((max_rows + 1, self.pages_per_row), num_pages, dtype=torch.int32, device=device)
         self.num_held = np.zeros(max_rows + 1, dtype=np.int64)
         self.num_prompt = np.ones(max_rows + 1, dtype=np.int32)
@@ -234,8 +235,13 @@ class Tables:
     def _send(self, plan: Plan) -> None:
         """Sends the columns, and behind them the plan's new tokens and pages, which then go where they belong."""
         columns, updates = self.packed.used, self._updates(plan)
+        taken = self.packed.put(np.asarray([admit.row for admit in plan.admit], np.int32)) if plan.admit else None
         self.packed.send()
         self.packed.used = columns
+        if taken is not None:  # nothing of a row's former request is left in it
+            rows = self.packed.at(taken).long()
+            self.tokens.index_fill_(0, rows, 0)
+            self.page_table.index_fill_(0, rows, self.scratch_page)
         for table, index, values in updates:
             table.index_copy_(0, self.packed.at(index).view(torch.int64), self.packed.at(values))
 
@@ -294,8 +300,8 @@ class _Packed:
         begin, middle = self.used, self.used + len(values)
         end = max(middle, begin + length)
         if end > len(self.host):  # rare: many long prompts admitted at once; they travel by themselves
-            return torch.from_numpy(values.astype(np.int32)).to(self.target.device)
-        self.host[begin:middle] = values.view(np.int32) if values.dtype == np.float32 else values
+            return torch.from_numpy(_bits(values)).to(self.target.device)
+        self.host[begin:middle] = _bits(values)
         if end > middle:
             self.host[middle:end] = fill
         self.used = -(-end // 4) * 4  # 16-byte alignment
@@ -308,6 +314,11 @@ class _Packed:
     def send(self) -> None:
         if not self.on_host:
             self.target[: self.used].copy_(self.staging[self.turn][: self.used], non_blocking=True)
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    """As int32: whole numbers by their value, float32 by its bits."""
+    return values.view(np.int32) if values.dtype == np.float32 else values.astype(np.int32, copy=False)
 
 
 def _column(values: list | np.ndarray, count: int, fill: int) -> np.ndarray:
