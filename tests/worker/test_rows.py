@@ -46,8 +46,8 @@ def tables(drive: Drive) -> Iterator[tuple[str, Any]]:
 
 
 def fill_with_noise(drive: Drive) -> int:
-    draw = np.random.default_rng(3)
-    for count, (_, table) in enumerate(tables(drive), 1):
+    draw, found = np.random.default_rng(3), list(tables(drive))
+    for _, table in found:
         for row in range(ROWS):
             if isinstance(table, set):
                 table.add(row)
@@ -56,7 +56,7 @@ def fill_with_noise(drive: Drive) -> int:
             else:
                 noise = torch.from_numpy(draw.integers(1, 50, tuple(table.shape[1:]))) + row
                 table[row] = noise if isinstance(table, torch.Tensor) else noise.numpy()
-    return count
+    return len(found)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5, "min_p": 0.1}, {"logprobs": 2, "logit_bias": {5: 3.0}}])
@@ -107,7 +107,9 @@ class Never(_ByRow):
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_a_rule_that_is_listed_holds_in_captured_steps_too(graphs: bool, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_is_listed_holds_in_captured_steps_too(
+    graphs: bool, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if reason_against("cpu"):
         pytest.skip(str(reason_against("cpu")))
     monkeypatch.setattr(sampler, "RULES", (*RULES, Never))
