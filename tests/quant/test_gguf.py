@@ -24,9 +24,20 @@ SCALE_OFFSETS = {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "IQ1_S": (0,),
+    "IQ1_M": (),
     "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ3_S": (0,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "Q1_0": (0,),
+    "MXFP4": (),
+    "NVFP4": (),
 }
 
 
@@ -38,10 +49,19 @@ def random_rows(kind: str, rows: int, blocks: int, seed: int = 0) -> np.ndarray:
     for offset in SCALE_OFFSETS[kind]:
         scales = generator.uniform(-2, 2, (rows, blocks, 1)).astype("<f2")
         raw[:, :, offset : offset + 2] = scales.view(np.uint8)
+    if kind == "IQ1_M":  # its scale is spread over four numbers: keep it below one
+        raw[:, :, 55] &= 0x3F
+    if kind == "NVFP4":  # its scales have no sign
+        raw[:, :, :4] &= 0x7F
     return raw.reshape(rows, blocks * size)
 
 
 def expected(kind: str, raw: np.ndarray) -> torch.Tensor:
+    if kind == "Q1_0":  # the package has no reference for it
+        blocks = raw.reshape(len(raw), -1, 18)
+        bits = np.unpackbits(blocks[:, :, 2:], axis=-1, bitorder="little").astype(np.float32)
+        scales = np.ascontiguousarray(blocks[:, :, :2]).view("<f2").astype(np.float32)
+        return torch.from_numpy(((2 * bits - 1) * scales).reshape(len(raw), -1))
     values = reference.quants.dequantize(raw, reference.GGMLQuantizationType[kind])
     return torch.from_numpy(np.ascontiguousarray(values))
 
@@ -117,7 +137,7 @@ def test_no_rows() -> None:
 
 
 def test_unknown_kind() -> None:
-    with pytest.raises(UnsupportedModel, match="IQ1_S"):
+    with pytest.raises(UnsupportedModel, match="Q9_Z"):
         decoders.decode_blocks("IQ1_S", torch.zeros(1, 50, dtype=torch.uint8))
 
 

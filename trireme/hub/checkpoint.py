@@ -18,6 +18,7 @@ from trireme.hub.gguf import GgufFile, read_gguf
 from trireme.hub.gguf_models import config_of, generation_of, weights_of
 from trireme.hub.llama2c import llama2c_files, read_llama2c
 from trireme.hub.safetensors import read_safetensors
+from trireme.hub.schemes import Composite, join
 from trireme.hub.weights import Weight
 
 MAX_JSON = 64 * 2**20
@@ -42,6 +43,7 @@ class Checkpoint:
         self.path, self.config, self.generation, self.source = path, config, generation or {}, source
         self.bin_files, self._torch_loader = bin_files or [], torch_loader
         self._weights = weights
+        self._joined: dict[str, Weight | Composite] | None = None
 
     @classmethod
     def open(cls, path: str | pathlib.Path, torch_loader: TorchLoader | None = None) -> Checkpoint:
@@ -72,7 +74,7 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
 
-    def weight(self, name: str) -> Weight:
+    def weight(self, name: str) -> Weight | Composite:
         """The tensor of that name; a checkpoint of the bare body may leave out the first word (`model.`, `transformer.`)."""
         found = self._find(name)
         if found is None:
@@ -92,11 +94,17 @@ class Checkpoint:
                 return ids
         return []
 
-    def _find(self, name: str) -> Weight | None:
+    def _find(self, name: str) -> Weight | Composite | None:
         weights = self._loaded()
         return weights.get(name) or weights.get(name.partition(".")[2])
 
-    def _loaded(self) -> dict[str, Weight]:
+    def _loaded(self) -> dict[str, Weight | Composite]:
+        """Every tensor by its name; those that make a quantized matrix together as one, by the matrix's name."""
+        if self._joined is None:
+            self._joined = join(self._stored(), self.quantization or {})
+        return self._joined
+
+    def _stored(self) -> dict[str, Weight]:
         if not self.bin_files and not self._weights:  # not before: a model of random weights needs its config alone
             raise BadCheckpoint(f"{self.path} has a config.json and no weights.", "fetch its *.safetensors files")
         if self.bin_files and not self._weights:

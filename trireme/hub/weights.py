@@ -37,7 +37,9 @@ BLOCKS: dict[str, tuple[int, int]] = {
     "IQ4_XS": (256, 136),
     "TQ1_0": (256, 54),
     "TQ2_0": (256, 66),
+    "Q1_0": (128, 18),
     "MXFP4": (32, 17),
+    "NVFP4": (64, 36),
 }
 
 # kind of a plain tensor: the numpy type that holds its bits (numpy has no bfloat16 and no float8)
@@ -126,6 +128,14 @@ class Weight:
     def part(self, index: int) -> Weight:
         """Entry `index` of the first axis, as a tensor of one axis less (an expert of a stacked tensor)."""
         return self._cut(self._mapped[index if self._row_ids is None else self._row_ids[index]], None)
+
+    def mapped(self) -> np.ndarray:
+        """The chosen values as they lie in the file: what is not touched is not read. Not to be written to."""
+        return self._mapped if self._row_ids is None else self._mapped[self._row_ids]
+
+    def reshaped(self, *shape: int) -> Weight:
+        """The same values of a plain kind in another shape."""
+        return self._cut(self.mapped().reshape(shape), None)
 
     def raw(self) -> np.ndarray:
         """The chosen values (plain kinds) or bytes [..., bytes per row] (blocks), contiguous. Not to be written to."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from trireme.errors import UnsupportedModel
 from trireme.ops import Ops
 from trireme.quant.gguf import BLOCKS, decode_blocks
+from trireme.quant.grouped import grouped
 
 
 class Stored(Protocol):
@@ -84,6 +85,8 @@ def decode(stored: Stored, dtype: torch.dtype, device: torch.device | str = "cpu
         if len(stored.shape) == 1:  # norm weights and biases: near one keeps a deep random model's activations in range
             return values.fill_(1.0)
         return values.normal_(0.0, 0.02, generator=generator)
+    if hasattr(stored, "form"):
+        return grouped(stored, device).values().to(dtype)
     raw = torch.from_numpy(stored.raw())
     if stored.kind in BLOCKS:
         values = decode_blocks(stored.kind, raw.reshape(-1, raw.shape[-1])).reshape(stored.shape)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from trireme.errors import BadCheckpoint, UnsupportedModel
+from trireme.quant import codebooks
+from trireme.quant.blocks import cut, fields, half, look_up, scale, spread_bits
 
 # values per block, bytes per block
 BLOCKS: dict[str, tuple[int, int]] = {
@@ -27,9 +29,20 @@ BLOCKS: dict[str, tuple[int, int]] = {
     "Q4_K": (256, 144),
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
+    "IQ1_S": (256, 50),
+    "IQ1_M": (256, 56),
     "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74),
+    "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98),
+    "IQ3_S": (256, 110),
     "IQ4_NL": (32, 18),
     "IQ4_XS": (256, 136),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
+    "Q1_0": (128, 18),
+    "MXFP4": (32, 17),
+    "NVFP4": (64, 36),
 }
 KINDS: tuple[str, ...] = tuple(BLOCKS)
 
@@ -37,16 +50,6 @@ KINDS: tuple[str, ...] = tuple(BLOCKS)
 # that the threads' barrier after each op is rare. On 2 shared cores 2^18 was no faster, and at times many times slower.
 CHUNK_VALUES = 1 << 22
 
-# IQ2_XXS: each entry is 8 ternary digits, lowest first, standing for 8, 25, 43. As numbers the entries rise and are all even:
-# these are the steps from each to the next, halved, one byte each, the first from 0.
-_IQ2_STEPS = (
-    "00010101010101030102010101030302010301030604010302070f06060109120d01030501030102060501030603010206070a01050c0109"
-    "0f090302010306020103010b0c0c1c05230103050409060302070306090405180519030602060a15101107220103090e0d0222171601030b"
-    "080401190418012801030907140e0a300c06183f1a01030302010303040205010309090e04020c040c04050f030612080b051e2901030902"
-    "191502051c10090302030112030c0d172328010c2513150503101e1e2703090c0f141c0f12022b0117436b01030a0e0e0606202401030207"
-    "091210110b0a0913292c25030603170b141d190a052c5a1649110b0f25308418"
-)
-_IQ2_MAGNITUDES = (8, 25, 43)
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
@@ -69,51 +72,6 @@ def decode_blocks(kind: str, raw: Tensor) -> Tensor:
     return out.view(rows, per_row * values)
 
 
-# --- pieces the layouts share -----------------------------------------------------------------------------------------------
-
-
-def _cut(blocks: Tensor, begin: int, end: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-    """Bytes [begin, end) of every block, dense and aligned, read as dtype."""
-    # A clone even when dense: the bytes of a mapped file may start at any address, which `view` refuses.
-    return blocks[:, begin:end].clone(memory_format=torch.contiguous_format).view(dtype)
-
-
-def _half(blocks: Tensor, begin: int) -> Tensor:
-    """The f16 at a byte offset of every block, as float32 [blocks, 1]."""
-    return _cut(blocks, begin, begin + 2, torch.float16).float()
-
-
-def _fields(packed: Tensor, groups: int, bits: int) -> Tensor:
-    """Every byte cut into 8 / bits fields, low bits first, all first fields of a group before all its second ones.
-
-    packed: [blocks, groups * width] uint8; result: [blocks, groups * (8 / bits) * width] uint8
-    """
-    # Eight bytes at a time: what a shift carries across byte borders, or from the sign, the mask removes.
-    words = packed.view(torch.int64).view(len(packed), groups, -1)
-    mask = ((1 << bits) - 1) * 0x0101010101010101
-    result = torch.empty(len(packed), groups, 8 // bits, words.shape[-1], dtype=torch.int64, device=packed.device)
-    torch.bitwise_and(words, mask, out=result[:, :, 0])
-    for index in range(1, 8 // bits):
-        torch.bitwise_and(words >> index * bits, mask, out=result[:, :, index])
-    return result.view(len(packed), -1).view(torch.uint8)
-
-
-def _spread_bits(packed: Tensor) -> Tensor:
-    """Bit i of each block's bits, low end first, as byte i.  packed: [blocks, n] uint8; result: [blocks, 8n] of 0 and 1"""
-    # Each byte is repeated eight times, and bit k kept of copy k.
-    kept = (packed.to(torch.int64) * 0x0101010101010101) & (0x8040201008040201 - (1 << 64))
-    return kept.view(torch.uint8).ne(0).view(torch.uint8)
-
-
-def _scale(codes: Tensor, scales: Tensor, out: Tensor, shift: Tensor | None = None) -> None:
-    """out = codes * scales + shift, scales and shift over equal runs.  codes, out: [blocks, values]; scales: [blocks, runs]"""
-    runs = out.view(len(out), scales.shape[1], -1)
-    out.copy_(codes)
-    runs.mul_(scales.unsqueeze(-1))
-    if shift is not None:
-        runs.add_(shift.unsqueeze(-1))
-
-
 def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
     """The eight 6-bit scales s and minima m of Q4_K and Q5_K, from their 12 bytes p.
 
@@ -126,46 +84,40 @@ def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scales, minima
 
 
-def _look_up(values: tuple[int, ...], codes: Tensor) -> Tensor:
-    """values[codes] as int8, the shape of codes."""
-    table = torch.tensor(values, dtype=torch.int8, device=codes.device)
-    return table.index_select(0, codes.flatten().int()).view(codes.shape)
-
-
 # --- blocks of 32 -----------------------------------------------------------------------------------------------------------
 
 
 def _q4_0(blocks: Tensor, out: Tensor) -> None:
     """d f16 | q 16 bytes: low nibbles are values 0-15, high nibbles 16-31.    y = d (q - 8)"""
-    codes = _fields(_cut(blocks, 2, 18), 1, 4).view(torch.int8).sub_(8)
-    _scale(codes, _half(blocks, 0), out)
+    codes = fields(cut(blocks, 2, 18), 1, 4).view(torch.int8).sub_(8)
+    scale(codes, half(blocks, 0), out)
 
 
 def _q4_1(blocks: Tensor, out: Tensor) -> None:
     """d f16 | m f16 | q 16 bytes as in Q4_0.    y = d q + m"""
-    _scale(_fields(_cut(blocks, 4, 20), 1, 4), _half(blocks, 0), out, _half(blocks, 2))
+    scale(fields(cut(blocks, 4, 20), 1, 4), half(blocks, 0), out, half(blocks, 2))
 
 
 def _q5_0(blocks: Tensor, out: Tensor) -> None:
     """d f16 | h 32 bits, bit i for value i | q 16 bytes as in Q4_0.    y = d ((q | h << 4) - 16)"""
-    codes = _spread_bits(_cut(blocks, 2, 6)).mul_(16).bitwise_or_(_fields(_cut(blocks, 6, 22), 1, 4))
-    _scale(codes.view(torch.int8).sub_(16), _half(blocks, 0), out)
+    codes = spread_bits(cut(blocks, 2, 6)).mul_(16).bitwise_or_(fields(cut(blocks, 6, 22), 1, 4))
+    scale(codes.view(torch.int8).sub_(16), half(blocks, 0), out)
 
 
 def _q5_1(blocks: Tensor, out: Tensor) -> None:
     """d f16 | m f16 | h 32 bits as in Q5_0 | q 16 bytes as in Q4_0.    y = d (q | h << 4) + m"""
-    codes = _spread_bits(_cut(blocks, 4, 8)).mul_(16).bitwise_or_(_fields(_cut(blocks, 8, 24), 1, 4))
-    _scale(codes, _half(blocks, 0), out, _half(blocks, 2))
+    codes = spread_bits(cut(blocks, 4, 8)).mul_(16).bitwise_or_(fields(cut(blocks, 8, 24), 1, 4))
+    scale(codes, half(blocks, 0), out, half(blocks, 2))
 
 
 def _q8_0(blocks: Tensor, out: Tensor) -> None:
     """d f16 | q 32 int8.    y = d q"""
-    _scale(_cut(blocks, 2, 34, torch.int8), _half(blocks, 0), out)
+    scale(cut(blocks, 2, 34, torch.int8), half(blocks, 0), out)
 
 
 def _iq4_nl(blocks: Tensor, out: Tensor) -> None:
     """d f16 | q 16 bytes as in Q4_0.    y = d V[q], V the 16 values of _IQ4_VALUES"""
-    _scale(_look_up(_IQ4_VALUES, _fields(_cut(blocks, 2, 18), 1, 4)), _half(blocks, 0), out)
+    scale(look_up(_IQ4_VALUES, fields(cut(blocks, 2, 18), 1, 4)), half(blocks, 0), out)
 
 
 # --- blocks of 256 ----------------------------------------------------------------------------------------------------------
@@ -176,9 +128,9 @@ def _q2_k(blocks: Tensor, out: Tensor) -> None:
 
     q: each half of the bytes holds 128 values, value 32 k + j in bits 2k, 2k + 1 of its byte j.
     """
-    packed = _cut(blocks, 0, 16)
-    shift = (_half(blocks, 82) * (packed >> 4)).neg_()
-    _scale(_fields(_cut(blocks, 16, 80), 2, 2), _half(blocks, 80) * (packed & 15), out, shift)
+    packed = cut(blocks, 0, 16)
+    shift = (half(blocks, 82) * (packed >> 4)).neg_()
+    scale(fields(cut(blocks, 16, 80), 2, 2), half(blocks, 80) * (packed & 15), out, shift)
 
 
 def _q3_k(blocks: Tensor, out: Tensor) -> None:
@@ -187,10 +139,10 @@ def _q3_k(blocks: Tensor, out: Tensor) -> None:
     h: value 32 k + j has bit k of byte j.  s[r]: low four bits from p[r] & 15 for r < 8 and p[r - 8] >> 4 after,
     high two from bits 2 (r div 4) and above of p[8 + r mod 4].
     """
-    codes = _fields(_cut(blocks, 0, 32), 1, 1).mul_(4).bitwise_or_(_fields(_cut(blocks, 32, 96), 2, 2))
-    low, high = _cut(blocks, 96, 104), _cut(blocks, 104, 108)
+    codes = fields(cut(blocks, 0, 32), 1, 1).mul_(4).bitwise_or_(fields(cut(blocks, 32, 96), 2, 2))
+    low, high = cut(blocks, 96, 104), cut(blocks, 104, 108)
     scales = torch.cat([low & 15, low >> 4], 1) | torch.cat([(high >> shift & 3) << 4 for shift in (0, 2, 4, 6)], 1)
-    _scale(codes.view(torch.int8).sub_(4), _half(blocks, 108) * scales.view(torch.int8).sub_(32), out)
+    scale(codes.view(torch.int8).sub_(4), half(blocks, 108) * scales.view(torch.int8).sub_(32), out)
 
 
 def _q4_k(blocks: Tensor, out: Tensor) -> None:
@@ -198,9 +150,9 @@ def _q4_k(blocks: Tensor, out: Tensor) -> None:
 
     q: each 32 bytes hold 64 values, the low nibbles first.
     """
-    scales, minima = _six_bit_pairs(_cut(blocks, 4, 16))
-    codes = _fields(_cut(blocks, 16, 144), 4, 4)
-    _scale(codes, _half(blocks, 0) * scales, out, (_half(blocks, 2) * minima).neg_())
+    scales, minima = _six_bit_pairs(cut(blocks, 4, 16))
+    codes = fields(cut(blocks, 16, 144), 4, 4)
+    scale(codes, half(blocks, 0) * scales, out, (half(blocks, 2) * minima).neg_())
 
 
 def _q5_k(blocks: Tensor, out: Tensor) -> None:
@@ -208,9 +160,9 @@ def _q5_k(blocks: Tensor, out: Tensor) -> None:
 
     y = (d s[r]) (q | h << 4) - e m[r]
     """
-    scales, minima = _six_bit_pairs(_cut(blocks, 4, 16))
-    codes = _fields(_cut(blocks, 16, 48), 1, 1).mul_(16).bitwise_or_(_fields(_cut(blocks, 48, 176), 4, 4))
-    _scale(codes, _half(blocks, 0) * scales, out, (_half(blocks, 2) * minima).neg_())
+    scales, minima = _six_bit_pairs(cut(blocks, 4, 16))
+    codes = fields(cut(blocks, 16, 48), 1, 1).mul_(16).bitwise_or_(fields(cut(blocks, 48, 176), 4, 4))
+    scale(codes, half(blocks, 0) * scales, out, (half(blocks, 2) * minima).neg_())
 
 
 def _q6_k(blocks: Tensor, out: Tensor) -> None:
@@ -218,9 +170,9 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
 
     q: each 64 bytes hold 128 values, the low nibbles first.
     """
-    codes = _fields(_cut(blocks, 128, 192), 2, 2).mul_(16).bitwise_or_(_fields(_cut(blocks, 0, 128), 2, 4))
-    scales = _half(blocks, 208) * _cut(blocks, 192, 208, torch.int8)
-    _scale(codes.view(torch.int8).sub_(32), scales, out)
+    codes = fields(cut(blocks, 128, 192), 2, 2).mul_(16).bitwise_or_(fields(cut(blocks, 0, 128), 2, 4))
+    scales = half(blocks, 208) * cut(blocks, 192, 208, torch.int8)
+    scale(codes.view(torch.int8).sub_(32), scales, out)
 
 
 def _iq4_xs(blocks: Tensor, out: Tensor) -> None:
@@ -228,46 +180,54 @@ def _iq4_xs(blocks: Tensor, out: Tensor) -> None:
 
     s[r] = nibble r of l, low first, | bits 2r, 2r + 1 of h << 4
     """
-    low, high = _cut(blocks, 4, 8).unsqueeze(-1), _cut(blocks, 2, 4).unsqueeze(-1)
+    low, high = cut(blocks, 4, 8).unsqueeze(-1), cut(blocks, 2, 4).unsqueeze(-1)
     low = torch.cat([low & 15, low >> 4], -1).flatten(1)
     high = torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(1)
     scales = (low | high << 4).view(torch.int8).sub_(32)
-    _scale(_look_up(_IQ4_VALUES, _fields(_cut(blocks, 8, 136), 8, 4)), _half(blocks, 0) * scales, out)
+    scale(look_up(_IQ4_VALUES, fields(cut(blocks, 8, 136), 8, 4)), half(blocks, 0) * scales, out)
 
 
-def _iq2_xxs(blocks: Tensor, out: Tensor) -> None:
-    """d f16 | 8 runs of 32 values: i 4 bytes, w u32.    y = (d (1/2 + (w >> 28)) / 4) G[i[k]] sign, k the run's group of 8
+def _tq1_0(blocks: Tensor, out: Tensor) -> None:
+    """q 48 bytes | h 4 bytes | d f16.    y = d (t - 1), t the first ternary digits of a byte over 256
 
-    G: the 256 rows of 8 magnitudes in _IQ2_STEPS.  Signs of group k: bits 7k to 7k + 6 of w, set for minus, for its first seven
-    values; the eighth is minus where that makes the number of minuses even.
+    Of q, all first digits of 32 bytes come before their second ones, and so on to the fifth; then 16 bytes alike; then h, four
+    of each.
     """
-    # Both tables hold a group as the eight bytes of one int64, so that a look-up moves whole groups.
-    magnitudes, signs = (table.to(blocks.device) for table in (_IQ2_GRID, _IQ2_SIGNS))
-    runs = _cut(blocks, 2, 66).view(-1, 8)
-    groups = magnitudes.index_select(0, runs[:, :4].int().flatten())
-    words = _cut(runs, 4, 8, torch.int32)
-    flips = torch.cat([words >> shift & 127 for shift in (0, 7, 14, 21)], 1)
-    codes = groups.view(torch.int8).mul_(signs.index_select(0, flips.flatten()).view(torch.int8))
-    factors = (words >> 28 & 15).view(-1, 8) + 0.5
-    _scale(codes.view(len(blocks), -1), (_half(blocks, 0) * factors).mul_(0.25), out)
+    digits = []
+    for begin, end, count in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
+        left = cut(blocks, begin, end)
+        for _ in range(count):
+            digits.append((left.int() * 3 >> 8).to(torch.int8))
+            left = left * 3  # as a byte: what is before the point falls off
+    scale(torch.cat(digits, 1).sub_(1), half(blocks, 52), out)
 
 
-def _iq2_grid() -> Tensor:
-    """The magnitudes of IQ2_XXS: [256] int64, eight int8 each."""
-    steps = torch.frombuffer(bytearray.fromhex(_IQ2_STEPS), dtype=torch.uint8)
-    numbers = 2 * steps.long().cumsum(0)
-    digits = numbers[:, None] // 3 ** torch.arange(8) % 3
-    return torch.tensor(_IQ2_MAGNITUDES, dtype=torch.int8)[digits].view(torch.int64).flatten()
+def _tq2_0(blocks: Tensor, out: Tensor) -> None:
+    """q 64 bytes, as in Q2_K | d f16.    y = d (q - 1)"""
+    scale(fields(cut(blocks, 0, 64), 2, 2).view(torch.int8).sub_(1), half(blocks, 64), out)
 
 
-def _iq2_signs() -> Tensor:
-    """The signs of IQ2_XXS: [128] int64, eight int8 of 1 or -1 each."""
-    minus = torch.arange(128)[:, None] >> torch.arange(7) & 1
-    minus = torch.cat([minus, minus.sum(1, keepdim=True) % 2], 1)
-    return (1 - 2 * minus).to(torch.int8).view(torch.int64).flatten()
+def _q1_0(blocks: Tensor, out: Tensor) -> None:
+    """d f16 | a bit for each value, low first.    y = d where it is set, else -d"""
+    scale(spread_bits(cut(blocks, 2, 18)).view(torch.int8).mul_(2).sub_(1), half(blocks, 0), out)
 
 
-_IQ2_GRID, _IQ2_SIGNS = _iq2_grid(), _iq2_signs()
+_E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def _mxfp4(blocks: Tensor, out: Tensor) -> None:
+    """e one byte | q 16 bytes as in Q4_0.    y = 2^(e - 128) V[q], V the doubled floats of four bits"""
+    power = cut(blocks, 0, 1).int()
+    bits = torch.where(power < 2, 0x00200000 << power.clamp_max(1), (power - 1) << 23)
+    scale(look_up(_E2M1_TWICE, fields(cut(blocks, 1, 17), 1, 4)), bits.view(torch.float32), out)
+
+
+def _nvfp4(blocks: Tensor, out: Tensor) -> None:
+    """s 4 floats of eight bits (e4m3, without a sign) | q 4 times 8 bytes, low nibbles first; runs of 16.    y = (s[r] / 2) V[q]"""
+    packed = cut(blocks, 0, 4)
+    scales = torch.where(packed == 127, 0.0, packed.view(torch.float8_e4m3fn).float())
+    scale(look_up(_E2M1_TWICE, fields(cut(blocks, 4, 36), 4, 4)), scales * 0.5, out)
+
 
 _DECODERS: dict[str, Callable[[Tensor, Tensor], None]] = {
     "Q4_0": _q4_0,
@@ -280,7 +240,18 @@ _DECODERS: dict[str, Callable[[Tensor, Tensor], None]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
-    "IQ2_XXS": _iq2_xxs,
+    "IQ1_S": codebooks.iq1_s,
+    "IQ1_M": codebooks.iq1_m,
+    "IQ2_XXS": codebooks.iq2_xxs,
+    "IQ2_XS": codebooks.iq2_xs,
+    "IQ2_S": codebooks.iq2_s,
+    "IQ3_XXS": codebooks.iq3_xxs,
+    "IQ3_S": codebooks.iq3_s,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
+    "Q1_0": _q1_0,
+    "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 }

@@ -1,0 +1,153 @@
+"""A quantized matrix of a checkpoint: several tensors of a file that make it together, and lazy cuts of it.
+
+Knows how the parts follow a cut of the matrix. Which tensors belong together, `schemes` knows; what their bits mean, `quant`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trireme.hub.weights import Weight
+
+
+@dataclass(frozen=True)
+class Along:
+    """How one axis of a part follows an axis of the matrix: `entries` of it hold `values` rows or columns of the matrix."""
+
+    axis: int
+    values: int = 1
+    entries: int = 1
+
+    def outward(self, first: int, stop: int) -> slice:
+        """The entries that hold the values [first, stop), and perhaps some around them."""
+        return slice(first // self.values * self.entries, -(-stop // self.values) * self.entries)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of a quantized matrix. Without `rows` it holds for all rows, without `columns` for all columns."""
+
+    weight: Weight
+    rows: Along | None = None
+    columns: Along | None = None
+
+
+@dataclass(frozen=True)
+class Format:
+    """What a quantized matrix is. `kind` says how it can be computed with, `layout` how its parts are stored."""
+
+    kind: str
+    layout: str
+    title: str  # for people: "GPTQ 4 bit"
+    bits: int = 8
+    group: int = 0  # columns that share a scale; 0: all of them
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Composite:
+    """A matrix of several parts, or a cut of one. Cutting is lazy: parts are read by `read`, outward to whole entries, and `inside`
+    says where in them the cut lies."""
+
+    offset = 0.0
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        form: Format,
+        parts: Mapping[str, Part],
+        rows: range | np.ndarray | None = None,
+        columns: range | None = None,
+    ) -> None:
+        """shape: [rows, columns] of the whole matrix, or [matrices, rows, columns] of a stack, which is only read by `part`"""
+        self.name, self.form, self.parts, self._whole = name, form, parts, shape
+        self._rows = range(shape[-2]) if rows is None else rows
+        self._columns = range(shape[-1]) if columns is None else columns
+
+    @property
+    def kind(self) -> str:
+        return self.form.kind
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self._whole[:-2], len(self._rows), len(self._columns))
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """The row and the column of the whole matrix from which on `read` reads."""
+        return self._reach()[0], self._columns.start
+
+    @property
+    def origin(self) -> str | None:
+        """Which bytes of which files, as they were when they were mapped; None where a part cannot say so."""
+        origins = [part.weight.origin for part in self.parts.values()]
+        if None in origins:
+            return None
+        rows = self._rows if isinstance(self._rows, range) else hashlib.sha256(self._rows.astype("<i8").tobytes()).hexdigest()
+        return repr((self.form.layout, self.kind, dict(self.form.facts), origins, rows, self._columns))
+
+    def rows(self, index: slice | np.ndarray) -> Composite:
+        """The chosen rows, in the order given."""
+        chosen = self._rows[index] if isinstance(index, slice) else np.asarray(self._rows)[index]
+        return self._cut(chosen, self._columns)
+
+    def columns(self, span: slice) -> Composite:
+        """A span of columns; it need not fall on groups."""
+        return self._cut(self._rows, self._columns[span])
+
+    def part(self, index: int) -> Composite:
+        """One matrix of a stack."""
+        parts = {name: Part(part.weight.part(index), part.rows, part.columns) for name, part in self.parts.items()}
+        return Composite(f"{self.name}[{index}]", self._whole[1:], self.form, parts)
+
+    def read(self, name: str) -> np.ndarray:
+        """A part, cut outward to whole entries. Not to be written to."""
+        part = self.parts[name]
+        chosen = [slice(None)] * len(part.weight.shape)
+        if part.rows is not None:
+            chosen[part.rows.axis] = part.rows.outward(*self._reach())
+        if part.columns is not None:
+            chosen[part.columns.axis] = part.columns.outward(self._columns.start, self._columns.stop)
+        return np.ascontiguousarray(part.weight.mapped()[tuple(chosen)])
+
+    def inside(self, name: str) -> tuple[slice | np.ndarray, slice]:
+        """Where the cut lies in what `read` gives, once each entry is spread out as the values it holds."""
+        part = self.parts[name]
+        rows: slice | np.ndarray = slice(None)
+        if part.rows is not None:
+            skipped = self._reach()[0] // part.rows.values * part.rows.values
+            if isinstance(self._rows, range) and self._rows.step == 1:
+                rows = slice(self._rows.start - skipped, self._rows.stop - skipped)
+            else:
+                rows = np.asarray(self._rows) - skipped
+        if part.columns is None:
+            return rows, slice(None)
+        begin = self._columns.start % part.columns.values
+        return rows, slice(begin, begin + len(self._columns))
+
+    def raw(self) -> np.ndarray:
+        raise TypeError(f"{self.name} has several parts: {', '.join(self.parts)}")
+
+    def release(self) -> None:
+        """Gives back the memory that reading took; the parts can be read again."""
+        for part in self.parts.values():
+            part.weight.release()
+
+    def _reach(self) -> tuple[int, int]:
+        """The first row and the one after the last."""
+        if not len(self._rows):
+            return 0, 0
+        if isinstance(self._rows, range):
+            return min(self._rows), max(self._rows) + 1
+        return int(self._rows.min()), int(self._rows.max()) + 1
+
+    def _cut(self, rows: range | np.ndarray, columns: range) -> Composite:
+        return Composite(self.name, self._whole, self.form, self.parts, rows, columns)
+
+    def __repr__(self) -> str:
+        return f"Composite({self.name!r}, {self.kind}, {self.shape})"
