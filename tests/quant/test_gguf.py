@@ -138,7 +138,7 @@ def test_no_rows() -> None:
 
 def test_unknown_kind() -> None:
     with pytest.raises(UnsupportedModel, match="Q9_Z"):
-        decoders.decode_blocks("IQ1_S", torch.zeros(1, 50, dtype=torch.uint8))
+        decoders.decode_blocks("Q9_Z", torch.zeros(1, 50, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("kind", decoders.KINDS)

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from trireme.errors import BadCheckpoint, ModelNotFound
+from trireme.hub.composite import Composite
 from trireme.hub.gguf import GgufFile, read_gguf
 from trireme.hub.gguf_models import config_of, generation_of, weights_of
 from trireme.hub.llama2c import llama2c_files, read_llama2c
 from trireme.hub.safetensors import read_safetensors
-from trireme.hub.schemes import Composite, join
+from trireme.hub.schemes import join
+from trireme.hub.storage import SECTIONS
 from trireme.hub.weights import Weight
 
 MAX_JSON = 64 * 2**20
@@ -67,9 +69,14 @@ class Checkpoint:
     def names(self) -> list[str]:
         return list(self._loaded())
 
-    def entries(self) -> Mapping[str, Weight]:
-        """Every tensor by its name in the file."""
+    def entries(self) -> Mapping[str, Weight | Composite]:
+        """Every tensor by its name; those that make a quantized matrix together as one, by the matrix's name."""
         return self._loaded()
+
+    @property
+    def quantization(self) -> dict[str, Any]:
+        """What the config says of how weights are stored."""
+        return next((found for name in SECTIONS if isinstance(found := self.config.get(name), dict)), {})
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
@@ -99,9 +106,8 @@ class Checkpoint:
         return weights.get(name) or weights.get(name.partition(".")[2])
 
     def _loaded(self) -> dict[str, Weight | Composite]:
-        """Every tensor by its name; those that make a quantized matrix together as one, by the matrix's name."""
         if self._joined is None:
-            self._joined = join(self._stored(), self.quantization or {})
+            self._joined = join(self._stored(), self.quantization)
         return self._joined
 
     def _stored(self) -> dict[str, Weight]:

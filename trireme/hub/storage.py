@@ -1,6 +1,7 @@
 """What a checkpoint's tensors are stored as: which format of quantized weights its names, kinds and config show.
 
-Knows names, kinds and shapes; reads no values. A format that somebody reads is one line in `READ`; every other one is refused here.
+Knows names, kinds and shapes; reads no values. Tensors that `schemes` has joined to a matrix are one entry here; what is left of a
+quantized format is refused.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any, Protocol
 from trireme.errors import UnsupportedModel
 from trireme.hub.weights import BLOCKS
 
-# Formats that have a reader. Whoever adds one puts its name here.
-READ: set[str] = set()
+# Formats that `schemes` reads: a config that names one of them is no reason to refuse.
+READ = frozenset({"GPTQ", "AWQ", "AutoRound", "compressed-tensors", "fp8", "ModelOpt", "bitsandbytes", "MXFP4"})
 
 # What configs call the method: the format's name
 _METHODS = {
@@ -26,8 +27,12 @@ _METHODS = {
     "fbgemm_fp8": "fp8",
     "bitsandbytes": "bitsandbytes",
     "mxfp4": "MXFP4",
+    "auto-round": "AutoRound",
+    "intel/auto-round": "AutoRound",
+    "modelopt": "ModelOpt",
+    "fp8_block": "fp8",
 }
-_SECTIONS = ("quantization_config", "compression_config", "quantization")
+SECTIONS = ("quantization_config", "compression_config", "quantization")
 # The end of a companion's name: its format; None where the other companions tell
 _COMPANIONS: tuple[tuple[re.Pattern[str], str | None], ...] = (
     (
@@ -79,7 +84,7 @@ def recognise(entries: Mapping[str, Entry], config: Mapping[str, Any], floats: C
 def check_storage(path: pathlib.Path, entries: Mapping[str, Entry], config: Mapping[str, Any], floats: Collection[str]) -> None:
     """Refuses a checkpoint in a format that nobody reads."""
     found = recognise(entries, config, floats)
-    if found is None or found.format in READ:
+    if found is None or (not found.tensor and (found.format in READ or any(hasattr(entry, "form") for entry in entries.values()))):
         return
     kind = f" is stored as {entries[found.tensor].kind}:" if found.tensor else " has a quantization_config:"
     called = f", called {found.config[:60]!r} in its config" if found.config and found.format == UNKNOWN else ""
@@ -91,7 +96,7 @@ def check_storage(path: pathlib.Path, entries: Mapping[str, Entry], config: Mapp
 
 def _method(config: Mapping[str, Any]) -> str:
     """What the config calls its quantization; empty where it has none."""
-    for section in _SECTIONS:
+    for section in SECTIONS:
         found = config.get(section)
         if isinstance(found, dict) and found:
             return str(found.get("quant_method") or found.get("quant_algo") or "(no name)")

@@ -15,7 +15,7 @@ from torch import Tensor
 from trireme.errors import UnsupportedModel
 from trireme.ops import Ops
 from trireme.quant.gguf import BLOCKS, decode_blocks
-from trireme.quant.grouped import grouped
+from trireme.quant.grouped import KINDS, grouped
 
 
 class Stored(Protocol):
@@ -71,8 +71,8 @@ class Noise:
 
 _NUMPY_AS_TORCH = {"BF16": torch.bfloat16}
 HOW_ELSE = f"use a model in float32, float16 or bfloat16, or a GGUF file of one of {', '.join(BLOCKS)}"
-# Kinds that are values by themselves. Whole numbers and floats of eight bits are not: their scales lie in other tensors.
-DECODED: frozenset[str] = frozenset({"F64", "F32", "F16", "BF16", *BLOCKS})
+# Kinds that are values: those that are by themselves, and those of several tensors. Whole numbers and floats of eight bits are not.
+DECODED: frozenset[str] = frozenset({"F64", "F32", "F16", "BF16", *BLOCKS, *KINDS})
 
 
 def decode(stored: Stored, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from trireme.errors import BadCheckpoint
 
+# What several tensors of a file may make: whole numbers in groups or by row, floats of eight and of four bits
+KINDS = frozenset({"INT2", "INT3", "INT4", "INT8", "I8C", "I8B", "F8T", "F8C", "F8G", "F8B", "MXFP4", "NVFP4", "NF4", "FP4"})
+
 
 class Form(Protocol):
     """What a quantized matrix is; see `hub.composite.Format`."""

@@ -1,0 +1,100 @@
+"""Whole models in published quantized formats answer as the same values stored plainly, on every backend and number of ranks."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+from drive import Drive, Run, ThreadGroup
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.quant.packers import FORMATS
+from trireme.config import resolve
+
+HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 64, 192, 6, 3, 32, 131
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": INNER,
+    "num_hidden_layers": 2, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": DIM, "vocab_size": VOCAB,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "torch_dtype": "float32", "hidden_act": "silu",
+}  # fmt: skip
+SHAPES = {
+    "self_attn.q_proj": (HEADS * DIM, HIDDEN),
+    "self_attn.k_proj": (KV_HEADS * DIM, HIDDEN),
+    "self_attn.v_proj": (KV_HEADS * DIM, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, HEADS * DIM),
+    "mlp.gate_proj": (INNER, HIDDEN),
+    "mlp.up_proj": (INNER, HIDDEN),
+    "mlp.down_proj": (HIDDEN, INNER),
+}
+# formats that differ in how they are found, cut or read; blocks of gpt-oss have other names, and hold experts
+SOME = [
+    "gptq 4 bit with zeros, version 1", "gptq in an order", "awq", "words 4 with zeros", "int8 by row", "fp8 blocks",
+    "nvfp4 of modelopt", "mxfp4", "nf4", "bitsandbytes int8",
+]  # fmt: skip
+PROMPT = [3, 17, 99, 5, 64, 120, 7]
+
+
+def write(folder: pathlib.Path, name: str) -> tuple[pathlib.Path, pathlib.Path]:
+    """Two folders of one model: in a format, and with the values that it means."""
+    random = torch.Generator().manual_seed(5)
+    plain = {"model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=random)}
+    plain["lm_head.weight"] = torch.randn(VOCAB, HIDDEN, generator=random) / 8
+    packed = dict(plain)
+    norms = ["model.norm", *(f"model.layers.{n}.{norm}_layernorm" for n in range(2) for norm in ("input", "post_attention"))]
+    packed |= {f"{norm}.weight": torch.ones(HIDDEN) for norm in norms}
+    plain = dict(packed)
+    for layer in range(2):
+        for part, (rows, columns) in SHAPES.items():
+            tensors, values = FORMATS[name][0](rows, columns)
+            base = f"model.layers.{layer}.{part}"
+            packed |= {base + end: tensor for end, tensor in tensors.items()}
+            plain[f"{base}.weight"] = values
+    return save(folder / "packed", packed), save(folder / "plain", plain)
+
+
+def save(folder: pathlib.Path, tensors: dict[str, Tensor]) -> pathlib.Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    save_file({name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def answer(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Run:
+    settings = {"backend": "reference", "max_model_len": 32, "kv_tokens": 64, "page_size": 4} | settings
+    if settings.get("tp", 1) == 1:
+        return Drive(folder, **settings).run("a", PROMPT)
+    with monkeypatch.context() as patched:
+        group = ThreadGroup(resolve(settings, environ={}), folder, patched)
+        try:
+            return Drive(folder, worker=group, **settings).run("a", PROMPT)
+        finally:
+            group.close()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_format_answers_as_its_values_do(name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, plain = write(tmp_path, name)
+    wanted = answer(plain, monkeypatch)
+    got = answer(packed, monkeypatch)
+    assert got.tokens == wanted.tokens
+    for place, logits in wanted.logits.items():
+        assert torch.equal(got.logits[place], logits)
+    for ranks in (2, 3):
+        shared = answer(packed, monkeypatch, tp=ranks)
+        assert shared.tokens == wanted.tokens
+        for place, logits in wanted.logits.items():
+            torch.testing.assert_close(shared.logits[place], logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_format_on_the_cpu(name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are kept or packed; activations are rounded to eight bits where the weights are whole numbers."""
+    packed, plain = write(tmp_path, name)
+    wanted, got = answer(plain, monkeypatch), answer(packed, monkeypatch, backend="cpu", pack_cache="off")
+    for place in range(len(PROMPT)):
+        far = (got.logits[place] - wanted.logits[place]).abs().max() / wanted.logits[place].abs().max()
+        assert far < 0.05, (place, far)
