@@ -149,7 +149,7 @@ def test_keys_and_values_in_eight_bits(dtype: torch.dtype) -> None:
     backend = SimpleNamespace(ops=CudaOps(), device=DEVICE, cache=lambda spec, n, d: KVCache.allocate(spec, n, d, zeros))
     findings = [check_case(backend, case, dtype) for case in cases() if case.kv == "fp8"]
     assert findings and [finding for finding in findings if not finding.ok] == []
-    cache = KVCache.allocate(CacheSpec(1, 16, "fp8"), 2, dtype, zeros)
+    cache = KVCache.allocate(CacheSpec((1, 16), (1, 16), "fp8"), 2, dtype, zeros)
     k = torch.full((1, 1, 16), 1e4, dtype=dtype, device=DEVICE)
     k[..., 0], k[..., 1] = float("nan"), -1e4
     CudaOps().store_kv(k, k, cache, torch.tensor([1], dtype=torch.int32, device=DEVICE))

@@ -1,5 +1,5 @@
 from trireme.layers.attention import Attention, HeadNormSpec, Heads, alibi_slopes
-from trireme.layers.batch import Batch
+from trireme.layers.batch import Batch, View
 from trireme.layers.embedding import Embedding, Head
 from trireme.layers.env import Env, Read
 from trireme.layers.linear import Linear, Rows
@@ -11,6 +11,5 @@ from trireme.layers.stack import run_blocks
 
 __all__ = [
     "MLP", "Attention", "Batch", "Embedding", "Env", "GatedMLP", "Head", "HeadNorm", "HeadNormSpec", "Heads", "LayerNorm", "Linear",
-    "Module", "RMSNorm", "Read", "Rope", "Rows", "alibi_slopes",
-    "run_blocks",
+    "Module", "RMSNorm", "Read", "Rope", "Rows", "View", "alibi_slopes", "run_blocks",
 ]  # fmt: skip

@@ -53,17 +53,22 @@ class Attention(Module):
         self.k_norm = env.new(HeadNorm, heads.dim, qk_norm.eps, qk_norm.offset) if qk_norm else None
         self.kind = AttentionKind(scale=heads.dim**-0.5 if scale is None else scale, window=window)
 
-    def cache_spec(self) -> CacheSpec:
-        return CacheSpec(self.num_kv_heads, self.dim)
+    def cache_specs(self) -> dict[int, CacheSpec]:
+        shape = self.num_kv_heads, self.dim
+        return {self.layer: CacheSpec(shape, shape, window=self.kind.window)}
 
-    def __call__(self, x: Tensor, batch: Batch, only: Tensor | None = None) -> Tensor:
-        """What each token gathers from those before it; `only`: of these tokens alone, whose values go on from here."""
+    def __call__(self, x: Tensor, batch: Batch, only: Tensor | None = None, key: int | None = None) -> Tensor:
+        """What each token gathers from those before it.
+
+        only: of these tokens alone, whose values go on from here; key: of the cache, where it is not the layer's number
+        """
         q, k, v = (part.unflatten(-1, (-1, self.dim)) for part in self.qkv.split(x))
         if self.q_norm and self.k_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        cache = batch.caches[self.layer]
-        q = self.env.ops.qkv_rope_store(q, k, v, *self.rope.at(batch), cache, batch.slots)
-        mixed = self.env.ops.attention(q, cache, batch.plan, self.kind).flatten(1)
+        cache = batch.caches[self.layer if key is None else key]
+        view = batch.views[cache.band]
+        q = self.env.ops.qkv_rope_store(q, k, v, *self.rope.at(batch), cache, view.slots)
+        mixed = self.env.ops.attention(q, cache, view.plan, self.kind).flatten(1)
         return self.out(self.env.keep(mixed, only))
 
 

@@ -26,14 +26,16 @@ class Attention(Module):
         self.out = env.new(Linear, cfg.hidden, {"dense": cfg.hidden}, cut="in", bias=True, columns=columns)
         self.kind = AttentionKind(scale=heads.dim**-0.5, slopes=alibi_slopes(heads.num)[mine].to(env.device))
 
-    def cache_spec(self) -> CacheSpec:
-        return CacheSpec(self.num_heads, self.dim)
+    def cache_specs(self) -> dict[int, CacheSpec]:
+        shape = self.num_heads, self.dim
+        return {self.layer: CacheSpec(shape, shape)}
 
     def __call__(self, x: Tensor, batch: Batch, only: Tensor | None = None) -> Tensor:
         q, k, v = (part.unflatten(-1, (-1, self.dim)) for part in self.qkv.split(x))
         cache = batch.caches[self.layer]
-        self.env.ops.store_kv(k, v, cache, batch.slots)
-        mixed = self.env.ops.attention(q, cache, batch.plan, self.kind).flatten(1)
+        view = batch.views[cache.band]
+        self.env.ops.store_kv(k, v, cache, view.slots)
+        mixed = self.env.ops.attention(q, cache, view.plan, self.kind).flatten(1)
         return self.out(self.env.keep(mixed, only))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from trireme.errors import UnsupportedModel
 from trireme.layers import Module
-from trireme.ops import CacheSpec
+from trireme.ops import CacheSpec, StateSpec
 
 MODELS: dict[str, Any] = {}
 
@@ -42,7 +42,14 @@ def model_class(raw: dict[str, Any]) -> Any:
     )
 
 
-def cache_specs(model: Module) -> list[CacheSpec]:
-    """What each attention layer keeps, in the order of their layer numbers."""
-    layers: list[Any] = [module for _, module in model.walk() if hasattr(module, "cache_spec")]
-    return [layer.cache_spec() for layer in sorted(layers, key=lambda layer: layer.layer)]
+def cache_specs(model: Module) -> dict[int, CacheSpec | StateSpec]:
+    """What the model keeps, by the keys under which its layers ask for it.
+
+    A layer may have none, one or several keys, and layers that name the same key share what it stands for.
+    """
+    found: dict[int, CacheSpec | StateSpec] = {}
+    for path, module in model.walk():
+        asked: dict[int, CacheSpec | StateSpec] = getattr(module, "cache_specs", dict)()
+        for key, spec in asked.items():
+            assert found.setdefault(key, spec) == spec, f"{path} asks for {spec} under {key}, which stands for {found[key]}"
+    return dict(sorted(found.items()))

@@ -1,4 +1,5 @@
 from trireme.ops.attention import AttentionKind, AttentionPlan, CacheSpec, KVCache, StepLayout
+from trireme.ops.state import States, StateSpec
 from trireme.ops.table import Ops, Projection
 
-__all__ = ["AttentionKind", "AttentionPlan", "CacheSpec", "KVCache", "Ops", "Projection", "StepLayout"]
+__all__ = ["AttentionKind", "AttentionPlan", "CacheSpec", "KVCache", "Ops", "Projection", "StateSpec", "States", "StepLayout"]

@@ -20,34 +20,50 @@ Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]  # makes a tensor of ze
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What one attention layer keeps per token. `kind` names the storage: "plain" is the activations' own type, "int8" is bytes
-    with a float32 scale per head, "fp8" is floats of eight bits (e4m3)."""
+    """What a layer keeps of each token: keys and values, each as (heads, numbers of a head).
 
-    num_kv_heads: int
-    head_dim: int
+    `kind` names the storage: "plain" is the activations' own type, "int8" is bytes with a float32 scale per head, "fp8" is floats
+    of eight bits (e4m3).
+    """
+
+    k: tuple[int, int]
+    v: tuple[int, int]
     kind: str = "plain"
+    window: int = 0  # how many of the last tokens are ever read; 0: all
+    shared: bool = False  # whether a value is the first numbers of its key, kept once
+
+    @property
+    def kept(self) -> tuple[tuple[int, int], ...]:
+        """What takes memory of its own."""
+        return (self.k,) if self.shared else (self.k, self.v)
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        per_head = {"int8": self.head_dim + 4, "fp8": self.head_dim}.get(self.kind, self.head_dim * dtype.itemsize)
-        return 2 * self.num_kv_heads * per_head
+        of_head = {"int8": lambda width: width + 4, "fp8": lambda width: width}.get(self.kind, lambda width: width * dtype.itemsize)
+        return sum(heads * of_head(width) for heads, width in self.kept)
 
 
 @dataclass
 class KVCache:
-    """The slots of one layer. k, v: [slots, num_kv_heads, head_dim]; of int8, what is kept is k * scale."""
+    """The slots of one layer. k, v: [slots, heads, numbers of a head]; of int8, what is kept is k * scale."""
 
     k: Tensor
     v: Tensor
-    scales: tuple[Tensor, Tensor] | None = None  # of k and v: [slots, num_kv_heads] float32
+    scales: tuple[Tensor, Tensor] | None = None  # of k and v: [slots, heads] float32
+    shared: bool = False  # whether v is a part of k
+    band: int = 0  # by which of a step's views its slots are found
 
     @classmethod
     def allocate(cls, spec: CacheSpec, num_slots: int, dtype: torch.dtype, zeros: Zeros) -> KVCache:
-        shape = (num_slots, spec.num_kv_heads, spec.head_dim)
-        if spec.kind == "int8":
-            scales = (zeros(shape[:2], torch.float32), zeros(shape[:2], torch.float32))
-            return cls(zeros(shape, torch.int8), zeros(shape, torch.int8), scales)
-        dtype = FP8 if spec.kind == "fp8" else dtype
-        return cls(zeros(shape, dtype), zeros(shape, dtype))
+        kept = {"int8": torch.int8, "fp8": FP8}.get(spec.kind, dtype)
+        made = [zeros((num_slots, *shape), kept) for shape in spec.kept]
+        scales = [zeros((num_slots, heads), torch.float32) for heads, _ in spec.kept] if spec.kind == "int8" else []
+        k, v = made[0], made[0][..., : spec.v[1]] if spec.shared else made[1]
+        return cls(k, v, (scales[0], scales[-1]) if scales else None, spec.shared)
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether keys and values are of one shape, each in memory of its own, as most kernels take them."""
+        return self.k.shape == self.v.shape and not self.shared
 
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of these slots."""
@@ -86,6 +102,10 @@ class StepLayout:
     rows_device: Tensor  # [seqs] int32
     query_starts: Tensor  # [seqs + 1] int32: where each sequence's new tokens begin among the step's tokens
     context_lengths: Tensor  # [seqs] int32: starts + counts
+    states_from: Tensor | None = (
+        None  # [seqs] int32: the state each sequence goes on from, below 0: none; only where layers keep any
+    )
+    states_to: Tensor | None = None  # [seqs] int32: the state that it leaves, another one
     padded: bool = False  # whether trailing sequences are padding for a captured graph (counts of 0 or scratch slots)
     room: int = 0  # where a graph with prompts is being captured: the tokens it has room for; 0 else
 
@@ -96,7 +116,7 @@ class StepLayout:
 
     def slots(self, sequence: int) -> Tensor:
         """All slots of one sequence up to its newest token, by position."""
-        length = int(self.starts[sequence] + self.counts[sequence])
+        length = int(self.context_lengths[sequence])
         pages = self.page_table[int(self.rows[sequence]), : -(-length // self.page_size)].long()
         offsets = torch.arange(self.page_size, device=pages.device)
         return (pages[:, None] * self.page_size + offsets).flatten()[:length]

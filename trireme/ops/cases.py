@@ -60,7 +60,7 @@ class Draw:
     def cache(self, num_slots: int, kv_heads: int, head_dim: int, ops: Ops | None = None, kind: str = "plain") -> KVCache:
         """An empty cache; one full of random keys and values where ops are given to store them."""
         make = self._make_cache or (lambda spec, slots, dtype: KVCache.allocate(spec, slots, dtype, self._zeros))
-        cache = make(CacheSpec(kv_heads, head_dim, kind), num_slots, self.held)
+        cache = make(CacheSpec((kv_heads, head_dim), (kv_heads, head_dim), kind), num_slots, self.held)
         if ops is not None:
             k, v = (self.normal(num_slots, kv_heads, head_dim) for _ in range(2))
             ops.store_kv(k, v, cache, self.int32(range(num_slots)))

@@ -162,12 +162,13 @@ class Ops:
     def store_kv(self, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor) -> None:
         """cache[slots[i]] = (k[i], v[i]).  k, v: [tokens, kv_heads, head_dim]; a slot below 0 is skipped
 
-        A cache of int8 keeps each head as quantize_int8 does; one of fp8 rounds, and ends what it cannot hold at its largest.
+        A cache of int8 keeps each head as quantize_int8 does; one of fp8 rounds, and ends what it cannot hold at its largest. Where
+        values are parts of keys, v is not looked at.
         """
         live = slots >= 0
         if not bool(live.all()):
             k, v, slots = k[live], v[live], slots[live]
-        for i, (kept, new) in enumerate(((cache.k, k), (cache.v, v))):
+        for i, (kept, new) in enumerate(((cache.k, k), (cache.v, v))[: 1 if cache.shared else 2]):
             if cache.scales is not None:
                 new, scale = self.quantize_int8(new)
                 cache.scales[i].index_copy_(0, slots.long(), scale.squeeze(-1))
@@ -180,10 +181,14 @@ class Ops:
         return [(layout.slots(i), int(n)) for i, n in enumerate(layout.counts)]
 
     def attention(self, q: Tensor, cache: KVCache, plan: AttentionPlan, kind: AttentionKind) -> Tensor:
-        """Causal attention of each sequence's new tokens over all its cached ones.  q, result: [tokens, heads, head_dim]"""
-        out, begin = torch.empty_like(q), 0
+        """Causal attention of each sequence's new tokens over its cached ones, of which only the window is read.
+
+        q: [tokens, heads, numbers of a key]; result: [tokens, heads, numbers of a value]
+        """
+        out, begin = q.new_empty((*q.shape[:2], cache.v.shape[-1])), 0
         for slots, n in plan:
-            out[begin : begin + n] = _attend(q[begin : begin + n], *cache.at(slots), kind)
+            seen = slots[-(kind.window + n - 1) :] if kind.window and n else slots
+            out[begin : begin + n] = _attend(q[begin : begin + n], *cache.at(seen), kind)
             begin += n
         out[begin:] = 0  # padding rows of a captured step
         return out

@@ -21,7 +21,7 @@ from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.storage import check_storage
 from trireme.layers import Env, Module
 from trireme.models import ModelConfig, cache_specs, model_class
-from trireme.ops import CacheSpec
+from trireme.ops import CacheSpec, StateSpec
 from trireme.parallel import Mesh
 from trireme.quant import DECODED, HOW_ELSE, Noise, Stored
 
@@ -162,18 +162,30 @@ class KVSize:
     num_bytes: int
 
 
-def kv_specs(config: Config, loaded: Loaded, backend: Backend) -> list[CacheSpec]:
-    """What each attention layer keeps per token, in the kind the user asked for."""
+def kv_specs(config: Config, loaded: Loaded, backend: Backend) -> dict[int, CacheSpec]:
+    """What the model keeps of each token, by its layers' keys, in the kind the user asked for."""
     kind = "plain" if config.cache.kv_dtype == "auto" else config.cache.kv_dtype
     if kind not in backend.kv_kinds:
         raise BadConfig(f"The backend {backend.name} keeps no {kind} KV.", "use --kv-dtype auto")
-    return [dataclasses.replace(spec, kind=kind) for spec in cache_specs(loaded.model)]
+    asked = cache_specs(loaded.model).items()
+    return {key: dataclasses.replace(spec, kind=kind) for key, spec in asked if isinstance(spec, CacheSpec)}
+
+
+def state_specs(loaded: Loaded) -> dict[int, StateSpec]:
+    """What the model keeps of each sequence, whatever its length, by its layers' keys."""
+    return {key: spec for key, spec in cache_specs(loaded.model).items() if isinstance(spec, StateSpec)}
+
+
+def num_states(config: Config) -> int:
+    """Slots for states: two for every row, the one for padding included."""
+    return 2 * (config.schedule.max_running + 1)
 
 
 def size_cache(config: Config, loaded: Loaded, backend: Backend) -> KVSize:
     """How many pages fit in the memory that is left. What was not set shrinks to fit; what was set and does not is refused."""
-    per_token = sum(spec.bytes_per_token(loaded.dtype) for spec in kv_specs(config, loaded, backend))
-    budget = backend.kv_budget(config.cache.memory_fraction)
+    per_token = sum(spec.bytes_per_token(loaded.dtype) for spec in kv_specs(config, loaded, backend).values())
+    states = num_states(config) * sum(spec.num_bytes for spec in state_specs(loaded).values())
+    budget = backend.kv_budget(config.cache.memory_fraction) - states
     max_len, wanted = loaded.max_model_len, config.cache.kv_tokens
     fits = budget // max(per_token, 1)
     tokens = wanted or min(fits, backend.kv_default_tokens(max_len, config.schedule.max_running))
@@ -192,4 +204,4 @@ def size_cache(config: Config, loaded: Loaded, backend: Backend) -> KVSize:
         max_len = tokens
     page = config.cache.page_size or max_len
     pages = tokens // page
-    return KVSize(page, pages, min(max_len, pages * page), pages * page * per_token)
+    return KVSize(page, pages, min(max_len, pages * page), pages * page * per_token + states)

@@ -17,14 +17,15 @@ from torch import Tensor
 
 from trireme.backends import Backend
 from trireme.ipc.messages import Plan, RowNote, Sampled
-from trireme.layers import Batch, Module
-from trireme.ops import KVCache
+from trireme.layers import Batch, Module, View
+from trireme.ops import KVCache, States
 from trireme.types import NOTHING_TO_CHOOSE
 from trireme.worker.sampler import BROKEN, Pick, Sampler
 from trireme.worker.scores import Scores, ToHost, read
 from trireme.worker.tables import Padding, Step, Tables
 
 WAITS = 1.2  # times as long as the host: less, and kernels ran as they were started
+Caches = dict[int, KVCache | States]  # by the key under which layers ask for them
 Size = tuple[Padding, str]  # of a graph: how many tokens and sequences, and which kind of sampling
 
 
@@ -81,7 +82,7 @@ class Trial:
 
 
 class Runner:
-    def __init__(self, model: Module, backend: Backend, caches: list[KVCache], tables: Tables, sampler: Sampler, max_rows: int):
+    def __init__(self, model: Module, backend: Backend, caches: Caches, tables: Tables, sampler: Sampler, max_rows: int):
         self.model, self.backend, self.caches, self.tables, self.sampler = model, backend, caches, tables, sampler
         self.graph_sizes = backend.graph_sizes(max_rows) if backend.options.graphs else ()
         self.graph_tokens = backend.graph_tokens(max_rows) if backend.options.graphs else ()
@@ -159,10 +160,10 @@ class Runner:
         return pick, prompts
 
     def _forward(self, step: Step) -> Tensor:
-        plan = self.backend.ops.plan_attention(step.layout)
+        plans = [self.backend.ops.plan_attention(layout) for layout in step.layouts]
         tokens, slots = self.tables.inputs(step)
-        batch = Batch(tokens, step.positions, slots, step.logits_at, step.reach, step.layout, plan, self.caches, self.eager)
-        return self.model(batch)
+        views = [View(*band) for band in zip(slots, step.layouts, plans, strict=True)]
+        return self.model(Batch(tokens, step.positions, step.logits_at, step.reach, views, self.caches, self.eager))
 
     # --- captured steps -------------------------------------------------------------------------------------------------------
 

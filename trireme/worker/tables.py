@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ class Step:
     num_tokens: int
     columns: dict[str, Column]
     buffer: Tensor
-    make_layout: Callable[[Step], StepLayout]
+    make_layouts: Callable[[Step], list[StepLayout]]
     padded: bool  # whether some sequences only pad
     room: int  # captured as a step with prompts: how many tokens it has room for; 0 else
 
@@ -93,8 +93,9 @@ class Step:
         return {name: self.column(name).view(torch.float32) for name in FLOATS}
 
     @functools.cached_property
-    def layout(self) -> StepLayout:
-        return self.make_layout(self)
+    def layouts(self) -> list[StepLayout]:
+        """By band."""
+        return self.make_layouts(self)
 
 
 class Padding(NamedTuple):
@@ -106,16 +107,33 @@ class Padding(NamedTuple):
 
 
 class Tables:
-    def __init__(self, backend: Backend, max_rows: int, max_len: int, page_size: int, num_pages: int, step_tokens: int):
+    """num_pages: by band; the layers of a band keep alike, and have a page table of their own. keeps_states: whether some layer
+    keeps a state of each sequence. A row has two slots for it: a step reads one and writes the other, so that it may be run twice,
+    as the first step of a graph is."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        max_rows: int,
+        max_len: int,
+        page_size: int,
+        num_pages: Sequence[int],
+        step_tokens: int,
+        keeps_states: bool = False,
+    ):
         self.backend, self.page_size, self.scratch_row, self.max_len = backend, page_size, max_rows, max_len
         device = backend.device
+        self.keeps_states = keeps_states
+        self.state_slots = np.arange(max_rows + 1, dtype=np.int32) * 2  # of each row's newest state
         self.pages_per_row = -(-max_len // page_size)
         self.width = max_len + 1
         self.tokens = backend.zeros((max_rows + 1, self.width), torch.int32)
         # The scratch row, for padding, writes to a page of its own behind all others.
-        self.scratch_page = num_pages
-        self.page_table = torch.full((max_rows + 1, self.pages_per_row), num_pages, dtype=torch.int32, device=device)
-        self.num_held = np.zeros(max_rows + 1, dtype=np.int64)
+        self.scratch_pages = list(num_pages)
+        scratch = torch.tensor(num_pages, dtype=torch.int32, device=device).view(-1, 1, 1)
+        self.all_pages = scratch.repeat(1, max_rows + 1, self.pages_per_row)
+        self.page_tables = list(self.all_pages)  # by band: [all rows, pages]
+        self.num_held = np.zeros((len(num_pages), max_rows + 1), dtype=np.int64)
         self.num_prompt = np.ones(max_rows + 1, dtype=np.int32)
         self.sampling = {name: np.zeros(max_rows + 1, dtype=np.float32) for name in FLOATS[:3]}
         self.top_k = np.zeros(max_rows + 1, dtype=np.int32)
@@ -149,6 +167,8 @@ class Tables:
         starts[:count] += 1
         for name in ("lengths", "positions", "reach", "pick_positions"):
             host[last.begin(name) : last.begin(name) + count] += 1
+        for name, slots in self._states(last.rows[:count], starts[:count]).items():
+            host[last.begin(name) : last.begin(name) + count] = slots
         if uniforms is not None:
             host[last.begin("uniform") : last.begin("uniform") + count] = uniforms.view(np.int32)
         self._send(plan)
@@ -169,27 +189,38 @@ class Tables:
         lengths, put = starts + counts, self.packed.put
         tokens = padding.tokens if padding else int(ends[-1])
         columns = {"rows": put(rows), "query_starts": put(ends), "lengths": put(lengths)}
+        columns |= {name: put(slots) for name, slots in self._states(rows, starts).items()}
         columns |= self._token_columns(rows, starts, counts, ends, tokens)
         columns |= self._pick_columns(rows, lengths, samples, uniforms, padding)
         columns["logits_at"] = put(_wanted(ends[1:], logits), count if padding else 0)
         self._send(plan)
         padded, room = count > len(plan.rows), tokens if padding and not padding.decode else 0
-        return Step(rows, starts, counts, logits, samples, tokens, columns, self.packed.target, self._layout, padded, room)
+        return Step(rows, starts, counts, logits, samples, tokens, columns, self.packed.target, self._layouts, padded, room)
 
-    def _layout(self, step: Step) -> StepLayout:
-        rows, query_starts, lengths = (step.column(name) for name in ("rows", "query_starts", "lengths"))
-        return StepLayout(
+    def _layouts(self, step: Step) -> list[StepLayout]:
+        first = StepLayout(
             self.page_size,
             step.rows,
             step.starts,
             step.counts,
-            self.page_table,
-            rows,
-            query_starts,
-            lengths,
+            self.page_tables[0],
+            step.column("rows"),
+            step.column("query_starts"),
+            step.column("lengths"),
+            step.column("states_from") if self.keeps_states else None,
+            step.column("states_to") if self.keeps_states else None,
             step.padded,
             step.room,
         )
+        return [first, *(dataclasses.replace(first, page_table=table) for table in self.page_tables[1:])]
+
+    def _states(self, rows: np.ndarray, starts: np.ndarray) -> dict[str, np.ndarray]:
+        """Which state each sequence goes on from and which it leaves. A row's first step begins without one, whatever is there."""
+        if not self.keeps_states:
+            return {}
+        before = self.state_slots[rows]
+        self.state_slots[rows] = after = before ^ 1
+        return {"states_from": np.where(starts > 0, before, np.int32(-1)), "states_to": after}
 
     def _token_columns(
         self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, ends: np.ndarray, num_tokens: int
@@ -226,7 +257,7 @@ class Tables:
     def _note_admissions(self, plan: Plan) -> None:
         for admit in plan.admit:
             sampling = admit.sampling
-            self.num_held[admit.row] = 0
+            self.num_held[:, admit.row] = 0
             self.num_prompt[admit.row] = admit.num_prompt
             for name in self.sampling:
                 self.sampling[name][admit.row] = getattr(sampling, name)
@@ -241,7 +272,8 @@ class Tables:
         if taken is not None:  # nothing of a row's former request is left in it
             rows = self.packed.at(taken).long()
             self.tokens.index_fill_(0, rows, 0)
-            self.page_table.index_fill_(0, rows, self.scratch_page)
+            for table, scratch in zip(self.page_tables, self.scratch_pages, strict=True):
+                table.index_fill_(0, rows, scratch)
         for table, index, values in updates:
             table.index_copy_(0, self.packed.at(index).view(torch.int64), self.packed.at(values))
 
@@ -253,17 +285,18 @@ class Tables:
             index = np.concatenate([np.arange(len(t)) + a.row * self.width for a, t in zip(plan.admit, tokens, strict=True)])
             updates.append((self.tokens.view(-1), put(index.view(np.int32)), put(np.concatenate(tokens))))
         if plan.page_rows:
+            held = self.num_held.reshape(-1)
             rows = np.asarray(plan.page_rows)
-            order = _running_count(rows)
-            index = rows * self.pages_per_row + self.num_held[rows] + order
-            np.add.at(self.num_held, rows, 1)
-            updates.append((self.page_table.view(-1), put(index.view(np.int32)), put(np.asarray(plan.page_ids))))
+            index = rows * self.pages_per_row + held[rows] + _running_count(rows)
+            np.add.at(held, rows, 1)
+            updates.append((self.all_pages.view(-1), put(index.view(np.int32)), put(np.asarray(plan.page_ids))))
         return updates
 
-    def inputs(self, step: Step) -> tuple[Tensor, Tensor]:
-        """(token ids, slots) of a step's tokens, looked up on the device: sampled tokens never wait for the host."""
-        ops = self.backend.ops
-        return ops.step_inputs(self.tokens, self.page_table, step.token_rows, step.positions, self.page_size)
+    def inputs(self, step: Step) -> tuple[Tensor, list[Tensor]]:
+        """(token ids, slots by band) of a step's tokens, looked up on the device: sampled tokens never wait for the host."""
+        look_up, where = self.backend.ops.step_inputs, (step.token_rows, step.positions, self.page_size)
+        found = [look_up(self.tokens, table, *where) for table in self.page_tables]
+        return found[0][0], [slots for _, slots in found]
 
     def append(self, step: Step, ids: Tensor) -> None:
         """Puts sampled tokens where the next step will look for them."""

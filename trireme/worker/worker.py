@@ -17,12 +17,13 @@ from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer
 from trireme.ipc.messages import Admit, Plan, Ready, Sampled
+from trireme.ops import States
 from trireme.parallel import Group, Mesh
 from trireme.types import SamplingParams
 from trireme.worker.capture import capture
 from trireme.worker.grammar import Grammars
-from trireme.worker.load import Report, kv_specs, load_model, size_cache
-from trireme.worker.runner import Runner
+from trireme.worker.load import Report, kv_specs, load_model, num_states, size_cache, state_specs
+from trireme.worker.runner import Caches, Runner
 from trireme.worker.sampler import Sampler
 from trireme.worker.tables import Tables
 
@@ -47,12 +48,16 @@ class LocalWorker:
         report("kv cache", 0.0)
         max_rows = config.schedule.max_running
         slots = (kv.num_pages + 1) * kv.page_size  # one page more, for the padding of captured steps
-        caches = [backend.cache(spec, slots, loaded.dtype) for spec in kv_specs(config, loaded, backend)]
-        tables = Tables(backend, max_rows, kv.max_model_len, kv.page_size, kv.num_pages, config.schedule.max_step_tokens)
+        caches: Caches = {key: backend.cache(spec, slots, loaded.dtype) for key, spec in kv_specs(config, loaded, backend).items()}
+        states: Caches = {
+            key: States.allocate(spec, num_states(config), backend.zeros) for key, spec in state_specs(loaded).items()
+        }
+        step_tokens = config.schedule.max_step_tokens
+        tables = Tables(backend, max_rows, kv.max_model_len, kv.page_size, [kv.num_pages], step_tokens, bool(states))
         self.grammars = Grammars(lambda: _grammar_tokens(path, loaded.cfg.vocab), loaded.cfg.vocab)
         sampler = Sampler(backend.ops, tables, max_rows, self.grammars)
         self.model, self.backend = loaded.model, backend
-        self.runner = Runner(loaded.model, backend, caches, tables, sampler, max_rows)
+        self.runner = Runner(loaded.model, backend, caches | states, tables, sampler, max_rows)
         self.depth, self.size = backend.depth, size
         self._chores = self._later()
         report("first step", 0.0)
@@ -63,7 +68,7 @@ class LocalWorker:
             page_size=kv.page_size,
             max_model_len=kv.max_model_len,
             vocab_size=loaded.cfg.vocab,
-            shares_prefixes=bool(getattr(loaded.model, "shares_prefixes", True)),
+            shares_prefixes=bool(getattr(loaded.model, "shares_prefixes", True)) and not states,
             depth=self.depth,
             backend=backend.name,
             dtype=str(loaded.dtype).removeprefix("torch."),

@@ -200,7 +200,7 @@ class CpuOps(Ops):
 
 def readable(cache: KVCache) -> bool:
     """Whether the kernels read and write this kind of KV."""
-    return cache.k.dtype == torch.float32 or cache.scales is not None
+    return cache.is_alike and (cache.k.dtype == torch.float32 or cache.scales is not None)
 
 
 def _rows(x: Tensor) -> bool:

@@ -114,11 +114,15 @@ class CudaOps(Ops):
     # --- attention ------------------------------------------------------------------------------------------------------------
 
     def store_kv(self, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor) -> None:
+        if not cache.is_alike:
+            return super().store_kv(k, v, cache, slots)
         kv.store(_side_by_side(k), _side_by_side(v), cache.k, cache.v, slots)
 
     def qkv_rope_store(
         self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, index: Tensor, cache: KVCache, slots: Tensor
     ) -> Tensor:
+        if not cache.is_alike:
+            return super().qkv_rope_store(q, k, v, table, index, cache, slots)
         q, k, v = _side_by_side(q), _side_by_side(k), _side_by_side(v)
         return kv.rope_store(q, k, v, cache.k, cache.v, table, index, slots, pdl=self.pdl)
 
@@ -131,6 +135,8 @@ class CudaOps(Ops):
         return Plan(layout, bool((counts > 1).any()), bool((counts == 1).any()), int(counts.sum()), even)
 
     def attention(self, q: Tensor, cache: KVCache, plan: AttentionPlan, kind: AttentionKind) -> Tensor:
+        if not cache.is_alike:
+            return super().attention(q, cache, super().plan_attention(plan.layout), kind)
         q, kv_heads, layout = _side_by_side(q), cache.k.shape[1], plan.layout
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if not layout.replayed and plan.num_tokens < len(q):
