@@ -36,8 +36,9 @@ def tables(drive: Drive) -> Iterator[tuple[str, Any]]:
     for owner in (runner.tables, runner.sampler):
         for name, value in vars(owner).items():
             for key, table in value.items() if isinstance(value, dict) else [("", value)]:
-                if isinstance(table, torch.Tensor | np.ndarray) and table.shape[:1] == (ROWS + 1,):
-                    yield f"{name}.{key}", table
+                if isinstance(table, torch.Tensor | np.ndarray) and ROWS + 1 in table.shape[:2]:
+                    by_band = [table] if table.shape[0] == ROWS + 1 else table
+                    yield from ((f"{name}.{key}{band}", one) for band, one in enumerate(by_band))
     for rule in runner.sampler.rules:
         for name in ("values", "errors", "_rows"):
             if hasattr(rule, name):

@@ -258,6 +258,7 @@ class Tables:
         for admit in plan.admit:
             sampling = admit.sampling
             self.num_held[:, admit.row] = 0
+            self.state_slots[admit.row] = 2 * admit.row
             self.num_prompt[admit.row] = admit.num_prompt
             for name in self.sampling:
                 self.sampling[name][admit.row] = getattr(sampling, name)
