@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from typing import Any
 
 # Before torch: spinning OpenMP threads on a shared machine make every small matrix product many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,6 +21,14 @@ from trireme.hub.resolve import resolve_model
 # The same cases each time, and no deadlines: a test that fails should fail for everybody. `make soak` draws fresh ones.
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile("fixed")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Shows what passed tests want told (`record_property("told", ...)`), from whichever process they ran in."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "told":
+                terminalreporter.write_line(str(value))
 
 
 @pytest.fixture(scope="session")

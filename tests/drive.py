@@ -109,6 +109,7 @@ class ThreadComm:
         self.rank, self.size, self.board, self.barrier = rank, size, board, barrier
 
     def _exchange(self, x: Tensor, read: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        x.new_zeros(()).item()  # a value on the host: as with collectives of processes, a step that holds one cannot be recorded
         self.board[self.rank] = x
         self.barrier.wait()
         result = read(self.board).clone()

@@ -56,13 +56,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@functools.cache
-def model(family: str) -> Any:
-    """The random model, with weights large enough that every part of it shows in the logits."""
-    name, changes = FAMILIES[family]
-    config = getattr(transformers, name)(**(_BASE | changes))
-    torch.manual_seed(sum(map(ord, family)))
-    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+def build(name: str, config: dict[str, Any], seed: int) -> Any:
+    """A random model of transformers' config class, with weights large enough that every part of it shows in the logits."""
+    torch.manual_seed(seed)
+    made = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**config), attn_implementation="eager")
+    made = made.float().eval()
     with torch.no_grad():
         for name, weight in made.named_parameters():
             if weight.dim() > 1:
@@ -72,6 +70,13 @@ def model(family: str) -> Any:
             else:  # a norm: near what it was (1, or 0 where the model adds 1)
                 weight.add_(0.3 * torch.randn_like(weight))
     return made
+
+
+@functools.cache
+def model(family: str) -> Any:
+    """The family's random model."""
+    name, changes = FAMILIES[family]
+    return build(name, _BASE | changes, sum(map(ord, family)))
 
 
 def save(family: str, folder: pathlib.Path, shard: str = "5GB") -> pathlib.Path:

@@ -14,7 +14,7 @@ HIDDEN, LAYERS, HEADS, WIDTH = 32, 2, 2, 64
 
 def write_tiny(folder: pathlib.Path, context: int = 1 << 16, chat_template: str = "") -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
-    vocab = _write_tokenizer(folder, chat_template)
+    vocab = write_tokenizer(folder, chat_template)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -36,7 +36,8 @@ def write_tiny(folder: pathlib.Path, context: int = 1 << 16, chat_template: str 
     return folder
 
 
-def _write_tokenizer(folder: pathlib.Path, chat_template: str) -> int:
+def write_tokenizer(folder: pathlib.Path, chat_template: str = "") -> int:
+    """A token per byte, and an end, whose id is 0; returns how many that are."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocab = {"<end>": 0} | {letter: i + 1 for i, letter in enumerate(alphabet)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
