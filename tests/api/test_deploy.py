@@ -16,8 +16,9 @@ import yaml
 from trireme.api.operation.metrics import Metrics
 from trireme.cli.serve import add_arguments
 from trireme.command.flags import config_from
-from trireme.config import ServeOptions
+from trireme.config import ServeOptions, resolve
 from trireme.serve.client import State
+from trireme.serve.router import Router
 
 DEPLOY = pathlib.Path(__file__).parents[2] / "deploy"
 PROBES = {"/live", "/ready", "/health"}
@@ -69,6 +70,25 @@ def test_documented_metrics_are_exported(exported: str) -> None:
     text = (DEPLOY.parent / "docs" / "metrics.md").read_text()
     for name in re.findall(r"trireme:(\w+)", text):
         assert re.search(rf"^trireme:{name}[{{ ]", exported, re.M), name
+
+
+def test_every_number_that_is_documented_is_exported_even_while_the_model_is_unloaded() -> None:
+    router = Router(resolve({}, environ={}), None, None, lambda heard: None)  # type: ignore[arg-type]
+    metrics = Metrics("trireme", "m")
+    metrics.count("http_requests", 1, "/v1/chat/completions", "200")
+    exported = metrics.exposition(router.stats(), State("sleeping"), backend="cpu", dtype="float32").decode()
+    table = (DEPLOY.parent / "docs" / "metrics.md").read_text().partition("| name |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`[^|]*) \| (gauge|counter|histogram) ", table, re.M)
+    assert len(rows) > 20
+    for cell, kind in rows:
+        first, *others = re.findall(r"`(\w+)", cell)
+        names = [first, *(first.rpartition("_")[0] + name if name.startswith("_") else name for name in others)]
+        for name in names:
+            family = name.removesuffix("_total") if kind == "counter" else name
+            assert re.search(rf"^# TYPE trireme:{family}(_total)? {kind}$", exported, re.M), name
+    assert re.search(r'^trireme:http_requests_total{.*route="/v1/chat/completions",status="200"} 1', exported, re.M)
+    assert re.search(r'^trireme:build_info{.*backend="cpu".*} 1', exported, re.M)
+    assert "trireme:worker_restarts_total" in exported and "trireme:num_requests_running{" in exported
 
 
 def test_kubernetes_starts_what_exists() -> None:

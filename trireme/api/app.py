@@ -53,6 +53,7 @@ class RouteEntry(NamedTuple):
     handler: Handler
     shape: Shape = Shape.OPENAI
     generates: bool = False  # a place in the queue is asked for: without one, nothing is read
+    label: str = ""  # in the metrics, instead of the path
 
 
 def create_app(context: Context) -> ASGIApp:
@@ -68,7 +69,11 @@ def create_app(context: Context) -> ASGIApp:
         lifespan=handlers.lifespan,
     )
     app.router.redirect_slashes = False  # a path is what it says
-    return Guard(app, context.options, frozenset(_page_files()), Tracer(context.options.otlp_endpoint))
+
+    def count(route: str, status: int) -> None:
+        service.metrics.count("http_requests", 1, route, str(status))
+
+    return Guard(app, context.options, frozenset(_page_files()), Tracer(context.options.otlp_endpoint), count)
 
 
 class _Handlers:
@@ -157,7 +162,8 @@ class _Handlers:
 
 def _routes(entries: list[RouteEntry], max_body: int, admit: Callable[[], None]) -> list[BaseRoute]:
     return [
-        Route(e.path, Endpoint(e.handler, e.shape, max_body, admit if e.generates else None), methods=[e.method]) for e in entries
+        Route(e.path, Endpoint(e.handler, e.shape, max_body, admit if e.generates else None, e.label or e.path), methods=[e.method])
+        for e in entries
     ]
 
 
@@ -184,7 +190,7 @@ def _page_files() -> dict[str, pathlib.Path]:
 
 
 def _page_routes() -> list[RouteEntry]:
-    return [RouteEntry("GET", path, _page_handler(file)) for path, file in _page_files().items()]
+    return [RouteEntry("GET", path, _page_handler(file), label="page") for path, file in _page_files().items()]
 
 
 def _page_handler(file: pathlib.Path) -> Handler:

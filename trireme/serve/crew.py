@@ -58,7 +58,7 @@ class Crew:
         self._open, self._clock = open_ranks, clock
         self.ranks: Ranks | None = None
         self.standing = Standing("starting", "workers")
-        self.num_starts = 0
+        self.num_starts = self.num_restarts = 0  # the latter without those that woke from sleep
         self._failures, self._retry_at, self._ready_since = 0, 0.0, 0.0
         self._numbers: Ready | None = None  # of the last group that was ready
         self.is_asleep = self._rises = False
@@ -76,6 +76,7 @@ class Crew:
         """Begins to load; `tend` until it is ready."""
         name = "sleeping" if self._rises else "starting"
         self._stand(name, "workers")
+        self.num_restarts += self.num_starts > 0 and not self._rises
         self.num_starts += 1
         self.ranks = self._open(lambda phase, share: self._stand(name, phase, share))
 

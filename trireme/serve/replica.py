@@ -13,7 +13,7 @@ from typing import Any
 from trireme.config import Config
 from trireme.errors import TriremeError
 from trireme.ipc.switchboard import Switchboard
-from trireme.sched.scheduler import Scheduler
+from trireme.sched.scheduler import Scheduler, Stats
 from trireme.serve.crew import Crew, OpenRanks
 from trireme.types import FinishReason, Progress, Request
 
@@ -133,8 +133,9 @@ class Replica:
             self.watch()
 
     def stats(self) -> dict[str, Any]:
-        """The scheduler's numbers, counted over restarts."""
-        stats: dict[str, Any] = dataclasses.asdict(self.scheduler.stats()) if self.scheduler else dict(self._past)
-        if self.scheduler is not None:
-            stats |= {name: stats[name] + self._past[name] for name in COUNTED}
-        return stats | {"in_flight": self._in_flight, "worker_starts": self.crew.num_starts, "state": self.crew.standing.name}
+        """The scheduler's numbers, counted over restarts. Without a scheduler nothing runs and nothing waits."""
+        numbers = dataclasses.asdict(self.scheduler.stats()) if self.scheduler else {}
+        stats: dict[str, Any] = {field.name: numbers.get(field.name, 0) for field in dataclasses.fields(Stats)}
+        stats |= {name: stats[name] + self._past[name] for name in COUNTED}
+        crew = {"worker_starts": self.crew.num_starts, "worker_restarts": self.crew.num_restarts, "state": self.crew.standing.name}
+        return stats | {"in_flight": self._in_flight, **crew}

@@ -7,6 +7,7 @@ HTTP processes through PROMETHEUS_MULTIPROC_DIR when that is set).
 from __future__ import annotations
 
 import os
+import platform
 import time
 from bisect import bisect_left
 from collections import Counter as Tally
@@ -19,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
+import trireme
 from trireme.serve.answers import Answer, Piece
 from trireme.serve.client import State
 
@@ -54,6 +56,7 @@ _COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "request_success": (("finished_reason",), "Requests answered to their end"),
     "request_aborted": (("cause",), "Requests that ended early"),
     "request_rejected": (("reason",), "Requests refused"),
+    "http_requests": (("route", "status"), "Answers over HTTP"),
 }
 
 # our name -> (kind, key in the router's stats, help)
@@ -70,7 +73,7 @@ _ROUTER: tuple[tuple[str, type[Metric], str, str], ...] = (
     ("num_preemptions", CounterMetricFamily, "preemptions", "Requests whose KV was given up and recomputed"),
     ("engine_steps", CounterMetricFamily, "steps", "Steps computed"),
     ("iteration_tokens", CounterMetricFamily, "tokens_scheduled", "Tokens computed in steps"),
-    ("worker_restarts", CounterMetricFamily, "restarts", "Times that workers were started again"),
+    ("worker_restarts", CounterMetricFamily, "worker_restarts", "Times that workers were started again"),
 )
 
 
@@ -140,15 +143,15 @@ class Metrics:
     def count(self, name: str, amount: float = 1, *labels: str) -> None:
         self._counters[name].labels(self._model, *labels).inc(amount)
 
-    def exposition(self, stats: dict[str, Any], state: State) -> bytes:
-        """The text of /metrics."""
+    def exposition(self, stats: dict[str, Any], state: State, **build: str) -> bytes:
+        """The text of /metrics; `build` is what is told of the engine besides versions."""
         self.settle()
         registry = self._registry
         if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
             registry = CollectorRegistry()
             MultiProcessCollector(registry)
         router = CollectorRegistry()
-        router.register(_Router(self._prefix, self._model, stats, state))
+        router.register(_Router(self._prefix, self._model, stats, state, build))
         return generate_latest(registry) + generate_latest(router)
 
     def percentiles(self) -> dict[str, dict[str, float] | None]:
@@ -169,11 +172,13 @@ class _Router:
     model: str
     stats: dict[str, Any]
     state: State
+    build: dict[str, str]
 
     def collect(self) -> Iterable[Metric]:
         for name, kind, key, text in _ROUTER:
             if key in self.stats:
                 yield self._one(name, kind, text, float(self.stats[key]))
+        yield self._build()
         yield self._one("kv_cache_usage_perc", GaugeMetricFamily, "Share of the KV pages in use, 0 to 1", kv_usage(self.stats))
         asleep = float(self.state.name == "sleeping")
         yield self._one("engine_sleep_state", GaugeMetricFamily, "1 while the weights are unloaded", asleep)
@@ -183,6 +188,12 @@ class _Router:
         for process, age in self.state.ages.items():
             ages.add_metric([process], age)
         yield ages
+
+    def _build(self) -> Metric:
+        labels = {"version": trireme.__version__, "python": platform.python_version(), **self.build}
+        family = GaugeMetricFamily(f"{self.prefix}:build_info", "What runs here; always 1", labels=["model_name", *labels])
+        family.add_metric([self.model, *labels.values()], 1)
+        return family
 
     def _one(self, name: str, kind: type[Metric], text: str, value: float) -> Metric:
         family = kind(f"{self.prefix}:{name}", text, labels=["model_name"])  # type: ignore[call-arg]

@@ -69,7 +69,8 @@ class Probes:
         )
 
     async def metrics(self, call: Call) -> Reply:
-        body = self.service.metrics.exposition(await self._stats(), self.service.client.state())
+        service, info = self.service, self.service.info
+        body = service.metrics.exposition(await self._stats(), service.client.state(), backend=info.backend, dtype=info.dtype)
         return Reply(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _stats(self) -> dict[str, Any]:

@@ -28,12 +28,14 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 
 access = logging.getLogger("trireme.access")
 
+Count = Callable[[str, int], None]  # counts an answer by its route and status
+
 
 class Guard:
     """Wraps the whole application."""
 
-    def __init__(self, app: ASGIApp, options: ServeOptions, open_paths: frozenset[str], tracer: Tracer):
-        self.app, self.options, self.tracer = app, options, tracer
+    def __init__(self, app: ASGIApp, options: ServeOptions, open_paths: frozenset[str], tracer: Tracer, count: Count | None = None):
+        self.app, self.options, self.tracer, self._count = app, options, tracer, count
         self.open_paths = open_paths | PROBES
         self._keys = [_digest(key) for key in options.api_key]
 
@@ -61,6 +63,8 @@ class Guard:
             finally:
                 trace.finish(exchange.status)
                 exchange.log(trace.trace_id)
+                if self._count is not None:
+                    self._count(scope["state"].get("route", "other"), exchange.final_status)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
@@ -139,6 +143,11 @@ class _Exchange:
         await self._send(message)
 
     @property
+    def final_status(self) -> int:
+        """499 where the client left before the end."""
+        return 499 if self._scope["state"].get("disconnected") else self.status
+
+    @property
     def pushes(self) -> bool:
         return self._push is not None
 
@@ -182,7 +191,7 @@ class _Exchange:
                 "trace_id": trace_id,
                 "method": self._scope["method"],
                 "path": self._scope["path"][:200],
-                "status": 499 if self._scope["state"].get("disconnected") else self.status,
+                "status": self.final_status,
                 "bytes": self.sent,
                 "seconds": round(now - self.begun, 4),
                 "first_byte": round(self.first - self.begun, 4) if self.first else None,

@@ -148,10 +148,11 @@ Push = Callable[[bytes], bool]  # writes a piece of a stream at once, if the cli
 class Endpoint:
     """The ASGI face of one handler. `admit` refuses, if there is one, before anything is done for a request."""
 
-    def __init__(self, handler: Handler, shape: Shape, max_body: int, admit: Callable[[], None] | None = None):
-        self.handler, self.shape, self.max_body, self.admit = handler, shape, max_body, admit
+    def __init__(self, handler: Handler, shape: Shape, max_body: int, admit: Callable[[], None] | None = None, route: str = ""):
+        self.handler, self.shape, self.max_body, self.route, self.admit = handler, shape, max_body, route, admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["route"] = self.route
         sender = _Sender(send, scope["state"].get("push"), self.shape, head=scope["method"] == "HEAD")
         refusal = self._refusal()
         try:
