@@ -286,6 +286,10 @@ class Client:
         if answer.key in self._inboxes and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.leave, answer)
 
+    def end(self) -> None:
+        """Ends every open stream with the reason that its reader tells the client: the server has no more time for it."""
+        self._lose_all(Unavailable("The server is shutting down and could not finish this answer.", "send the request again"))
+
     # ---- checks
 
     def check_open(self) -> None:

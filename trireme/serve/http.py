@@ -36,6 +36,15 @@ CreateApp = Callable[[Context], Any]
 
 
 class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends connections whose clients do not even read why: uvicorn would cancel their tasks, with a traceback each."""
+        asyncio.get_running_loop().call_later(LAST_SECONDS - 1, self._cut)
+        await super().shutdown(sockets)
+
+    def _cut(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are the supervisor's to answer; it says Stop."""
@@ -57,6 +66,7 @@ async def _serve(begin: Begin, config: Config, control: Channel, create_app: Cre
             if message.name == "draining":
                 channel.post(_alive(client))
         elif isinstance(message, Stop):
+            client.end()
             server.should_exit = True
 
     early = []

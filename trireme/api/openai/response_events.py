@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trireme.api.chat.parsing import CallDelta, Delta
+from trireme.api.transport.failures import Failure
 from trireme.api.transport.http import event
 
 
@@ -20,6 +21,9 @@ class ResponseEvents:
 
     def status(self, status: str, document: dict[str, Any]) -> bytes:
         return self._event(f"response.{status}", response=document)
+
+    def error(self, failure: Failure) -> bytes:
+        return self._event("error", code=failure.code or failure.kind, message=failure.message, param=failure.param)
 
     def delta(self, delta: Delta) -> bytes:
         """The events of what was gained. Reasoning comes before content, content before calls."""

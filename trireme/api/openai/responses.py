@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -31,15 +30,13 @@ from trireme.api.parameters.sampling import sampling_params, top_logprobs
 from trireme.api.service import Service
 from trireme.api.stored.shelf import Shelf, absent
 from trireme.api.transport.failures import Failure, failure_of
-from trireme.api.transport.http import Call, Events, Reply, event, json_reply
+from trireme.api.transport.http import Call, Events, Reply, json_reply
 from trireme.errors import BadRequest, Overloaded
 from trireme.serve.answers import Answer
 from trireme.types import SamplingParams
 
 MAX_BACKGROUND = 256  # responses that one process works at in the background
 LOOK_SECONDS = 0.5
-
-log = logging.getLogger("trireme.responses")
 
 
 class Responses:
@@ -59,7 +56,7 @@ class Responses:
             return json_reply(self._begin_background(call, request, job, draft, items))
         conversation = await open_chat(self.service, call, job, streamed=bool(request.stream))
         if request.stream:
-            return Events(self._stream(call, request, conversation, draft, items), failed=None)
+            return self._stream(call, request, conversation, draft, items)
         (result,) = await conversation.whole()
         document = draft.finished(result, conversation.flight.answer)
         self._keep(call.tenant, request, document, items)
@@ -148,26 +145,23 @@ class Responses:
             self.shelf.make_room("resp", owner)
             self.shelf.put(document["id"], owner, {"response": document, "items": items})
 
-    async def _stream(
+    def _stream(
         self, call: Call, request: ResponsesRequest, conversation: Conversation, draft: _Draft, items: list[dict[str, Any]]
-    ) -> AsyncIterator[bytes]:
+    ) -> Events:
         events = ResponseEvents(draft.id)
-        yield events.status("created", draft.begun()) + events.status("in_progress", draft.begun())
-        result = ChatResult()
-        try:
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield events.status("created", draft.begun()) + events.status("in_progress", draft.begun())
+            result = ChatResult()
             async for piece in conversation:
                 result.take(piece)
                 yield events.delta(piece.delta)
-        except Exception as error:
-            failure = failure_of(error)
-            if not isinstance(error, Failure):
-                log.error("response failed", exc_info=error, extra={"request_id": call.request_id})
-            yield events.status("failed", draft.failed(failure)) + event({"type": "error", "message": failure.message}, "error")
-            return
-        yield events.close()
-        document = draft.finished(result, conversation.flight.answer, events.output)
-        self._keep(call.tenant, request, document, items)
-        yield events.status(document["status"], document)
+            yield events.close()
+            document = draft.finished(result, conversation.flight.answer, events.output)
+            self._keep(call.tenant, request, document, items)
+            yield events.status(document["status"], document)
+
+        return Events(pieces(), failed=lambda failure: events.status("failed", draft.failed(failure)) + events.error(failure))
 
     def _begin_background(
         self, call: Call, request: ResponsesRequest, job: ChatJob, draft: _Draft, items: list[dict[str, Any]]

@@ -192,6 +192,7 @@ class _Exchange:
                 "method": self._scope["method"],
                 "path": self._scope["path"][:200],
                 "status": self.final_status,
+                "failure": self._scope["state"].get("failure"),
                 "bytes": self.sent,
                 "seconds": round(now - self.begun, 4),
                 "first_byte": round(self.first - self.begun, 4) if self.first else None,

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from trireme.api.transport.failures import Failure, Shape, failure_body, failure_document, failure_of
 from trireme.api.transport.mistakes import body_mistake, field_mistake, field_of
 from trireme.api.transport.tracing import Trace
-from trireme.errors import TriremeError
+from trireme.errors import TriremeError, Unavailable
 from trireme.serve.patience import LEAVING
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ class Endpoint:
         if refusal is not None:
             await sender.fail(failure_of(refusal))
             return
-        work = asyncio.ensure_future(self._answer(call, sender))
+        work = asyncio.ensure_future(self._answer(call, sender, scope["state"]))
         gone = asyncio.ensure_future(_until_gone(receive))
         leaving: set[Callable[[], None]] = scope.get("extensions", {}).get(LEAVING, set())
 
@@ -199,7 +199,7 @@ class Endpoint:
                 return error
         return None
 
-    async def _answer(self, call: Call, sender: _Sender) -> None:
+    async def _answer(self, call: Call, sender: _Sender, state: dict[str, Any]) -> None:
         try:
             async with call.exits:
                 reply = await self.handler(call)
@@ -209,7 +209,8 @@ class Endpoint:
                     await sender.whole(reply)
         except Exception as error:
             failure = failure_of(error)
-            if failure.status >= 500:
+            state["failure"] = failure.code or failure.kind  # the access log shows it: a stream has begun with status 200
+            if failure.status >= 500 and not isinstance(error, Unavailable):
                 _log_failure(call, failure, error)
             await sender.fail(failure)
 
@@ -258,7 +259,7 @@ def _is_small(scope: Scope) -> bool:
 
 
 def _log_failure(call: Call, failure: Failure, error: Exception) -> None:
-    """One line for what was foreseen (a start, a full queue, a dead worker); the whole traceback for what was not."""
+    """One line for what was foreseen (a full queue, a dead worker); the whole traceback for what was not."""
     where = {"request_id": call.request_id, "path": call.path, "status": failure.status}
     if isinstance(error, TriremeError):
         log.warning("request failed: %s", failure.message, extra=where)
