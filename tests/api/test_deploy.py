@@ -17,8 +17,9 @@ from trireme.api.operation.metrics import Metrics
 from trireme.cli.serve import add_arguments
 from trireme.command.flags import config_from
 from trireme.config import ServeOptions, resolve
+from trireme.ipc.switchboard import Switchboard
 from trireme.serve.client import State
-from trireme.serve.router import Router
+from trireme.serve.replica import Replica
 
 DEPLOY = pathlib.Path(__file__).parents[2] / "deploy"
 PROBES = {"/live", "/ready", "/health"}
@@ -73,10 +74,10 @@ def test_documented_metrics_are_exported(exported: str) -> None:
 
 
 def test_every_number_that_is_documented_is_exported_even_while_the_model_is_unloaded() -> None:
-    router = Router(resolve({}, environ={}), None, None, lambda heard: None)  # type: ignore[arg-type]
+    replica = Replica(resolve({}, environ={}), Switchboard(), lambda heard: None)  # type: ignore[arg-type,return-value]
     metrics = Metrics("trireme", "m")
     metrics.count("http_requests", 1, "/v1/chat/completions", "200")
-    exported = metrics.exposition(router.stats(), State("sleeping"), backend="cpu", dtype="float32").decode()
+    exported = metrics.exposition(replica.stats(), State("sleeping"), backend="cpu", dtype="float32").decode()
     table = (DEPLOY.parent / "docs" / "metrics.md").read_text().partition("| name |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| (`[^|]*) \| (gauge|counter|histogram) ", table, re.M)
     assert len(rows) > 20

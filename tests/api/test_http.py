@@ -121,7 +121,7 @@ def test_what_would_find_no_place_is_not_read(large: bool) -> None:
 
 def test_what_was_foreseen_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("trireme"), "propagate", True)
-    for error, status in [(Unavailable("Still starting.", "wait"), 503), (TriremeError("A worker died."), 500)]:
+    for error, status in [(Overloaded("The queue is full.", "wait"), 503), (TriremeError("A worker died."), 500)]:
         caplog.clear()
         assert _exchange(error) == status
         (record,) = caplog.records
@@ -131,3 +131,4 @@ def test_what_was_foreseen_is_one_line_in_the_log(caplog: pytest.LogCaptureFixtu
     assert caplog.records[0].levelname == "ERROR" and caplog.records[0].exc_info
     caplog.clear()
     assert _exchange(Failure(400, "theirs")) == 400 and not caplog.records
+    assert _exchange(Unavailable("Shutting down.", "wait")) == 503 and not caplog.records  # the access log has its line
