@@ -50,7 +50,7 @@ class DeviceOptions:
         "auto", "keep packed CPU weights on disk: auto keeps what was quantised at load", ("auto", "on", "off")
     )
     graphs: bool = setting(True, "capture decode steps as graphs where the device can")
-    collective_timeout: float = setting(60.0, "seconds before a rank that does not answer ends its group")
+    collective_timeout: float = setting(60.0, "seconds before a rank that does not answer ends its group; long steps get more")
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     load_seconds: float
     workspace_bytes: int = 0  # kept free for activations and captured graphs
     taken_bytes: int = 0  # of it, what the first step took
+    token_seconds: float = 0.0  # how long a step of one token took
     bands: list[BandSize] = []  # empty: one that keeps all, with num_pages and page_size
     whole_prompts: bool = False  # whether a prompt must be computed in one step
 

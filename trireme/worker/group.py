@@ -24,6 +24,7 @@ from trireme.errors import TriremeError, WorkerDied
 from trireme.ipc.channel import Channel, ChannelClosed, pair
 from trireme.ipc.lifeline import show_stacks
 from trireme.ipc.messages import Beat, Failed, FromWorker, Phase, Plan, Ready, Sampled, Start, Stop
+from trireme.worker.limit import StepLimit
 
 SILENCE_SECONDS = 5.0  # a rank that has not beaten for so long is hung
 START_SILENCE_SECONDS = 120.0  # importing and mapping may hold a beat back
@@ -73,6 +74,7 @@ class RankGroup:
         self._folder = tempfile.TemporaryDirectory(prefix="trireme-", dir=folder)
         store = os.path.join(self._folder.name, "store")
         self._sampled: deque[Sampled] = deque()
+        self._limit = StepLimit(config.device.collective_timeout)
         self._closed = False
         self.ranks: list[_Rank] = []
         try:
@@ -101,6 +103,7 @@ class RankGroup:
         return {f"rank-{rank.rank}": now - rank.beaten for rank in self.ranks}
 
     def launch(self, plan: Plan) -> None:
+        self._limit.begin(sum(plan.counts))
         for rank in self.ranks:
             try:
                 rank.channel.post(plan)
@@ -129,11 +132,15 @@ class RankGroup:
         self.hear()
         now = time.monotonic()
         for rank in self.ranks:
-            limit = self._silence if rank.ready else START_SILENCE_SECONDS
-            if now - rank.beaten > limit:
-                self._end(rank, f"has given no sign of life for {limit:.0f} s", hung=True)
-            if rank.busy > self.config.device.collective_timeout:
-                self._end(rank, f"has been in one step for {rank.busy:.0f} s", hung=True)
+            self._look_after(rank, now)
+
+    def _look_after(self, rank: _Rank, now: float) -> None:
+        limit = self._silence if rank.ready else START_SILENCE_SECONDS
+        if now - rank.beaten > limit:
+            self._end(rank, f"has given no sign of life for {limit:.0f} s", hung=True)
+        busy = min(rank.busy, now - self._limit.answered_at)  # what the rank said last may be of a step answered since
+        if busy > self._limit.seconds:
+            self._end(rank, f"has been in one step for {busy:.0f} s", hung=True)
 
     def hear(self) -> None:
         """Takes what the ranks have said. Does not wait."""
@@ -147,10 +154,12 @@ class RankGroup:
                 rank.beaten = time.monotonic()
                 if isinstance(message, Sampled):
                     self._sampled.append(message)
+                    self._limit.end()
                 elif isinstance(message, Beat):
                     rank.busy = message.busy_seconds
                 elif isinstance(message, Ready):
                     rank.ready = message
+                    self._limit.believe(message.token_seconds)
                 elif isinstance(message, Phase) and rank.rank == 0:
                     self._report(message.name, message.share)
                 elif isinstance(message, Failed):

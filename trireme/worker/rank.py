@@ -30,18 +30,39 @@ PIECE_SECONDS = 0.02  # between two pieces of what is done in quiet moments
 
 
 class Pulse:
-    """Sends a beat every half second, from a thread: a stopped process sends none, a hung step shows in its age."""
+    """Sends a beat every half second, from a thread: a stopped process sends none, a hung step shows in its age.
+
+    Steps begin in one thread and may end in another, so they are counted.
+    """
 
     def __init__(self, send: Any):
-        self.send, self.since = send, 0.0
+        self.send, self._lock = send, threading.Lock()
+        self._in_hand, self._since = 0, 0.0  # steps begun and not ended, and when the oldest of them had the device to itself
         threading.Thread(target=self._run, name="pulse", daemon=True).start()
+
+    def begin(self) -> None:
+        """A step is about to be launched."""
+        with self._lock:
+            if not self._in_hand:
+                self._since = time.monotonic()
+            self._in_hand += 1
+
+    def end(self) -> None:
+        """The oldest step has been collected; if there is another, it is that one's turn."""
+        with self._lock:
+            self._in_hand, self._since = self._in_hand - 1, time.monotonic()
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long the oldest step in hand has taken; 0 when there is none."""
+        with self._lock:
+            return time.monotonic() - self._since if self._in_hand else 0.0
 
     def _run(self) -> None:
         while True:
             time.sleep(BEAT_SECONDS)
-            since = self.since
             try:
-                self.send(Beat(time.monotonic() - since if since else 0.0))
+                self.send(Beat(self.busy_seconds))
             except ChannelClosed:
                 os._exit(0)  # the parent is gone: nobody is left to work for
 
@@ -89,7 +110,7 @@ def _serve(start: Start, channel: Channel, send: Any) -> None:
     send(worker.ready)
     answer = _Answering(worker, pulse, send if start.rank == 0 else lambda sampled: None)
     for plan in _plans(channel, worker.rest):
-        pulse.since = pulse.since or time.monotonic()
+        pulse.begin()
         worker.launch(plan)
         answer.due()
 
@@ -125,7 +146,7 @@ class _Answering:
 
     def _answer(self) -> None:
         sampled = self.worker.collect()
-        self.pulse.since = time.monotonic() if self.worker.runner.launched else 0.0
+        self.pulse.end()
         self.send(sampled)
 
     def _run(self) -> None:
