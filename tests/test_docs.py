@@ -21,6 +21,7 @@ from trireme.backends.conformance import check_ops
 from trireme.cli import bench
 from trireme.cli.main import COMMANDS
 from trireme.config import DeviceOptions, ScheduleOptions
+from trireme.errors import UnsupportedModel
 from trireme.llm import LLM
 from trireme.models import MODELS
 from trireme.models.llama import Llama
@@ -226,7 +227,10 @@ def test_worked_models_agree_with_transformers(example_model: str, backend: str,
 
 @pytest.mark.parametrize("example_model", ["smollm3"], indirect=True)
 def test_the_comparison_sees_the_difference(example_model: str, tmp_path: pathlib.Path) -> None:
-    MODELS["SmolLM3ForCausalLM"] = Llama
+    with pytest.raises(UnsupportedModel, match="no_rope_layers"):  # plain Llama does not say that it reads them
+        MODELS["SmolLM3ForCausalLM"], example_class = Llama, MODELS["SmolLM3ForCausalLM"]
+        worst_error(tmp_path / "model", example_model, "reference")
+    MODELS["SmolLM3ForCausalLM"] = type("Liar", (Llama,), {"reads": example_class.reads})
     assert worst_error(tmp_path / "model", example_model, "reference")[0] > 1e-2
 
 

@@ -1,28 +1,48 @@
-"""`trireme doctor`: what this machine has, what would be chosen on it, and why."""
+"""`trireme doctor [MODEL]`: what this machine has, what would be chosen on it, and why; whether a model is understood."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
 import os
+import pathlib
 import platform
 import shutil
 import sys
 
+from trireme.command.fetch import fetched
 from trireme.command.flags import add_settings, config_from
+from trireme.config import Config, cache_folder
+
+WIDTH = 17  # of a row's name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_settings(parser)
+    parser.add_argument("model", nargs="?", help="a model to check without loading its weights: as for `trireme serve`")
+    add_settings(parser, skip=("model",))
 
 
 def run(args: argparse.Namespace) -> int:
     config = config_from(args)
+    _print(_machine(config))
+    if args.model is not None:
+        from trireme.worker.inspect import inspect_model
+
+        for row in inspect_model(config, pathlib.Path(fetched(config).model.model)):
+            _print([row])  # at once: a refusal may follow
+    return 0
+
+
+def _print(rows: list[tuple[str, str]]) -> None:
+    sys.stdout.write("".join(f"{name:<{WIDTH}}  {text}\n" for name, text in rows))
+    sys.stdout.flush()
+
+
+def _machine(config: Config) -> list[tuple[str, str]]:
     import torch
 
     from trireme import backends
     from trireme.backends.cpu import build
-    from trireme.config import cache_folder
 
     cxx = os.environ.get("CXX") or next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
     rows: list[tuple[str, str]] = [
@@ -41,14 +61,12 @@ def run(args: argparse.Namespace) -> int:
     free, total = backend.memory()
     dtype = backend.dtype(config.model.dtype, torch.bfloat16)
     threads = config.device.threads or torch.get_num_threads()
-    rows += [
+    return [
+        *rows,
         ("would choose", f"backend {backend.name}, {str(dtype).removeprefix('torch.')}, {threads} threads"),
         ("memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"),
         *backend.describe().items(),
     ]
-    width = max(len(name) for name, _ in rows)
-    sys.stdout.write("".join(f"{name:<{width}}  {text}\n" for name, text in rows))
-    return 0
 
 
 def _version(name: str) -> str:

@@ -46,6 +46,7 @@ class Checkpoint:
         self.bin_files, self._torch_loader = bin_files or [], torch_loader
         self._weights = weights
         self._joined: dict[str, Weight | Composite] | None = None
+        self.asked: set[str] = set()  # names, as in the file, of the tensors that somebody has asked for
 
     @classmethod
     def open(cls, path: str | pathlib.Path, torch_loader: TorchLoader | None = None) -> Checkpoint:
@@ -90,6 +91,7 @@ class Checkpoint:
                 f"{self.path} has no tensor {name}{'; nearest are ' + ', '.join(near) if near else ''}.",
                 "check that all files of the model are there and of one model",
             )
+        self.asked.add(found.name)
         return found
 
     def eos_token_ids(self) -> list[int]:

@@ -64,6 +64,29 @@ _LLAMA_KEYS = {
     "attention.sliding_window": "sliding_window",
     "rope.freq_base": "rope_theta",
 }
+# What no family here has, under the names of config.json; whoever computes the model says whether it reads them
+_OTHER_KEYS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "logit_scale": "logit_scale",
+    "residual_scale": "residual_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "attention.scale": "attention_multiplier",
+    "attention.clamp_kqv": "clip_qkv",
+    "attention.max_alibi_bias": "alibi",
+    "attention.causal": "is_causal",
+    "attention.chunk_size": "attention_chunk_size",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": "sliding_window_pattern",
+    "attention.temperature_length": "attn_temperature_tuning",
+    "attention.value_length": "v_head_dim",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "expert_count": "num_local_experts",
+    "swiglu_clamp_exp": "swiglu_limit",
+    "use_parallel_residual": "use_parallel_residual",
+}
 _REAL = {"rms_norm_eps", "layer_norm_epsilon", "rope_theta", "rope_local_base_freq", *_SOFTCAPS}
 _BLOOM_KEYS = {
     "block_count": "n_layer",
@@ -108,7 +131,11 @@ def _divide(what: str, total: int, parts: int) -> int:
 
 def _finish_gemma3(config: Config) -> None:
     config.setdefault("sliding_window", 4096)
-    pattern, layers = 6, config["num_hidden_layers"]
+    pattern, layers = config.get("sliding_window_pattern", 6), config["num_hidden_layers"]
+    if type(pattern) is not int or pattern < 1:
+        raise UnsupportedModel(
+            f"Its windowed layers have no even pattern: {str(pattern)[:60]}.", "use a safetensors copy of the model"
+        )
     # The 27B model alone scales its queries by the width per head instead of the head's own.
     wide = layers == 62
     config |= {
@@ -188,6 +215,9 @@ def config_of(file: GgufFile) -> Config:
         if key in found:
             config[name] = _number(file, prefix + key, found[key])
     _check_numbers(file, config, family)
+    for key, name in _OTHER_KEYS.items():
+        if key in found and name not in config and not _is_zero(found[key]):
+            config[name] = _plain(found[key])
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise BadCheckpoint(f"{file.path} has no matrix token_embd.weight.", "use a whole model, not a vocabulary or an adapter")
@@ -200,6 +230,7 @@ def config_of(file: GgufFile) -> Config:
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
         config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
         config["rope_scaling"] = _rope_scaling(file, found, config)
+        _partial_widths(file, found, config)
     for name in ("bos", "eos"):
         config[f"{name}_token_id"] = _token_id(file, f"tokenizer.ggml.{name}_token_id")
     if family.finish:
@@ -276,6 +307,25 @@ def _check_numbers(file: GgufFile, config: Config, family: Family) -> None:
             raise BadCheckpoint(f"{file.path} says {name} is {value}, which is no count.", "fetch the file again")
 
 
+def _is_zero(value: Any) -> bool:
+    """Whether a number says that there is nothing of the kind; False is an answer of its own."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _partial_widths(file: GgufFile, found: Config, config: Config) -> None:
+    """Where values are as wide as keys, and rope turns whole heads, the config says nothing of it."""
+    if config.get("v_head_dim") == config["head_dim"]:
+        del config["v_head_dim"]
+    if "rope.dimension_count" in found:
+        turned = _number(file, "rope.dimension_count", found["rope.dimension_count"])
+        if turned != config["head_dim"]:
+            config["partial_rotary_factor"] = turned / config["head_dim"]
+
+
 def _rope_scaling(file: GgufFile, found: Config, config: Config) -> Config | None:
     factors = file.tensors.get("rope_freqs.weight")
     if factors is not None:
@@ -292,6 +342,8 @@ def _rope_scaling(file: GgufFile, found: Config, config: Config) -> Config | Non
     for key, name in names.items():
         if f"rope.scaling.{key}" in found:
             scaling[name] = _number(file, f"rope.scaling.{key}", found[f"rope.scaling.{key}"])
+    others = {key.removeprefix("rope.scaling."): _plain(value) for key, value in found.items() if key.startswith("rope.scaling.")}
+    scaling |= {key: value for key, value in others.items() if key not in {"type", "finetuned", *names} and value != 1}
     if not scaling.get("factor", 0) > 0:
         raise BadCheckpoint(f"{file.path} scales rope by no factor.", "fetch the file again")
     return scaling

@@ -10,6 +10,7 @@ from torch import Tensor
 from trireme.layers import MLP, Batch, Embedding, Env, Head, Heads, LayerNorm, Linear, Module, Rows, alibi_slopes, run_blocks
 from trireme.models.config import MAX_LAYERS, ModelConfig, number
 from trireme.models.registry import register
+from trireme.models.strays import OTHER_HEADS, LeavesOut
 from trireme.ops import AttentionKind, CacheSpec
 
 
@@ -73,6 +74,7 @@ class Decoder(Module):
 @register("BloomForCausalLM")
 class Bloom(Module):
     shares_prefixes = True
+    reads = frozenset({"apply_residual_connection_post_layernorm", "alibi"})
 
     def __init__(self, env: Env, cfg: ModelConfig):
         self.transformer = env.new(Decoder, cfg)
@@ -98,6 +100,10 @@ class Bloom(Module):
             activation="gelu_tanh",
             raw=raw,
         )
+
+    @staticmethod
+    def leaves_out(raw: dict[str, Any]) -> LeavesOut:
+        return OTHER_HEADS
 
     def __call__(self, batch: Batch) -> Tensor:
         """Logits of the tokens that need them."""

@@ -17,6 +17,17 @@ _ACTIVATIONS = {
     "relu": "relu",
 }
 
+# What `read_config` reads of the fields that change results (see `fields`)
+READ = frozenset(
+    {
+        "layer_types",
+        "max_window_layers",
+        "partial_rotary_factor",
+        "sliding_window",
+        "sliding_window_pattern",
+        "use_sliding_window",
+    }
+)
 MAX_LAYERS = 4096
 MAX_HEAD_DIM = 2**16
 
@@ -92,6 +103,8 @@ def rope_settings(raw: dict[str, Any], layer_type: str = "full_attention") -> di
 def windows(raw: dict[str, Any], num_layers: int) -> tuple[int, ...]:
     """How many tokens each layer sees: from layer_types, from a pattern (every n-th layer sees all), or one window for all."""
     if not raw.get("sliding_window") or raw.get("use_sliding_window") is False:
+        if "sliding_attention" in (raw.get("layer_types") or []):
+            raise BadCheckpoint("config.json: layer_types names windowed layers; sliding_window is not set.", "check the file")
         return ()
     size = number(raw, "sliding_window", 2**40)
     if raw.get("layer_types"):

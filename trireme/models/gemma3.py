@@ -9,9 +9,18 @@ from typing import Any
 from torch import Tensor
 
 from trireme.layers import Attention, Batch, Embedding, Env, GatedMLP, Head, HeadNormSpec, Module, RMSNorm, Rope, run_blocks
-from trireme.models.config import ModelConfig, read_config, rope_settings, windows
+from trireme.models.config import READ, ModelConfig, read_config, rope_settings, windows
 from trireme.models.registry import register
+from trireme.models.strays import OTHER_HEADS, TOWERS, LeavesOut
 
+# What a config means that does not say otherwise
+_DEFAULTS: dict[str, Any] = {
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1e6,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
 _NORM_OFFSET = 1.0  # Gemma's checkpoints store norm weights less one
 
 
@@ -65,6 +74,14 @@ class Decoder(Module):
 
 @register("Gemma3ForCausalLM")
 class Gemma3(Module):
+    reads = READ | {
+        "attention_bias",
+        "query_pre_attn_scalar",
+        "rope_local_base_freq",
+        "rope_parameters.sliding_attention",
+        "_sliding_window_pattern",
+    }
+
     def __init__(self, env: Env, cfg: ModelConfig):
         self.model = env.new(Decoder, cfg)
         self.lm_head = env.new(Head, cfg.vocab, cfg.hidden, self.model.embed_tokens if cfg.tied else None)
@@ -72,11 +89,16 @@ class Gemma3(Module):
 
     @staticmethod
     def config(raw: dict[str, Any]) -> ModelConfig:
-        raw = {"tie_word_embeddings": True, "hidden_act": raw.get("hidden_activation", "gelu_pytorch_tanh")} | raw
+        raw = _DEFAULTS | raw | {"hidden_act": raw.get("hidden_activation") or "gelu_pytorch_tanh"}
         if not raw.get("layer_types"):
-            raw = {"sliding_window_pattern": 6} | raw
+            pattern = raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or 6
+            raw |= {"sliding_window_pattern": pattern}
         cfg = read_config(raw)
         return replace(cfg, windows=windows(raw, cfg.num_layers))
+
+    @staticmethod
+    def leaves_out(raw: dict[str, Any]) -> LeavesOut:
+        return OTHER_HEADS | TOWERS
 
     def __call__(self, batch: Batch) -> Tensor:
         """Logits of the tokens that need them."""

@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from trireme.layers import Attention, Batch, Embedding, Env, GatedMLP, Head, HeadNormSpec, Module, RMSNorm, Rope, run_blocks
-from trireme.models.config import ModelConfig, read_config
+from trireme.models.config import READ, ModelConfig, read_config
 from trireme.models.registry import register
+from trireme.models.strays import OTHER_HEADS, LeavesOut, further_layers
 
 
 class Block(Module):
@@ -50,6 +51,7 @@ class Decoder(Module):
 @register("LlamaForCausalLM", "MistralForCausalLM")
 class Llama(Module):
     block: type[Block] = Block
+    reads = READ | {"attention_bias", "mlp_bias"}
 
     def __init__(self, env: Env, cfg: ModelConfig):
         self.model = env.new(Decoder, cfg, self.block)
@@ -59,6 +61,10 @@ class Llama(Module):
     @staticmethod
     def config(raw: dict[str, Any]) -> ModelConfig:
         return read_config(raw)
+
+    @staticmethod
+    def leaves_out(raw: dict[str, Any]) -> LeavesOut:
+        return OTHER_HEADS | further_layers(raw)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Logits of the tokens that need them."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,17 @@ from trireme.config import Config
 from trireme.errors import BadCheckpoint, BadConfig, OutOfMemory, UnsupportedModel
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.storage import check_storage
-from trireme.layers import Env, Module
-from trireme.models import ModelConfig, cache_specs, model_class
+from trireme.layers import Env, Head, Module
+from trireme.models import (
+    ModelConfig,
+    cache_specs,
+    check_fields,
+    compare,
+    is_left_out,
+    leaves_out_of,
+    model_class,
+    refuse_strays,
+)
 from trireme.ops import CacheSpec, StateSpec
 from trireme.parallel import Mesh
 from trireme.quant import DECODED, HOW_ELSE, Noise, Stored
@@ -40,14 +50,7 @@ class Loaded:
 def load_model(config: Config, path: pathlib.Path, backend: Backend, mesh: Mesh, report: Report) -> Loaded:
     """Builds the model for this rank and pulls its weights."""
     checkpoint = Checkpoint.open(path, read_pickle)
-    try:
-        model, cfg, env = _build(config, checkpoint.config, backend, mesh)
-    except _ILL_FORMED as error:
-        # Anything may stand where a config should have a number; whatever trips over it is the config's fault.
-        cause = f"{checkpoint.path}: the config makes no sense ({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})."
-        raise BadCheckpoint(cause, "check config.json, or fetch the model again") from error
-    if not config.model.random_weights:
-        check_storage(checkpoint.path, checkpoint.entries(), checkpoint.config, DECODED)
+    model, cfg, env = build_model(config, checkpoint, backend, mesh)
     names = 1 if config.model.random_weights else max(len(checkpoint.names()), 1)
     done = 0
 
@@ -55,10 +58,14 @@ def load_model(config: Config, path: pathlib.Path, backend: Backend, mesh: Mesh,
         nonlocal done
         done += 1
         report("weights", min(done / names, 1.0))
-        return Noise(name, shape) if config.model.random_weights else _checked(checkpoint, name, shape)
+        return Noise(name, shape) if config.model.random_weights else stored_tensor(checkpoint, name, shape)
 
     with torch.inference_mode():
         model.load(read)
+    if not config.model.random_weights:
+        left_out = check_strays(checkpoint, model, cfg, asked_by_any(checkpoint, backend, mesh))
+        if left_out and backend.rank == 0:
+            print(f"trireme: {checkpoint.path.name} has tensors that are left out: {left_out}.", file=sys.stderr, flush=True)
     report("weights", 1.0)
     return Loaded(model, cfg, env.dtype, env.max_len, weight_bytes(model))
 
@@ -66,16 +73,52 @@ def load_model(config: Config, path: pathlib.Path, backend: Backend, mesh: Mesh,
 _ILL_FORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 
 
-def _build(config: Config, raw: dict[str, Any], backend: Backend, mesh: Mesh) -> tuple[Module, ModelConfig, Env]:
-    """The model of a checkpoint's config, still without weights."""
+def build_model(config: Config, checkpoint: Checkpoint, backend: Backend, mesh: Mesh) -> tuple[Module, ModelConfig, Env]:
+    """The model of a checkpoint's config, still without weights. What is not understood of the config or the storage is refused."""
+    try:
+        model, cfg, env = _build(config, checkpoint, backend, mesh)
+    except _ILL_FORMED as error:
+        # Anything may stand where a config should have a number; whatever trips over it is the config's fault.
+        cause = f"{checkpoint.path}: the config makes no sense ({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})."
+        raise BadCheckpoint(cause, "check config.json, or fetch the model again") from error
+    if not config.model.random_weights:
+        leaves_out = leaves_out_of(type(model), cfg.raw)
+        wanted = {name: entry for name, entry in checkpoint.entries().items() if not is_left_out(name, leaves_out)}
+        check_storage(checkpoint.path, wanted, checkpoint.config, DECODED)
+    return model, cfg, env
+
+
+def _build(config: Config, checkpoint: Checkpoint, backend: Backend, mesh: Mesh) -> tuple[Module, ModelConfig, Env]:
+    raw = checkpoint.config
     cls = model_class(raw)
     cfg = cls.config(raw)
+    check_fields(checkpoint.path, cls, cfg.raw or raw)
     if mesh.tp.size > cfg.heads.num:
         heads = cfg.heads.num
         raise BadConfig(f"tp is {mesh.tp.size}; the model has {heads} attention heads to share.", f"use --tp {heads} or less")
     dtype = backend.dtype(config.model.dtype, _stored_dtype(raw))
     env = Env(backend, dtype, mesh, config.model.quantize, model_length(cfg, config.model.max_model_len))
     return cls(env, cfg), cfg, env
+
+
+def check_strays(checkpoint: Checkpoint, model: Module, cfg: ModelConfig, asked: Collection[str]) -> str:
+    """Refuses tensors that the loaded model has no use for; says which ones its class leaves out."""
+    tied = {f"{path}.weight" for path, part in model.walk() if isinstance(part, Head) and part.tied() is not None}
+    left_out, strays = compare(checkpoint.entries(), tied | set(asked), leaves_out_of(type(model), cfg.raw))
+    refuse_strays(checkpoint.path, type(model), strays)
+    return ", ".join(f"{what} ({count} tensors)" for what, count in left_out.items())
+
+
+def asked_by_any(checkpoint: Checkpoint, backend: Backend, mesh: Mesh) -> Collection[str]:
+    """The names that a leaf of any rank has asked for."""
+    groups = [group for group in (mesh.tp, mesh.pp, mesh.ep) if group.size > 1]
+    if not groups:
+        return checkpoint.asked
+    names = checkpoint.names()
+    asked = torch.tensor([float(name in checkpoint.asked) for name in names], device=backend.device)
+    for group in groups:  # one axis after the other: then it is known of all ranks
+        asked = group.comm.all_reduce(asked)
+    return {name for name, ranks in zip(names, asked.tolist(), strict=True) if ranks}
 
 
 def read_pickle(path: pathlib.Path) -> dict[str, tuple[str, np.ndarray]]:
@@ -113,7 +156,8 @@ _KINDS = {
 }
 
 
-def _checked(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Stored:
+def stored_tensor(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Stored:
+    """The tensor that a leaf asks for, if it is what the config says."""
     weight = checkpoint.weight(name)
     if weight.kind not in DECODED:
         raise UnsupportedModel(f"{checkpoint.path}: {name} is stored as {weight.kind}, which is not decoded here.", HOW_ELSE)

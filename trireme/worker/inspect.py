@@ -1,0 +1,59 @@
+"""What a model's folder or file holds, and whether it would load: everything that loading checks, without its weights' bytes.
+
+Knows checkpoints and model classes; computes nothing. Every row comes before the refusal that may follow it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+
+from trireme.backends import Backend
+from trireme.config import Config
+from trireme.hub.checkpoint import Checkpoint
+from trireme.models import model_class
+from trireme.parallel import Mesh
+from trireme.worker.load import build_model, check_strays, read_pickle, stored_tensor
+
+META = torch.device("meta")
+
+
+class _Shapes(Backend):
+    """A device on which tensors have shapes and no values."""
+
+    def __init__(self, config: Config):
+        super().__init__(config.device)
+        self.device = META
+
+
+def inspect_model(config: Config, path: pathlib.Path) -> Iterator[tuple[str, str]]:
+    """(what, how) of a checkpoint; raises what loading it would raise."""
+    checkpoint = Checkpoint.open(path, read_pickle)
+    yield "model", str(checkpoint.path)
+    yield "architecture", f"{_named(checkpoint)}, computed by the class {model_class(checkpoint.config).__name__}"
+    kinds = Counter(entry.kind for entry in checkpoint.entries().values())
+    yield "stored as", ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.most_common())
+    plain = dataclasses.replace(config, model=dataclasses.replace(config.model, quantize="auto", random_weights=False))
+    with torch.inference_mode(), META:
+        model, cfg, env = build_model(plain, checkpoint, _Shapes(config), Mesh())
+        try:
+            model.load(lambda name, shape: stored_tensor(checkpoint, name, shape))
+        except (NotImplementedError, RuntimeError) as error:  # a plug-in's layer that looks at values while it loads
+            yield (
+                "not tried",
+                f"its tensors; {type(model).__name__} needs values to load ({str(error).partition(chr(10))[0][:100]})",
+            )
+            return
+    left_out = check_strays(checkpoint, model, cfg, checkpoint.asked)
+    if left_out:
+        yield "left out", left_out
+    yield "understood", f"every setting and tensor; contexts of up to {env.max_len} tokens"
+
+
+def _named(checkpoint: Checkpoint) -> str:
+    names = checkpoint.config.get("architectures")
+    return ", ".join(map(str, names)) if isinstance(names, list) else str(names)
