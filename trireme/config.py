@@ -36,7 +36,9 @@ def setting(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
 class ModelOptions:
     model: str = setting(DEFAULT_MODEL, "a folder, a .gguf file, a name from `trireme models`, or a hub id (owner/name)")
     dtype: str = setting("auto", "type of weights and activations", ("auto", "float32", "bfloat16", "float16"))
-    quantize: str = setting("auto", "weight method: auto keeps what the checkpoint has", ("auto", "none", "int8", "int4"))
+    quantize: str = setting(
+        "auto", "weight method: auto keeps what the checkpoint has; none, int8, int4, fp8, mxfp4, or a plug-in's name"
+    )
     max_model_len: int | None = setting(None, "longest prompt plus answer, in tokens (default: what the model was made for)")
     random_weights: bool = setting(False, "draw weights at random: for shapes and speed only")
 

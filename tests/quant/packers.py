@@ -102,7 +102,7 @@ def packed_words(
 
 def int8(rows: int, columns: int, scale_shape: tuple[int, ...]) -> Packed:
     codes = torch.randint(-128, 128, (rows, columns), dtype=torch.int8, generator=torch.Generator().manual_seed(2))
-    scale = torch.rand(scale_shape, generator=torch.Generator().manual_seed(3)) * 0.01 + 0.001
+    scale = torch.rand(scale_shape, generator=torch.Generator().manual_seed(3)) * 0.002 + 0.0002
     spread = scale if scale.dim() < 2 or scale.shape[1] == 1 else scale.repeat_interleave(columns // scale.shape[1], 1)
     return {".weight": codes, ".weight_scale": scale}, codes.float() * spread
 

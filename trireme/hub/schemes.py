@@ -163,7 +163,7 @@ def _gptq(tensors: Tensors, settings: Settings, bits: int) -> Composite:
     if not in_order and order is not None:
         parts["order"] = Part(order, None, Along(0))
     zero = "none" if ".qzeros" not in tensors else _zeros_as(words, tensors[".qzeros"], bits, settings)
-    facts = {"zeros": zero, "ordered": not in_order}
+    facts = {"zeros": zero, "ordered": not in_order, "symmetric": zero == "none" or _symmetric(tensors[".qzeros"], bits)}
     return Composite(tensors.matrix, (rows, columns), Format(f"INT{bits}", "gptq", f"GPTQ {bits} bit", bits, group, facts), parts)
 
 
@@ -180,6 +180,17 @@ def _in_order(tensors: Tensors, suffix: str, columns: int, groups: int, group: i
     if counts.max() > group:
         raise tensors.wrong(suffix, f"is no order of the columns: {counts.max()} of them are in group {counts.argmax()} of {group}")
     return False
+
+
+def _symmetric(stored: Weight, bits: int) -> bool:
+    """Whether all zeros are the middle of what the bits can hold, or one less."""
+    words = stored.mapped()
+    if bits == 3:
+        zeros = _fields(words, bits)
+        return bool((zeros == zeros[0]).all()) and zeros[0] in (3, 4)
+    middle = 1 << (bits - 1)
+    words = words.view(np.uint32)
+    return any(bool((words == sum(zero << shift for shift in range(0, WORD, bits))).all()) for zero in (middle, middle - 1))
 
 
 _SAMPLE = 1 << 13  # words looked at to tell how zeros are stored
@@ -254,7 +265,8 @@ def _packed(tensors: Tensors, settings: Settings) -> Composite | None:
         parts["zeros"] = Part(tensors.kind(".weight_zero_point", "I32"), Along(0, WORD // bits), across)
     if not in_order:
         parts["order"] = Part(tensors[".weight_g_idx"], None, Along(0))
-    form = Format(f"INT{bits}", "words", f"compressed-tensors W{bits}A16", bits, group, {"ordered": not in_order})
+    facts = {"ordered": not in_order, "symmetric": "zeros" not in parts}
+    form = Format(f"INT{bits}", "words", f"compressed-tensors W{bits}A16", bits, group, facts)
     return Composite(tensors.matrix, (rows, columns), form, parts)
 
 
@@ -380,7 +392,8 @@ def _bitsandbytes(tensors: Tensors, settings: Settings) -> Composite | None:
     if found is None:
         return None
     state = _state(tensors, _STATE + found)
-    rows, columns, run = *state["shape"], state["blocksize"]
+    rows, columns = int(state["shape"][0]), int(state["shape"][1])
+    run = int(state["blocksize"])
     codes = tensors.kind(".weight", "U8")
     if codes.num_bytes * 2 != rows * columns:
         raise tensors.wrong(".weight", f"has {codes.num_bytes} bytes, which are not the {rows} by {columns} codes promised")

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from trireme.layers.env import Env, Read
 from trireme.layers.module import Module
-from trireme.quant import Dense, WeightMethod
+from trireme.quant import WeightMethod
 
 
 class Embedding(Module):
@@ -46,6 +46,5 @@ class Head(Embedding):
             self.weight = source.weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        ops, weight = self.env.ops, self.weight
-        logits = ops.logits(x, weight.weight) if isinstance(weight, Dense) else weight.linear(ops, x).float()
+        logits = self.weight.logits(self.env.ops, x)
         return logits if self.env.tp.size == 1 else self.env.tp.comm.all_gather(logits, self.env.tp.sizes(self.vocab))

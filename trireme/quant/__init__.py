@@ -1,5 +1,21 @@
-from trireme.quant.base import DECODED, HOW_ELSE, Dense, Noise, Stored, WeightMethod, decode
+from trireme.quant.base import DECODED, HOW_ELSE, Dense, Noise, Stack, Stored, WeightMethod, decode
 from trireme.quant.choose import choose
+from trireme.quant.grouped import Composite, Grouped, composite, grouped
 from trireme.quant.int8 import Int8
 
-__all__ = ["DECODED", "HOW_ELSE", "Dense", "Int8", "Noise", "Stored", "WeightMethod", "choose", "decode"]
+__all__ = [
+    "DECODED",
+    "HOW_ELSE",
+    "Composite",
+    "Dense",
+    "Grouped",
+    "Int8",
+    "Noise",
+    "Stack",
+    "Stored",
+    "WeightMethod",
+    "choose",
+    "composite",
+    "decode",
+    "grouped",
+]

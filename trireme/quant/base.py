@@ -15,7 +15,7 @@ from torch import Tensor
 from trireme.errors import UnsupportedModel
 from trireme.ops import Ops
 from trireme.quant.gguf import BLOCKS, decode_blocks
-from trireme.quant.grouped import KINDS, grouped
+from trireme.quant.grouped import KINDS, composite, grouped
 
 
 class Stored(Protocol):
@@ -87,8 +87,9 @@ def decode(stored: Stored, dtype: torch.dtype, device: torch.device | str = "cpu
         if len(stored.shape) == 1:  # norm weights and biases: near one keeps a deep random model's activations in range
             return values.fill_(1.0)
         return values.normal_(0.0, 0.02, generator=generator)
-    if hasattr(stored, "form"):
-        return grouped(stored, device).values().to(dtype)
+    whole = composite(stored)
+    if whole is not None:
+        return grouped(whole, device).values().to(dtype)
     raw = torch.from_numpy(stored.raw())
     if stored.kind in BLOCKS:
         values = decode_blocks(stored.kind, raw.reshape(-1, raw.shape[-1])).reshape(stored.shape)
@@ -103,7 +104,8 @@ def decode(stored: Stored, dtype: torch.dtype, device: torch.device | str = "cpu
 
 
 class WeightMethod(Protocol):
-    """The weights of one linear layer, in a form its ops can multiply by. `parts` are stacked as rows."""
+    """The weights of one linear layer, in a form its ops can multiply by. `parts` are stacked as rows. Whoever writes a method
+    inherits from this: what has a body here needs none there."""
 
     @classmethod
     def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> WeightMethod: ...
@@ -114,8 +116,47 @@ class WeightMethod(Protocol):
 
     def num_bytes(self) -> int: ...
 
+    def logits(self, ops: Ops, x: Tensor) -> Tensor:
+        """As linear, in float32."""
+        return self.linear(ops, x).float()
 
-class Dense:
+    @classmethod
+    def stack(cls, matrices: list[list[Stored]], biases: list[Tensor | None], dtype: torch.dtype, device: torch.device) -> Stack:
+        """Several matrices of one shape, each for its own group of rows; each is given as `load` takes one."""
+        return Stack([cls.load(parts, bias, dtype, device) for parts, bias in zip(matrices, biases, strict=True)])
+
+
+class Stack:
+    """Weights of several linear layers of one shape: consecutive groups of rows go through one each."""
+
+    def __init__(self, methods: list[WeightMethod]):
+        self.methods = methods
+
+    def linear(self, ops: Ops, x: Tensor, sizes: Tensor) -> Tensor:
+        """The products of sizes[i] rows with matrix i, one after the other.  sizes: [matrices]"""
+        pieces = x.split([int(size) for size in sizes])
+        return ops.concat([method.linear(ops, piece) for method, piece in zip(self.methods, pieces, strict=True)])
+
+    def num_bytes(self) -> int:
+        return sum(method.num_bytes() for method in self.methods)
+
+
+class DenseStack(Stack):
+    """As they are: [matrices, out, in] in the activations' type."""
+
+    def __init__(self, methods: list[Dense]):
+        super().__init__(list(methods))
+        self.weight = torch.stack([method.weight for method in methods])
+        for method, weight in zip(methods, self.weight, strict=True):
+            method.weight = weight
+
+    def linear(self, ops: Ops, x: Tensor, sizes: Tensor) -> Tensor:
+        y = ops.grouped_linear(x, self.weight, sizes)
+        biases = [method.bias for method in self.methods if isinstance(method, Dense) and method.bias is not None]
+        return y + torch.stack(biases).repeat_interleave(sizes.to(y.device), 0) if biases else y
+
+
+class Dense(WeightMethod):
     """Weights as they are: [out, in] in the activations' type."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
@@ -131,8 +172,15 @@ class Dense:
             target.copy_(decode(part, dtype, device))  # one part at a time: the peak stays near what is kept
         return cls(weight, bias)
 
+    @classmethod
+    def stack(cls, matrices: list[list[Stored]], biases: list[Tensor | None], dtype: torch.dtype, device: torch.device) -> Stack:
+        return DenseStack([cls.load(parts, bias, dtype, device) for parts, bias in zip(matrices, biases, strict=True)])
+
     def linear(self, ops: Ops, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, self.bias)
+
+    def logits(self, ops: Ops, x: Tensor) -> Tensor:
+        return ops.logits(x, self.weight)
 
     def embed(self, ops: Ops, ids: Tensor) -> Tensor:
         return ops.embedding(ids, self.weight)

@@ -89,6 +89,11 @@ class Grouped:
         return numbers
 
 
+def composite(stored: Any) -> Composite | None:
+    """What is stored, if several tensors make it."""
+    return stored if hasattr(stored, "form") else None
+
+
 Reader = Callable[[Composite, "torch.device | str"], Grouped]
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from trireme.ops import Ops
-from trireme.quant.base import Stored, decode
+from trireme.quant.base import Stored, WeightMethod, decode
 
 
-class Int8:
+class Int8(WeightMethod):
     """weight ≈ q * scale.  q: [out, in] int8; scale: [out] float32"""
 
     def __init__(self, q: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype):

@@ -14,9 +14,10 @@ from trireme.backends.cpu.cache import PackCache
 from trireme.backends.cpu.library import library
 from trireme.backends.cpu.ops import CpuOps
 from trireme.backends.cpu.program import PLAIN, Transform
+from trireme.backends.cpu.repack import blocks_for, kind_for
 from trireme.backends.cpu.weights import KIND_OF_GGUF, TILE, PackedWeight
 from trireme.ops import Ops
-from trireme.quant import Stored, decode
+from trireme.quant import Stored, WeightMethod, composite, decode, grouped
 from trireme.quant.gguf import BLOCKS
 
 VOCABULARY = 12  # a matrix with so many times more rows than columns is one of token embeddings; no other layer comes near
@@ -24,7 +25,7 @@ PIECE = 1 << 21  # weights of a matrix that one thread reads at a time
 _LOSSLESS = {"F32": "f32", "BF16": "bf16"}
 
 
-class Packed:
+class Packed(WeightMethod):
     """Stacked matrices; neighbours of one kind are one product. `kind` None keeps what the checkpoint has."""
 
     kind: ClassVar[str | None] = None
@@ -97,6 +98,9 @@ METHODS: dict[str, type[Packed]] = {"auto": Packed, "none": PackedFloats, "int8"
 
 def _kept_kind(part: Stored) -> str:
     """The packed kind that keeps a stored tensor's bits, or the nearest that loses next to nothing."""
+    matrix = composite(part)
+    if matrix is not None:
+        return kind_for(matrix)
     if part.kind in KIND_OF_GGUF and not part.offset:
         return KIND_OF_GGUF[part.kind]
     return "q8" if part.kind in BLOCKS else _LOSSLESS.get(part.kind, "f32")
@@ -104,7 +108,7 @@ def _kept_kind(part: Stored) -> str:
 
 def _kept(cache: PackCache, kind: str, parts: list[Stored]) -> PackedWeight:
     """Packs what the cache does not have, and leaves it there, if it is worth it and every part can say where it is from."""
-    reordered = kind in _LOSSLESS.values() or all(KIND_OF_GGUF.get(part.kind) == kind for part in parts)
+    reordered = kind in _LOSSLESS.values() or all(hasattr(part, "form") or KIND_OF_GGUF.get(part.kind) == kind for part in parts)
     if reordered and not cache.everything:
         return _pack(kind, parts)
     origins = [origin for part in parts if (origin := part.origin) is not None]
@@ -128,13 +132,22 @@ def _pack(kind: str, parts: list[Stored]) -> PackedWeight:
 
     def put_decoded(place: tuple[int, Stored]) -> None:
         first, piece = place
-        values = decode(piece, torch.bfloat16 if piece.kind == "BF16" else torch.float32)
+        whole = composite(piece)
+        if whole is not None:
+            matrix = grouped(whole)
+            blocks = blocks_for(kind, matrix)
+            values = torch.empty(0) if blocks else matrix.values()
+        else:
+            blocks, values = None, decode(piece, torch.bfloat16 if piece.kind == "BF16" else torch.float32)
         with packing:
-            packed.put_floats(first, values)
+            if blocks:
+                packed.put_gguf(first, *blocks)
+            else:
+                packed.put_floats(first, values)
 
     others = []
     for first, piece in places:
-        if KIND_OF_GGUF.get(piece.kind) == kind:
+        if composite(piece) is None and KIND_OF_GGUF.get(piece.kind) == kind:
             packed.put_gguf(first, piece.kind, torch.from_numpy(piece.raw()).view(piece.shape[0], -1))
             piece.release()
         else:
