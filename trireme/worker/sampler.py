@@ -89,9 +89,9 @@ class Sampler:
         """The tokens of the sequences that sample, by every rule they ask for.  logits: one row per such sequence"""
         rows, lengths = step.rows[step.samples], (step.starts + step.counts)[step.samples]
         wanted = np.flatnonzero(self.num_top[rows] >= 0)
-        raw = None  # a copy: rules edit logits in place
+        raw = None  # a copy, without what a captured step has behind its rows: rules edit logits in place
         if len(wanted):
-            raw = logits.clone() if len(wanted) == len(rows) else logits[torch.from_numpy(wanted).to(logits.device)]
+            raw = logits[: len(rows)].clone() if len(wanted) == len(rows) else logits[torch.from_numpy(wanted).to(logits.device)]
         choice = Choice(logits, rows, lengths, self.tables.num_prompt[rows], self.tables.tokens)
         for rule in self.rules:
             at = rule.touches(rows)
@@ -101,7 +101,7 @@ class Sampler:
         errors = self.grammars.take_errors(rows) if self.grammars is not None else {}
         if raw is None:
             return Pick(ids, None, errors)
-        chosen = ids if len(wanted) == len(rows) else ids[torch.from_numpy(wanted).to(ids.device)]
+        chosen = ids[: len(rows)] if len(wanted) == len(rows) else ids[torch.from_numpy(wanted).to(ids.device)]
         tops = self.num_top[rows[wanted]].tolist()
         return Pick(ids, score(self.ops, raw, chosen.clamp_min(0), rows[wanted].tolist(), tops), errors)
 
