@@ -64,6 +64,11 @@ class CacheOptions:
         ("auto", "int8", "fp8"),
     )
     kv_tokens: int | None = setting(None, "KV slots in all (default: what fits in the memory fraction)")
+    kv_windows: str = setting(
+        "off",
+        "layers that see only the last tokens keep only those: auto is where the memory is too small for all",
+        ("auto", "on", "off"),
+    )
     memory_fraction: float = setting(0.9, "share of the device's memory for weights, workspace and KV")
     prefix_cache: bool = setting(True, "reuse the KV of prompts that begin alike")
 

@@ -11,10 +11,11 @@ import torch
 
 from trireme.backends.reference import Reference
 from trireme.config import DeviceOptions
-from trireme.ipc.messages import Admit, Plan
+from trireme.ipc.messages import Admit, BandSize, Plan
 from trireme.types import SamplingParams
 from trireme.worker.tables import FLOATS, Padding, Step, Tables
 
+BANDS = [BandSize(0, 32, 16), BandSize(20, 9, 16)]
 NAMES = (
     "rows",
     "query_starts",
@@ -53,7 +54,7 @@ def admissions(rows: list[int], lengths: list[int]) -> Plan:
 @pytest.mark.parametrize("apart", [False, True])  # whether the device has memory of its own, and columns are sent to it
 def test_going_on_is_laying_out_anew(padded: int, random: bool, apart: bool) -> None:
     backend, size = Reference(DeviceOptions()), Padding(padded, padded, True)
-    going, anew = (Tables(backend, 8, 64, 16, [32], 64) for _ in range(2))
+    going, anew = (Tables(backend, 8, 64, BANDS, 64) for _ in range(2))
     if apart:
         going.packed.on_host, going.packed.target = False, torch.zeros_like(going.packed.target)
     draw, lengths, rows = np.random.default_rng(1), [3, 9, 5], [4, 0, 2]
@@ -83,14 +84,14 @@ def test_going_on_is_laying_out_anew(padded: int, random: bool, apart: bool) -> 
     ([1, 1, 1], [1, 1, 1], Padding(3, 3, False), False),  # the next one that is replayed may hold a prompt
 ])  # fmt: skip
 def test_all_tokens_are_wanted(counts: list[int], logits: list[int], padding: Padding | None, every: bool) -> None:
-    tables, rows = Tables(Reference(DeviceOptions()), 8, 64, 16, [32], 64), list(range(len(counts)))
+    tables, rows = Tables(Reference(DeviceOptions()), 8, 64, BANDS, 64), list(range(len(counts)))
     plan = admissions(rows, [5] * len(rows))
     step = tables.fill(msgspec.structs.replace(plan, starts=[0] * len(rows), counts=counts, logits=logits), None, padding)
     assert (step.logits_at is None) == every
 
 
 def test_columns_that_find_no_room_travel_by_themselves_unchanged() -> None:
-    tables = Tables(Reference(DeviceOptions()), 8, 64, 16, [32], 64)
+    tables = Tables(Reference(DeviceOptions()), 8, 64, BANDS, 64)
     tables.packed.used = len(tables.packed.host) - 1
     shares, counts = np.array([0.25, 0.75], np.float32), np.array([3, 4], np.int64)
     assert tables.packed.at(tables.packed.put(shares)).view(torch.float32).tolist() == shares.tolist()

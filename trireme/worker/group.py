@@ -19,6 +19,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from trireme.config import Config
 from trireme.errors import TriremeError, WorkerDied
 from trireme.ipc.channel import Channel, ChannelClosed, pair
@@ -91,7 +93,9 @@ class RankGroup:
     @property
     def ready(self) -> Ready:
         """The numbers of the loaded model; ranks may differ by a page where memory does."""
-        return min((rank.ready for rank in self.ranks if rank.ready), key=lambda r: r.num_pages)
+        known = [rank.ready for rank in self.ranks if rank.ready]
+        bands = [min(sizes, key=lambda band: band.num_pages) for sizes in zip(*(ready.bands for ready in known), strict=True)]
+        return msgspec.structs.replace(min(known, key=lambda ready: ready.num_pages), bands=bands)
 
     @property
     def channels(self) -> list[Channel]:

@@ -1,11 +1,10 @@
-"""From a checkpoint to a model on a device: configuration, weights, and how much memory is left for KV.
+"""From a checkpoint to a model on a device: configuration and weights.
 
 Knows files and sizes; nothing of steps or requests.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import sys
 from collections.abc import Callable, Collection
@@ -17,21 +16,11 @@ import torch
 
 from trireme.backends import Backend
 from trireme.config import Config
-from trireme.errors import BadCheckpoint, BadConfig, OutOfMemory, UnsupportedModel
+from trireme.errors import BadCheckpoint, BadConfig, UnsupportedModel
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.storage import check_storage
 from trireme.layers import Env, Head, Module
-from trireme.models import (
-    ModelConfig,
-    cache_specs,
-    check_fields,
-    compare,
-    is_left_out,
-    leaves_out_of,
-    model_class,
-    refuse_strays,
-)
-from trireme.ops import CacheSpec, StateSpec
+from trireme.models import ModelConfig, check_fields, compare, is_left_out, leaves_out_of, model_class, refuse_strays
 from trireme.parallel import Mesh
 from trireme.quant import DECODED, HOW_ELSE, Noise, Stored
 
@@ -196,56 +185,3 @@ def weight_bytes(model: Module) -> int:
         elif weight is not None:
             seen[id(weight)] = weight.num_bytes()
     return sum(seen.values())
-
-
-@dataclass(frozen=True)
-class KVSize:
-    page_size: int
-    num_pages: int
-    max_model_len: int
-    num_bytes: int
-
-
-def kv_specs(config: Config, loaded: Loaded, backend: Backend) -> dict[int, CacheSpec]:
-    """What the model keeps of each token, by its layers' keys, in the kind the user asked for."""
-    kind = "plain" if config.cache.kv_dtype == "auto" else config.cache.kv_dtype
-    if kind not in backend.kv_kinds:
-        raise BadConfig(f"The backend {backend.name} keeps no {kind} KV.", "use --kv-dtype auto")
-    asked = cache_specs(loaded.model).items()
-    return {key: dataclasses.replace(spec, kind=kind) for key, spec in asked if isinstance(spec, CacheSpec)}
-
-
-def state_specs(loaded: Loaded) -> dict[int, StateSpec]:
-    """What the model keeps of each sequence, whatever its length, by its layers' keys."""
-    return {key: spec for key, spec in cache_specs(loaded.model).items() if isinstance(spec, StateSpec)}
-
-
-def num_states(config: Config) -> int:
-    """Slots for states: two for every row, the one for padding included."""
-    return 2 * (config.schedule.max_running + 1)
-
-
-def size_cache(config: Config, loaded: Loaded, backend: Backend) -> KVSize:
-    """How many pages fit in the memory that is left. What was not set shrinks to fit; what was set and does not is refused."""
-    per_token = sum(spec.bytes_per_token(loaded.dtype) for spec in kv_specs(config, loaded, backend).values())
-    states = num_states(config) * sum(spec.num_bytes for spec in state_specs(loaded).values())
-    budget = backend.kv_budget(config.cache.memory_fraction) - states
-    max_len, wanted = loaded.max_model_len, config.cache.kv_tokens
-    fits = budget // max(per_token, 1)
-    tokens = wanted or min(fits, backend.kv_default_tokens(max_len, config.schedule.max_running))
-    if (wanted or 0) > fits or fits < 1:
-        raise OutOfMemory(
-            f"KV for {wanted or 1} tokens needs {(wanted or 1) * per_token / 2**20:.0f} MiB ({per_token} bytes a token); "
-            f"{budget / 2**20:.0f} MiB are left.",
-            f"use --kv-tokens {fits} or raise --memory-fraction",
-        )
-    if tokens < max_len:
-        if config.model.max_model_len is not None:
-            raise OutOfMemory(
-                f"One sequence of max_model_len {max_len} needs {max_len} KV slots; there are {tokens}.",
-                f"use --max-model-len {tokens} or less, or raise --kv-tokens",
-            )
-        max_len = tokens
-    page = config.cache.page_size or max_len
-    pages = tokens // page
-    return KVSize(page, pages, min(max_len, pages * page), pages * page * per_token + states)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trireme.backends import Backend
-from trireme.ipc.messages import Plan
+from trireme.ipc.messages import BandSize, Plan
 from trireme.ops import StepLayout
 
 Column = slice | Tensor  # a part of the packed buffer, or a tensor that found no room there
@@ -107,21 +107,21 @@ class Padding(NamedTuple):
 
 
 class Tables:
-    """num_pages: by band; the layers of a band keep alike, and have a page table of their own. keeps_states: whether some layer
-    keeps a state of each sequence. A row has two slots for it: a step reads one and writes the other, so that it may be run twice,
-    as the first step of a graph is."""
+    """bands: the layers of a band keep alike, and have a page table of their own. keeps_states: whether some layer keeps a state of
+    each sequence. A row has two slots for it: a step reads one and writes the other, so that it may be run twice, as the first step
+    of a graph is."""
 
     def __init__(
         self,
         backend: Backend,
         max_rows: int,
         max_len: int,
-        page_size: int,
-        num_pages: Sequence[int],
+        bands: Sequence[BandSize],
         step_tokens: int,
         keeps_states: bool = False,
     ):
-        self.backend, self.page_size, self.scratch_row, self.max_len = backend, page_size, max_rows, max_len
+        self.backend, self.scratch_row, self.max_len = backend, max_rows, max_len
+        self.page_size = page_size = bands[0].page_size
         device = backend.device
         self.keeps_states = keeps_states
         self.state_slots = np.arange(max_rows + 1, dtype=np.int32) * 2  # of each row's newest state
@@ -129,11 +129,11 @@ class Tables:
         self.width = max_len + 1
         self.tokens = backend.zeros((max_rows + 1, self.width), torch.int32)
         # The scratch row, for padding, writes to a page of its own behind all others.
-        self.scratch_pages = list(num_pages)
-        scratch = torch.tensor(num_pages, dtype=torch.int32, device=device).view(-1, 1, 1)
+        self.scratch_pages = [band.num_pages for band in bands]
+        scratch = torch.tensor(self.scratch_pages, dtype=torch.int32, device=device).view(-1, 1, 1)
         self.all_pages = scratch.repeat(1, max_rows + 1, self.pages_per_row)
         self.page_tables = list(self.all_pages)  # by band: [all rows, pages]
-        self.num_held = np.zeros((len(num_pages), max_rows + 1), dtype=np.int64)
+        self.num_held = np.zeros((len(bands), max_rows + 1), dtype=np.int64)
         self.num_prompt = np.ones(max_rows + 1, dtype=np.int32)
         self.sampling = {name: np.zeros(max_rows + 1, dtype=np.float32) for name in FLOATS[:3]}
         self.top_k = np.zeros(max_rows + 1, dtype=np.int32)
@@ -257,7 +257,7 @@ class Tables:
     def _note_admissions(self, plan: Plan) -> None:
         for admit in plan.admit:
             sampling = admit.sampling
-            self.num_held[:, admit.row] = 0
+            self.num_held[:, admit.row] = admit.begins or 0
             self.state_slots[admit.row] = 2 * admit.row
             self.num_prompt[admit.row] = admit.num_prompt
             for name in self.sampling:
@@ -285,9 +285,11 @@ class Tables:
             tokens = [np.frombuffer(a.tokens, np.int32) for a in plan.admit]
             index = np.concatenate([np.arange(len(t)) + a.row * self.width for a, t in zip(plan.admit, tokens, strict=True)])
             updates.append((self.tokens.view(-1), put(index.view(np.int32)), put(np.concatenate(tokens))))
+        for row, band, pages in plan.trims:
+            self.num_held[band, row] = pages
         if plan.page_rows:
             held = self.num_held.reshape(-1)
-            rows = np.asarray(plan.page_rows)
+            rows = np.asarray(plan.page_rows) + np.asarray(plan.page_bands or 0) * self.num_held.shape[1]
             index = rows * self.pages_per_row + held[rows] + _running_count(rows)
             np.add.at(held, rows, 1)
             updates.append((self.all_pages.view(-1), put(index.view(np.int32)), put(np.asarray(plan.page_ids))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pathlib
 import time
@@ -23,7 +24,8 @@ from trireme.parallel import Group, Mesh
 from trireme.types import SamplingParams
 from trireme.worker.capture import capture
 from trireme.worker.grammar import Grammars
-from trireme.worker.load import Report, kv_specs, load_model, num_states, size_cache, state_specs
+from trireme.worker.load import Report, load_model
+from trireme.worker.room import make_room
 from trireme.worker.runner import Caches, Runner
 from trireme.worker.sampler import Sampler
 from trireme.worker.tables import Tables
@@ -45,39 +47,39 @@ class LocalWorker:
         size = config.device.tp
         mesh = Mesh(tp=Group(rank, size, backend.comm(rank, size, store)) if size > 1 else Group())
         loaded = load_model(config, path, backend, mesh, report)
-        kv = size_cache(config, loaded, backend)
+        room = make_room(config, loaded, backend, mesh.tp)
         report("kv cache", 0.0)
         max_rows = config.schedule.max_running
-        slots = (kv.num_pages + 1) * kv.page_size  # one page more, for the padding of captured steps
-        caches: Caches = {key: backend.cache(spec, slots, loaded.dtype) for key, spec in kv_specs(config, loaded, backend).items()}
-        states: Caches = {
-            key: States.allocate(spec, num_states(config), backend.zeros) for key, spec in state_specs(loaded).items()
-        }
-        step_tokens = config.schedule.max_step_tokens
-        tables = Tables(backend, max_rows, kv.max_model_len, kv.page_size, [kv.num_pages], step_tokens, bool(states))
+        caches: Caches = {key: States.allocate(spec, room.num_states, backend.zeros) for key, spec in room.states.items()}
+        for key, spec in room.caches.items():
+            band = room.bands[room.band_of[key]]
+            slots = (band.num_pages + 1) * band.page_size  # one page more, for the padding of captured steps
+            caches[key] = dataclasses.replace(backend.cache(spec, slots, loaded.dtype), band=room.band_of[key])
+        tables = Tables(backend, max_rows, room.max_model_len, room.bands, config.schedule.max_step_tokens, bool(room.states))
         self.grammars = Grammars(lambda: _grammar_tokens(path, loaded.cfg.vocab), loaded.cfg.vocab)
         sampler = Sampler(backend.ops, tables, max_rows, self.grammars)
         self.model, self.backend = loaded.model, backend
-        self.runner = Runner(loaded.model, backend, caches | states, tables, sampler, max_rows)
+        self.runner = Runner(loaded.model, backend, caches, tables, sampler, max_rows)
         self.depth, self.size = backend.depth, size
         self._chores = self._later()
         report("first step", 0.0)
         token_seconds = self._warm_up()
         report("first step", 1.0)
         self.ready = Ready(
-            num_pages=kv.num_pages,
-            page_size=kv.page_size,
-            max_model_len=kv.max_model_len,
+            num_pages=room.bands[0].num_pages,
+            page_size=room.bands[0].page_size,
+            max_model_len=room.max_model_len,
             vocab_size=loaded.cfg.vocab,
-            shares_prefixes=bool(getattr(loaded.model, "shares_prefixes", True)) and not states,
+            shares_prefixes=bool(getattr(loaded.model, "shares_prefixes", True)) and not room.states,
             depth=self.depth,
             backend=backend.name,
             dtype=str(loaded.dtype).removeprefix("torch."),
             weight_bytes=loaded.weight_bytes,
-            kv_bytes=kv.num_bytes,
+            kv_bytes=room.num_bytes,
             load_seconds=time.monotonic() - started,
             workspace_bytes=backend.workspace_bytes(),
-            taken_bytes=max(backend.held_bytes() - loaded.weight_bytes - kv.num_bytes, 0),
+            taken_bytes=max(backend.held_bytes() - loaded.weight_bytes - room.num_bytes, 0),
+            bands=room.bands,
             token_seconds=token_seconds,
         )
 
@@ -85,8 +87,10 @@ class LocalWorker:
         """Computes one token, so that no request has to wait for kernels to be built and a step to be recorded; then once more,
         and returns how long that took."""
         admit = Admit(row=0, tokens=bytes(4), num_prompt=1, sampling=SamplingParams(temperature=0.0), seed=0)
-        one = Plan(0, [], [admit], page_rows=[0], page_ids=[0], rows=[0], starts=[0], counts=[1], logits=[1], samples=[True])
-        again = msgspec.structs.replace(one, step=1, admit=[], page_rows=[], page_ids=[])
+        one = Plan(0, [], [admit], page_rows=[], page_ids=[], rows=[0], starts=[0], counts=[1], logits=[1], samples=[True])
+        again = msgspec.structs.replace(one, step=1, admit=[])
+        one.page_bands = list(range(len(self.runner.tables.page_tables)))
+        one.page_rows = one.page_ids = [0] * len(one.page_bands)
         for plan in (one, again):
             begun = time.monotonic()
             self.launch(plan)

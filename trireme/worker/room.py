@@ -1,0 +1,146 @@
+"""How much memory is left for what layers keep, and how it is divided. Knows specs, sizes and settings; nothing of steps.
+
+A band is the layers that keep alike: every token, or the last ones of each sequence. Each band has pages of its own numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from trireme.backends import Backend
+from trireme.config import Config
+from trireme.errors import BadConfig, OutOfMemory
+from trireme.ipc.messages import ALL, BandSize
+from trireme.models import cache_specs
+from trireme.ops import CacheSpec, StateSpec
+from trireme.parallel import Group
+from trireme.worker.load import Loaded
+
+
+@dataclass(frozen=True)
+class Room:
+    """What is kept and where: the specs by their keys, the bands, and the band of each key."""
+
+    caches: dict[int, CacheSpec]
+    states: dict[int, StateSpec]
+    num_states: int
+    bands: list[BandSize]
+    band_of: dict[int, int]
+    max_model_len: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """What there is to divide, and who asks for how much. Windows: how many tokens of the end a layer sees, 0 for all."""
+
+    budget: int  # bytes
+    per_token: Mapping[int, int]  # by window: bytes a token takes in these layers
+    max_len: int
+    tokens: int  # wanted in layers that keep all
+    page: int
+    config: Config
+
+    @property
+    def bytes_per_token(self) -> int:
+        return sum(self.per_token.values())
+
+    @property
+    def fits(self) -> int:
+        """Tokens for which there is room if all layers keep all."""
+        return self.budget // max(self.bytes_per_token, 1)
+
+
+def make_room(config: Config, loaded: Loaded, backend: Backend, group: Group) -> Room:
+    """How many pages fit in the memory that is left. What was not set shrinks to fit; what was set and does not is refused."""
+    asked = cache_specs(loaded.model)
+    caches = _of_kind(config, backend, {key: spec for key, spec in asked.items() if isinstance(spec, CacheSpec)})
+    states = {key: spec for key, spec in asked.items() if isinstance(spec, StateSpec)}
+    num_states = 2 * (config.schedule.max_running + 1)  # two for every row, the one for padding included
+    state_bytes = num_states * sum(spec.num_bytes for spec in states.values())
+    max_len, page = loaded.max_model_len, config.cache.page_size
+    # What never slides out of the window is kept like the rest; a static page holds the whole context anyway.
+    window_of = {key: spec.window if page and spec.window < max_len else ALL for key, spec in caches.items()}
+    per_token = {ALL: 0}
+    for key, spec in caches.items():
+        per_token[window_of[key]] = per_token.get(window_of[key], 0) + spec.bytes_per_token(loaded.dtype)
+    tokens = config.cache.kv_tokens or backend.kv_default_tokens(max_len, config.schedule.max_running)
+    budget = backend.kv_budget(config.cache.memory_fraction) - state_bytes
+    needs = _Needs(budget, per_token, max_len, tokens, page or max_len, config)
+    split = _split(needs)
+    if len(per_token) == 1 or not _agreed(needs, split, group, backend):
+        needs = dataclasses.replace(needs, per_token={ALL: needs.bytes_per_token})
+        split = {ALL: min(tokens, needs.fits)}
+    bands, max_len = _in_pages(needs, split)
+    places = {window: band for band, window in enumerate(split)}
+    used = sum(band.num_pages * band.page_size * needs.per_token[window] for window, band in zip(split, bands, strict=True))
+    band_of = {key: places.get(window, 0) for key, window in window_of.items()}
+    return Room(caches, states, num_states, bands, band_of, max_len, used + state_bytes)
+
+
+def _of_kind(config: Config, backend: Backend, specs: dict[int, CacheSpec]) -> dict[int, CacheSpec]:
+    """The specs in the kind the user asked for."""
+    kind = "plain" if config.cache.kv_dtype == "auto" else config.cache.kv_dtype
+    if kind not in backend.kv_kinds:
+        raise BadConfig(f"The backend {backend.name} keeps no {kind} KV.", "use --kv-dtype auto")
+    return {key: dataclasses.replace(spec, kind=kind) for key, spec in specs.items()}
+
+
+def _agreed(needs: _Needs, split: dict[int, int], group: Group, backend: Backend) -> bool:
+    """Whether windowed layers shall keep their window alone, which saves memory; but not every prefix can then be resumed.
+
+    Ranks may have memory of different sizes and have to do the same: it is enough that one of them is short, and all must be able.
+    """
+    short = needs.tokens > needs.fits or needs.config.cache.kv_windows == "on"
+    said = backend.zeros((2,), torch.float32)
+    said[0], said[1] = float(short), float(bool(split))
+    short_ranks, able_ranks = group.comm.all_reduce(said).tolist()
+    return short_ranks > 0 and able_ranks == group.size
+
+
+def _split(needs: _Needs) -> dict[int, int]:
+    """Tokens by window, ALL first; empty where one band is better.
+
+    Windows get what all rows need, but no more than half of the memory while the rest wants it: then neither the number of
+    sequences nor their length is less than half of what it could be.
+    """
+    options, full = needs.config.schedule, needs.per_token[ALL]
+    windows = sorted(window for window in needs.per_token if window != ALL)
+    if not windows or needs.config.cache.kv_windows == "off":
+        return {}
+    each = {window: options.max_running * (window + 2 * needs.page) + options.max_step_tokens for window in windows}
+    rows = {window: min(slots, needs.tokens) for window, slots in each.items()}
+    wanted = sum(rows[window] * needs.per_token[window] for window in windows)
+    rest = needs.budget - needs.tokens * full
+    given = min(wanted, rest if needs.config.cache.kv_tokens else max(rest, needs.budget // 2))
+    tokens = min(needs.tokens, (needs.budget - given) // full) if full else needs.tokens
+    split = {ALL: tokens} | {window: int(rows[window] * (given / wanted)) for window in windows}
+    enough = all(split[window] >= window + 2 * needs.page for window in windows)  # for one sequence, and a page to go on
+    better = tokens >= min(needs.fits, needs.tokens) or needs.config.cache.kv_windows == "on"
+    return split if enough and better else {}
+
+
+def _in_pages(needs: _Needs, split: dict[int, int]) -> tuple[list[BandSize], int]:
+    """The bands, and the longest sequence that the first of them holds."""
+    config, max_len, tokens = needs.config, needs.max_len, split[ALL]
+    wanted, per_token = config.cache.kv_tokens, needs.bytes_per_token
+    if (wanted or 0) > tokens or tokens < 1:
+        raise OutOfMemory(
+            f"KV for {wanted or 1} tokens needs {(wanted or 1) * per_token / 2**20:.0f} MiB ({per_token} bytes a token); "
+            f"{needs.budget / 2**20:.0f} MiB are left.",
+            f"use --kv-tokens {needs.fits} or raise --memory-fraction",
+        )
+    if tokens < max_len:
+        if config.model.max_model_len is not None:
+            raise OutOfMemory(
+                f"One sequence of max_model_len {max_len} needs {max_len} KV slots; there are {tokens}.",
+                f"use --max-model-len {tokens} or less, or raise --kv-tokens",
+            )
+        max_len = tokens
+    page = config.cache.page_size or max_len
+    bands = [BandSize(window, slots // page, page) for window, slots in split.items()]
+    return bands, min(max_len, bands[0].num_pages * page)
