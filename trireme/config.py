@@ -67,7 +67,7 @@ class CacheOptions:
     kv_windows: str = setting(
         "off",
         "layers that see only the last tokens keep only those: auto is where the memory is too small for all",
-        ("auto", "on", "off"),
+        ("off",),
     )
     memory_fraction: float = setting(0.9, "share of the device's memory for weights, workspace and KV")
     prefix_cache: bool = setting(True, "reuse the KV of prompts that begin alike")

@@ -60,7 +60,7 @@ def test_going_on_is_laying_out_anew(padded: int, random: bool, apart: bool) -> 
     draw, lengths, rows = np.random.default_rng(1), [3, 9, 5], [4, 0, 2]
     plans = [admissions(rows, lengths)]
     plans += [decode(i, rows, [length - 1 + i for length in lengths]) for i in range(1, 4)]
-    plans += [decode(4, rows, [n + 3 for n in lengths], page_rows=[0], page_ids=[9])]  # a page more
+    plans += [decode(4, rows, [n + 3 for n in lengths], page_rows=[0, 0], page_ids=[9, 3], page_bands=[0, 1])]  # a page more
     plans += [decode(5, rows, [n + 4 for n in lengths]), decode(6, rows, [n + 5 for n in lengths])]
     plans += [decode(7, [0, 4, 2], [14, 8, 10]), decode(8, [0, 4, 2], [15, 8, 11])]  # another order; one row stands still
     moved = 0
