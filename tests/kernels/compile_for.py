@@ -190,7 +190,7 @@ def engine(model: str, counts: tuple[int, ...], steps: list[Any]) -> None:
     for count in counts:
         x, wide = blank(count, hidden), blank(count, inner)
         ops.linear(x, weights[0])
-        ops.ffn_block(x, lambda y: ops.linear(y, weights[1]), lambda y: ops.linear(y, weights[2]), "silu")
+        ops.gated_linear(x, weights[1], None, "silu")
         ops.linear(wide, weights[2])
         ops.logits(x, weights[3])
         ops.add_rms_norm(x, blank(count, hidden), blank(hidden), 1e-5)

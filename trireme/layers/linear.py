@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trireme.layers.env import Env, Read
-from trireme.layers.module import Module
+from trireme.layers.module import Module, calls_as
 from trireme.quant import WeightMethod, decode
 
 
@@ -73,6 +73,19 @@ class Linear(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         y = self.weight.linear(self.env.ops, x)
+        return self.env.tp.comm.all_reduce(y) if self.cut == "in" else y
+
+    def gated(self, x: Tensor, kind: str) -> Tensor:
+        """activation(gate) * up of the product, whose first half is the gate; not for one that is cut by input."""
+        if not calls_as(self, Linear):
+            return self.env.ops.gated(self(x), kind)
+        return self.weight.gated(self.env.ops, x, kind)
+
+    def of_gated(self, x: Tensor, kind: str) -> Tensor:
+        """The product with activation(gate) * up of x, whose first half is the gate."""
+        if not calls_as(self, Linear):
+            return self(self.env.ops.gated(x, kind))
+        y = self.weight.of_gated(self.env.ops, x, kind)
         return self.env.tp.comm.all_reduce(y) if self.cut == "in" else y
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:

@@ -19,7 +19,7 @@ class GatedMLP(Module):
         self.down = env.new(Linear, inner, {"down_proj": size}, cut="in", unit=unit, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.env.ops.ffn_block(x, self.gate_up, self.down, self.activation)
+        return self.down(self.gate_up.gated(x, self.activation))
 
 
 class MLP(Module):

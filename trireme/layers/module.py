@@ -8,6 +8,12 @@ from typing import Any
 from trireme.layers.env import Read
 
 
+def calls_as(layer: Module, kind: type[Module]) -> bool:
+    """Whether calling a layer is calling `kind`, so that a step may do what `kind` does without the call. A layer that wraps
+    another, or changes its call, has to be called."""
+    return type(layer).__call__ is kind.__call__
+
+
 class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} computes nothing by itself")

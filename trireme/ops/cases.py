@@ -408,12 +408,14 @@ def _two_layers(ops: Ops, d: Draw) -> Result:
 def _blocks() -> Iterator[Case]:
     for rows in (0, 1, 6):
         for kind in ("silu", "gelu_tanh"):
-            yield Case("ffn_block", f"{kind}, {rows} rows", lambda ops, d, n=rows, k=kind: _ffn(ops, d, n, k), CHAINED)
+            for bias in (False, True):
+                what = f"{kind}, {rows} rows{', bias' if bias else ''}"
+                yield Case("gated_linear", what, lambda ops, d, n=rows, k=kind, b=bias: _gated_linear(ops, d, n, k, b), CHAINED)
 
 
-def _ffn(ops: Ops, d: Draw, rows: int, kind: str) -> Result:
-    x, gate_up, down = d.normal(rows, 48), d.normal(2 * 80, 48, scale=0.15), d.normal(48, 80, scale=0.1)
-    return ops.ffn_block(x, lambda y: ops.linear(y, gate_up), lambda y: ops.linear(y, down), kind)
+def _gated_linear(ops: Ops, d: Draw, rows: int, kind: str, bias: bool) -> Result:
+    weight = d.normal(2 * 80, 48, scale=0.15)
+    return ops.gated_linear(d.normal(rows, 48), weight, d.normal(2 * 80) if bias else None, kind)
 
 
 # --- the tables of running requests ---------------------------------------------------------------------------------------------

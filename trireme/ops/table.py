@@ -200,9 +200,9 @@ class Ops:
         self.store_kv(self.rope(k, table, index), v, cache, slots)
         return self.rope(q, table, index)
 
-    def ffn_block(self, x: Tensor, gate_up: Projection, down: Projection, kind: str) -> Tensor:
-        """down(activation(gate(x)) * up(x))"""
-        return down(self.gated(gate_up(x), kind))
+    def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+        """gated(linear(x)): activation(gate) * up of a product.  weight: [2 * width, in], the gate's rows first"""
+        return self.gated(self.linear(x, weight, bias), kind)
 
     # --- the tables of running requests ---------------------------------------------------------------------------------------
 

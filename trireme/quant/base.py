@@ -120,6 +120,14 @@ class WeightMethod(Protocol):
         """As linear, in float32."""
         return self.linear(ops, x).float()
 
+    def gated(self, ops: Ops, x: Tensor, kind: str) -> Tensor:
+        """activation(gate) * up of the product, whose first half is the gate."""
+        return ops.gated(self.linear(ops, x), kind)
+
+    def of_gated(self, ops: Ops, x: Tensor, kind: str) -> Tensor:
+        """The product with activation(gate) * up of x, whose first half is the gate."""
+        return self.linear(ops, ops.gated(x, kind))
+
     @classmethod
     def stack(cls, matrices: list[list[Stored]], biases: list[Tensor | None], dtype: torch.dtype, device: torch.device) -> Stack:
         """Several matrices of one shape, each for its own group of rows; each is given as `load` takes one."""
@@ -181,6 +189,9 @@ class Dense(WeightMethod):
 
     def logits(self, ops: Ops, x: Tensor) -> Tensor:
         return ops.logits(x, self.weight)
+
+    def gated(self, ops: Ops, x: Tensor, kind: str) -> Tensor:
+        return ops.gated_linear(x, self.weight, self.bias, kind)
 
     def embed(self, ops: Ops, ids: Tensor) -> Tensor:
         return ops.embedding(ids, self.weight)

@@ -28,6 +28,14 @@ class Tap(Module):
         self.__dict__["_values"].append(first.detach().to("cpu", copy=True))
         return out
 
+    def gated(self, x: Tensor, kind: str) -> Tensor:
+        """activation(gate) * up of a linear layer's product, made by way of the tap."""
+        return Linear.gated(self, x, kind)  # type: ignore[arg-type]
+
+    def of_gated(self, x: Tensor, kind: str) -> Tensor:
+        """A linear layer's product with activation(gate) * up, made by way of the tap."""
+        return Linear.of_gated(self, x, kind)  # type: ignore[arg-type]
+
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """A linear layer's product in parts, made by way of the tap."""
         return Linear.split(self, x)  # type: ignore[arg-type]

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from trireme.backends.cpu.methods import Packed
-from trireme.backends.cpu.ops import CpuOps, gate_transform, readable
+from trireme.backends.cpu.ops import CpuOps, readable
 from trireme.backends.cpu.program import PLAIN, Transform
-from trireme.layers import Attention, Batch, GatedMLP, HeadNorm, Linear
+from trireme.layers import Attention, Batch, GatedMLP, HeadNorm, calls_as
 
 
 class CpuAttention(Attention):
@@ -16,8 +16,8 @@ class CpuAttention(Attention):
 
     def __call__(self, x: Tensor, batch: Batch, only: Tensor | None = None, key: int | None = None) -> Tensor:
         ops, cache = self.env.ops, batch.caches[self.layer if key is None else key]
-        looked_at = self.q_norm is not None and not (isinstance(self.q_norm, HeadNorm) and isinstance(self.k_norm, HeadNorm))
-        if x.dtype != torch.float32 or not readable(cache) or looked_at:
+        wrapped = any(norm is not None and not calls_as(norm, HeadNorm) for norm in (self.q_norm, self.k_norm))
+        if x.dtype != torch.float32 or not readable(cache) or wrapped:
             return super().__call__(x, batch, only, key)
         assert isinstance(ops, CpuOps), type(ops)
         q, k, v = (part.unflatten(-1, (-1, self.dim)) for part in self.qkv.split(x))
@@ -40,7 +40,4 @@ class CpuGatedMLP(GatedMLP):
     """The gate's activation happens as the down projection reads its input."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not isinstance(self.down, Linear) or not isinstance(self.down.weight, Packed):  # a tap stands where somebody looks
-            return super().__call__(x)
-        y = self.down.weight.linear(self.env.ops, self.gate_up(x), gate_transform(self.activation))
-        return self.env.tp.comm.all_reduce(y)
+        return self.down.of_gated(self.gate_up(x), self.activation)

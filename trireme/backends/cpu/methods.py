@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trireme.backends.cpu.cache import PackCache
 from trireme.backends.cpu.library import library
-from trireme.backends.cpu.ops import CpuOps
+from trireme.backends.cpu.ops import CpuOps, gate_transform
 from trireme.backends.cpu.program import PLAIN, Transform
 from trireme.backends.cpu.repack import blocks_for, kind_for
 from trireme.backends.cpu.weights import KIND_OF_GGUF, TILE, PackedWeight
@@ -58,6 +58,10 @@ class Packed(WeightMethod):
     def linear(self, ops: Ops, x: Tensor, transform: Transform = PLAIN) -> Tensor:
         assert isinstance(ops, CpuOps), type(ops)
         return ops.packed_linear(self.weights, x, self.bias, transform)
+
+    def of_gated(self, ops: Ops, x: Tensor, kind: str) -> Tensor:
+        """The activation happens as the product reads its input."""
+        return self.linear(ops, x, gate_transform(kind))
 
     def embed(self, ops: Ops, ids: Tensor) -> Tensor:
         assert isinstance(ops, CpuOps) and len(self.weights) == 1, type(ops)

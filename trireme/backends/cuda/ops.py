@@ -12,10 +12,7 @@ from torch import Tensor
 
 from trireme.backends.cuda import device as gpu
 from trireme.kernels.steps import attention, decode, gate, kv, rows, sampling, skinny
-from trireme.layers import Linear
 from trireme.ops import AttentionKind, AttentionPlan, KVCache, Ops, StepLayout
-from trireme.ops.table import Projection
-from trireme.quant import Dense
 
 HALVES = (torch.bfloat16, torch.float16)
 # cuDNN's attention is the fastest for whole prompts, but prepares itself anew for each length: only for lengths that come often,
@@ -84,15 +81,12 @@ class CudaOps(Ops):
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
         return super().logits(x, weight)
 
-    def ffn_block(self, x: Tensor, gate_up: Projection, down: Projection, kind: str) -> Tensor:
-        """The product and its gate in one kernel where the weights are plain."""
-        if isinstance(gate_up, Linear) and isinstance(gate_up.weight, Dense):
-            weight, bias = gate_up.weight.weight, gate_up.weight.bias
-            if _skinny(x, weight) and skinny.pays(x.shape[0], weight.shape[0], weight.shape[1]):
-                return down(skinny.linear(x, weight, bias, gated=kind, pdl=self.pdl))
-            if gate.fits(x, weight) and gate.pays(x.shape[0], weight.shape[0] // 2, weight.shape[1]):
-                return down(gate.linear(x, weight, kind, bias, pdl=self.pdl))
-        return down(self.gated(gate_up(x), kind))
+    def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+        if _skinny(x, weight) and skinny.pays(x.shape[0], weight.shape[0], weight.shape[1]):
+            return skinny.linear(x, weight, bias, gated=kind, pdl=self.pdl)
+        if gate.fits(x, weight) and gate.pays(x.shape[0], weight.shape[0] // 2, weight.shape[1]):
+            return gate.linear(x, weight, kind, bias, pdl=self.pdl)
+        return super().gated_linear(x, weight, bias, kind)
 
     # --- rows -----------------------------------------------------------------------------------------------------------------
 
