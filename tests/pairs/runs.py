@@ -35,7 +35,7 @@ def neighbours(row: Row) -> list[Asked]:
     """Two that came before, and go on for long where memory is short: the row's own request is then paused for them."""
     most = 40 if row["memory"] == "short" else 10
     plain = SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=True)
-    other = SamplingParams(max_tokens=most, temperature=0.9, min_p=0.1, seed=5, presence_penalty=0.5, logprobs=1, ignore_eos=True)
+    other = SamplingParams(max_tokens=most, temperature=0.9, min_p=0.1, seed=5, ignore_eos=True)
     return [([1 + token for token in tiny_models.prompt(8, seed)], sampling) for seed, sampling in ((1, plain), (2, other))]
 
 

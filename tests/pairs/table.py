@@ -5,7 +5,6 @@ A feature adds a value to an option, or an option: nothing else is to be written
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,9 +28,11 @@ class Value:
 # Tolerances are twice to four times what was measured with the family that shows most of it.
 ENGINE: dict[str, tuple[Value, ...]] = {
     "backend": (
-        Value("reference", {"backend": "reference"}),
-        Value("cpu", {"backend": "cpu"}),
-        Value("cuda", {"backend": "cuda"}),
+        Value("reference", {"backend": "reference", "graphs": False}),
+        Value("cpu", {"backend": "cpu", "graphs": False}),
+        Value("cpu recorded", {"backend": "cpu", "graphs": True}),
+        Value("cuda", {"backend": "cuda", "graphs": False}),
+        Value("cuda captured", {"backend": "cuda", "graphs": True}),
     ),
     "weights": (
         Value("floats", {"quantize": "none"}),
@@ -50,7 +51,6 @@ ENGINE: dict[str, tuple[Value, ...]] = {
         Value("fp8", {"kv_dtype": "fp8"}, tolerance=0.01),
     ),
     "pages": (Value("16", {"page_size": 16}), Value("1", {"page_size": 1}), Value("static", {"page_size": 0})),
-    "graphs": (Value("off", {"graphs": False}), Value("on", {"graphs": True})),
     "budget": (Value("large", {"max_step_tokens": 2048}), Value("small", {"max_step_tokens": 5})),  # small: prompts are cut
     "prefixes": (
         Value("forgotten", {"prefix_cache": False}),
@@ -91,18 +91,17 @@ WAYS: tuple[Value, ...] = (Value("offline"), Value("server"), Value("stream"))  
 PLAINEST: Row = {option: known[0].name for option, known in (ENGINE | REQUEST | {"way": WAYS}).items()}
 
 EXCLUDED: tuple[tuple[str, str, str, str, str], ...] = (
-    # option, value, option, value, why they never meet
+    # option, value (or several), option, value (or several), why they never meet
     ("backend", "reference", "weights", "int4", "the plain body has no weights of 4 bits of its own"),
-    ("backend", "cuda", "weights", "int4", "GPUs have no method of that name"),
-    ("backend", "cpu", "kv", "fp8", "floats of 8 bits are for GPUs; refused"),
-    ("backend", "cuda", "kv", "int8", "GPUs keep floats of 8 bits instead; refused"),
+    ("backend", "cuda or cuda captured", "weights", "int4", "GPUs have no method of that name"),
+    ("backend", "cpu or cpu recorded", "kv", "fp8", "floats of 8 bits are for GPUs; refused"),
+    ("backend", "cuda or cuda captured", "kv", "int8", "GPUs keep floats of 8 bits instead; refused"),
     ("weights", "int4", "kv", "fp8", "no backend has both"),
     ("pages", "static", "prefixes", "hit", "a page that is one request's is never shared"),
     ("pages", "static", "memory", "short", "a page that holds the whole context never grows, so nobody is paused"),
-    ("way", "server", "rule", "banned", "no API has a name for it"),
-    ("way", "stream", "rule", "banned", "no API has a name for it"),
-    ("way", "stream", "prompt logprobs", "2", "only whole answers carry them"),
     ("prefixes", "hit", "prompt logprobs", "2", "a prompt whose log-probabilities are wanted is computed whole"),
+    ("way", "server or stream", "rule", "banned", "no API has a name for it"),
+    ("way", "stream", "prompt logprobs", "2", "only whole answers carry them"),
 )
 
 
@@ -112,13 +111,13 @@ Options = dict[str, tuple[Value, ...]]
 def excluded(options: Options) -> dict[Meeting, str]:
     """The excluded pairs of these options, with the reasons."""
     there = {(option, value.name) for option, values in options.items() for value in values}
-    pairs = {frozenset({(a, x), (b, y)}): why for a, x, b, y, why in EXCLUDED}
+    pairs = {frozenset({(a, x), (b, y)}): why for a, xs, b, ys, why in EXCLUDED for x in xs.split(" or ") for y in ys.split(" or ")}
     return {pair: why for pair, why in pairs.items() if pair <= there}
 
 
-def on(backends: Collection[str]) -> Options:
+def on(*backends: str) -> Options:
     """Every option on these backends, offline."""
-    return _fitting("backend", [value for value in ENGINE["backend"] if value.name in backends], ENGINE | REQUEST)
+    return _fitting("backend", [value for value in ENGINE["backend"] if value.given["backend"] in backends], ENGINE | REQUEST)
 
 
 def served() -> Options:
