@@ -16,6 +16,7 @@ from torch import Tensor
 from trireme.backends import Backend
 from trireme.config import Config, resolve
 from trireme.ipc.messages import Plan, Sampled
+from trireme.sched.capacity import Capacity
 from trireme.sched.engine import Engine
 from trireme.sched.scheduler import Scheduler
 from trireme.types import Progress, Request, SamplingParams
@@ -40,15 +41,7 @@ class Drive:
         settings = {"backend": "reference", "max_running": 8} | settings
         self.config, self.full = resolve(settings, environ={}), full
         self.worker = worker or LocalWorker(self.config, path)
-        ready, cache = self.worker.ready, self.config.cache
-        self.scheduler = Scheduler(
-            self.config.schedule,
-            num_pages=ready.num_pages,
-            page_size=cache.page_size and ready.page_size,
-            max_model_len=ready.max_model_len,
-            prefix_cache=cache.prefix_cache and ready.shares_prefixes,
-            seed=0,
-        )
+        self.scheduler = Scheduler(self.config.schedule, Capacity.of(self.worker.ready, self.config.cache), seed=0)
         self.depth = self.worker.depth
         self.runs: dict[str, Run] = {}
         self.engine = Engine(self.scheduler, self)
@@ -76,10 +69,16 @@ class Drive:
             begin += int(wanted)
         return logits
 
-    def add(self, id: str, tokens: list[int], eos: Iterable[int] = (), **sampling: Any) -> None:
-        sampling = {"temperature": 0.0, "max_tokens": 8} | sampling
-        self.runs[id] = Run()
-        self.scheduler.add(Request(id=id, tokens=tokens, sampling=SamplingParams(**sampling), eos_token_ids=list(eos)))
+    def add(self, id: str, tokens: list[int], eos: Iterable[int] = (), n: int = 1, **sampling: Any) -> None:
+        """One request, or n of one prompt, whose seeds follow each other: `id`, `id/1`, ..."""
+        requests = []
+        for number in range(n):
+            own = {"temperature": 0.0, "max_tokens": 8} | sampling
+            own |= {"seed": own.get("seed", 0) + number} if n > 1 else {}
+            name = f"{id}/{number}" if number else id
+            requests.append(Request(id=name, tokens=tokens, sampling=SamplingParams(**own), eos_token_ids=list(eos)))
+        self.runs |= {request.id: Run() for request in requests}
+        self.scheduler.add(*requests)
 
     def finish(self, max_steps: int = 10_000) -> dict[str, Run]:
         """Steps until nothing is left to do."""

@@ -25,6 +25,7 @@ from trireme.errors import UnsupportedModel
 from trireme.llm import LLM
 from trireme.models import MODELS
 from trireme.models.llama import Llama
+from trireme.sched.capacity import Capacity
 from trireme.sched.scheduler import Scheduler
 from trireme.types import Request, SamplingParams
 
@@ -249,7 +250,7 @@ def test_the_worked_backend_conforms(tmp_path: pathlib.Path) -> None:
 
 def test_the_worked_policy_orders_the_queue(tmp_path: pathlib.Path) -> None:
     policy = example("shortest", tmp_path).Shortest("1")
-    scheduler = Scheduler(ScheduleOptions(), num_pages=64, page_size=4, max_model_len=64, policy=policy, seed=0)
+    scheduler = Scheduler(ScheduleOptions(), Capacity(num_pages=64, page_size=4, max_model_len=64), policy=policy, seed=0)
     for id, length in (("long", 9), ("short", 2)):
         scheduler.add(Request(id=id, tokens=list(range(length)), sampling=SamplingParams(max_tokens=4)))
     plan = scheduler.schedule()

@@ -24,6 +24,7 @@ from trireme.errors import BadConfig, BadRequest, TriremeError
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.resolve import resolve_model
 from trireme.hub.tokenizer import NoTokenizer, Tokenizer
+from trireme.sched.capacity import Capacity
 from trireme.sched.engine import Engine
 from trireme.sched.scheduler import Scheduler
 from trireme.serve.answers import LocalAnswer, Piece
@@ -64,14 +65,7 @@ class LLM:
         self.worker: LocalWorker | RankGroup = (
             LocalWorker(self.config, self.path, report=report) if in_process else open_ranks(self.config, self.path, report)
         )
-        ready = self.worker.ready
-        self.scheduler = Scheduler(
-            self.config.schedule,
-            num_pages=ready.num_pages,
-            page_size=0 if self.config.cache.page_size == 0 else ready.page_size,
-            max_model_len=ready.max_model_len,
-            prefix_cache=self.config.cache.prefix_cache and ready.shares_prefixes,
-        )
+        self.scheduler = Scheduler(self.config.schedule, Capacity.of(self.worker.ready, self.config.cache))
         self._loop = EngineLoop(Engine(self.scheduler, self.worker))
         self._ids = itertools.count()
         # A full collection would look through all that was loaded: 0.1 s between two tokens. Not where the caller has seen to that.

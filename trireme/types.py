@@ -120,7 +120,7 @@ def _check_ids(name: str, ids: Any, vocab_size: int) -> None:
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """One sequence to be continued, as the scheduler takes it. `n` sequences are `n` requests of one group."""
+    """One sequence to be continued, as the scheduler takes it. `n` sequences are `n` requests of one prompt."""
 
     id: str
     tokens: list[int]
@@ -129,7 +129,7 @@ class Request(msgspec.Struct, kw_only=True):
     salt: str = ""  # tenants with different salts never share cached pages
     priority: int = 0  # lower goes first
     arrival: float = 0.0
-    leader: str | None = None  # the group's first request: wait until its prompt is cached, then share it
+    keys: list[int] | None = None  # what the prefix cache compares in the place of tokens; None: the tokens
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import random
 from array import array
 from collections import deque
+from dataclasses import dataclass, field
 
-from trireme.ipc.messages import Admit, Plan, RowNote, Sampled
+import msgspec
+
+from trireme.ipc.messages import NO_PARENT, Admit, Plan, RowNote, Sampled
 from trireme.types import TokenLogprobs
 
 VOCABULARY = 50
@@ -40,15 +45,30 @@ class Row:
         self.admit, self.tokens, self.pages = admit, array("i", admit.tokens).tolist(), list[int]()
         self.digests = chain(self.tokens)
 
+    def forked(self, row: int, length: int, seed: int) -> Row:
+        """Another row with the tokens up to the one behind `length`."""
+        other = copy.copy(self)
+        other.admit = msgspec.structs.replace(self.admit, row=row, seed=seed)
+        other.tokens, other.digests, other.pages = self.tokens[: length + 1], self.digests[: length + 1], list(self.pages)
+        return other
 
+
+@dataclass
 class FakeWorker:
-    def __init__(self, num_pages: int, page_size: int, depth: int = 1, fails: set[int] | None = None):
-        self.depth, self.num_pages, self.page_size = depth, num_pages, page_size
-        self.fails = fails or set()  # seeds whose rows report an error when they sample
+    num_pages: int
+    page_size: int
+    depth: int = 1
+    fails: set[int] = field(default_factory=set)  # seeds whose rows report an error when they sample
+    tells: bool = False  # keeps no sampled token
+    likeness: float = 0.5  # how often a draft is what will be sampled
+
+    def __post_init__(self) -> None:
         self.slots: dict[int, int] = {}
         self.rows: dict[int, Row] = {}
         self.answers: deque[Sampled] = deque()
         self.plans: list[Plan] = []
+        self.kept = 0  # drafts
+        self.dice = random.Random(0)
 
     def launch(self, plan: Plan) -> None:
         assert plan.step == len(self.plans) + 1
@@ -58,50 +78,116 @@ class FakeWorker:
         for admit in plan.admit:
             assert admit.row not in self.rows, "admitted to a row that was not released"
             self.rows[admit.row] = Row(admit)
+        self._fork(plan)
+        for row, band, count in plan.trims:
+            assert band == 0 and 0 <= count < len(self.rows[row].pages)
+            del self.rows[row].pages[count:]
         for row, page in zip(plan.page_rows, plan.page_ids, strict=True):
             assert 0 <= page < self.num_pages and page not in self.rows[row].pages
             self.rows[row].pages.append(page)
         assert plan.rows and len(set(plan.rows)) == len(plan.rows)
-        columns = zip(plan.rows, plan.starts, plan.counts, plan.logits, plan.samples, strict=True)
+        self._tell(plan)
+        columns = zip(
+            plan.rows, plan.starts, plan.counts, plan.logits, plan.samples, plan.drafts or [0] * len(plan.rows), strict=True
+        )
         results = [self._compute(*column) for column in columns]
         # Writes of one step come before its reads, as on a device: rows must not step on each other.
-        for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
-            self._verify(self.rows[row], start + count)
-        sampled = [token for token, _ in results if token is not None]
-        self.answers.append(Sampled(plan.step, sampled, [note for _, note in results if note is not None]))
+        for row, _, _, digests in results:
+            self._verify(row, digests)
+        for row, new, _, _ in results:
+            if not self.tells:
+                row.tokens += new
+                row.digests = chain(row.tokens, row.digests)
+        gained = [new for _, new, _, _ in results if new]
+        counts = [len(new) for new in gained] if plan.drafts else []
+        notes = [note for _, _, note, _ in results if note is not None]
+        self.answers.append(Sampled(plan.step, [token for new in gained for token in new], notes, counts))
 
     def collect(self) -> Sampled:
         return self.answers.popleft()
 
-    def _slot(self, row: Row, position: int) -> int:
-        return row.pages[position // self.page_size] * self.page_size + position % self.page_size
+    def _fork(self, plan: Plan) -> None:
+        """All forks read before any of them writes."""
+        read = []
+        for fork in plan.forks:
+            parent = self.rows[fork.row if fork.parent == NO_PARENT else fork.parent]
+            live = fork.length % self.page_size or self.page_size
+            held = [[self.slots[at * self.page_size + i] for i in range(live)] for _, at, _ in fork.copies]
+            read.append((fork, parent, held))
+        for fork, parent, held in read:
+            if fork.parent != NO_PARENT:
+                assert fork.row not in self.rows, "forked into a row that was not released"
+                row = self.rows[fork.row] = parent.forked(fork.row, fork.length, fork.seed)
+                del row.pages[-(-fork.length // self.page_size) :]
+                for _, source, target in fork.copies:
+                    row.pages[row.pages.index(source)] = target
+            for (_, _, target), digests in zip(fork.copies, held, strict=True):
+                for i in range(self.page_size):
+                    self.slots.pop(target * self.page_size + i, None)
+                self.slots |= {target * self.page_size + i: digest for i, digest in enumerate(digests)}
 
-    def _compute(self, number: int, start: int, count: int, logits: int, samples: bool) -> tuple[int | None, RowNote | None]:
+    def _tell(self, plan: Plan) -> None:
+        for row, token in zip(plan.told_rows, plan.told_tokens, strict=True):
+            known = self.rows[row]
+            assert self.tells and plan.starts[plan.rows.index(row)] == len(known.tokens)
+            known.tokens.append(token)
+            known.digests = chain(known.tokens, known.digests)
+
+    def _slot(self, row: Row, position: int) -> int:
+        return row.pages[position // self.page_size] * self.page_size + position % self.page_size if self.num_pages else position
+
+    def _compute(
+        self, number: int, start: int, count: int, logits: int, samples: bool, drafts: int
+    ) -> tuple[Row, list[int], RowNote | None, list[int]]:
+        """The row, what it samples, what it says, and the digests of all that it has computed."""
         row = self.rows[number]
-        tokens, admit = row.tokens, row.admit
-        assert count > 0 and start + count <= len(tokens), "planned a token that does not exist"
-        for position in range(start, start + count):
-            self.slots[self._slot(row, position)] = row.digests[position]
-        note = None
+        if samples:  # the plan's start is the most it can be
+            own = len(row.tokens) - (count - drafts)
+            assert own <= start, "sampled in the middle of what is known"
+            start = own
+        assert count > 0 and start + count - drafts <= len(row.tokens), "planned a token that does not exist"
+        tokens = row.tokens + self._drafted(row, drafts)
+        digests = chain(tokens, row.digests)
+        if self.num_pages:
+            for position in range(start, start + count):
+                self.slots[self._slot(row, position)] = digests[position]
+        note, admit = None, row.admit
         if admit.sampling.prompt_logprobs is not None and logits == count and start < admit.num_prompt:
             positions = range(start + 1, min(start + count + 1, admit.num_prompt))
             note = RowNote(number, prompt_logprobs=[TokenLogprobs(tokens[p], -float(p), 1) for p in positions])
         else:
-            assert logits == int(samples)
+            assert logits == int(samples) + drafts
         if not samples:
-            return None, note
-        assert start + count == len(tokens), "sampled in the middle of what is known"
-        tokens.append(next_token(row.digests[-1], admit.seed))
-        row.digests = chain(tokens, row.digests)
+            return row, [], note, digests[: start + count]
+        new = self._sample(row, tokens, digests)
+        self.kept += len(new) - 1
         if admit.seed in self.fails:
-            return tokens[-1], RowNote(number, error="its logits were not finite")
+            return row, new, RowNote(number, error="its logits were not finite"), digests[: start + count]
         if admit.sampling.logprobs is not None:
             note = note or RowNote(number)
-            note.logprobs = [TokenLogprobs(tokens[-1], -0.5, 1)]
-        return tokens[-1], note
+            note.logprobs = [TokenLogprobs(token, -0.5, 1) for token in new]
+        return row, new, note, digests[: start + count]
 
-    def _verify(self, row: Row, end: int) -> None:
+    def _drafted(self, row: Row, count: int) -> list[int]:
+        """Guesses at what the row will sample, of which some are right."""
+        tokens, digests = list(row.tokens), row.digests
+        for _ in range(count):
+            right = next_token(digests[-1], row.admit.seed)
+            tokens.append(right if self.dice.random() < self.likeness else self.dice.randrange(VOCABULARY))
+            digests = chain(tokens, digests)
+        return tokens[len(row.tokens) :]
+
+    def _sample(self, row: Row, tokens: list[int], digests: list[int]) -> list[int]:
+        """One token behind what is known, and one behind each draft that was right."""
+        new: list[int] = []
+        for end in range(len(row.tokens), len(tokens) + 1):
+            new.append(next_token(digests[end - 1], row.admit.seed))
+            if end < len(tokens) and tokens[end] != new[-1]:
+                break
+        return new
+
+    def _verify(self, row: Row, digests: list[int]) -> None:
         """Every context slot of the row must hold the digest of exactly its prefix."""
-        for position in range(end):
-            slot = self._slot(row, position)
-            assert self.slots.get(slot) == row.digests[position], f"the KV at position {position} is another's"
+        if self.num_pages:
+            for position, digest in enumerate(digests):
+                assert self.slots.get(self._slot(row, position)) == digest, f"the KV at position {position} is another's"

@@ -6,6 +6,7 @@ import pytest
 
 from trireme.config import ScheduleOptions
 from trireme.ipc.messages import Plan, Sampled
+from trireme.sched.capacity import Capacity
 from trireme.sched.pace import LEAST, Pace
 from trireme.sched.scheduler import Scheduler
 from trireme.types import Request, SamplingParams
@@ -18,9 +19,7 @@ class Machine:
         self.now, self.per_token = 100.0, per_token
         self.scheduler = Scheduler(
             ScheduleOptions(),
-            num_pages=4096,
-            page_size=16,
-            max_model_len=8192,
+            Capacity(num_pages=4096, page_size=16, max_model_len=8192),
             step_seconds=step_seconds,
             clock=lambda: self.now,
         )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import random
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 from tests.sched.fake_worker import FakeWorker, solo
 from trireme.config import ScheduleOptions
 from trireme.errors import BadRequest, Overloaded
-from trireme.ipc.messages import Sampled
+from trireme.ipc.messages import NO_PARENT, Sampled
+from trireme.sched.capacity import Capacity
 from trireme.sched.engine import Engine
 from trireme.sched.plan import Draft
 from trireme.sched.policy import Load, Policy
@@ -38,6 +41,9 @@ class House:
     slots: int = 0
     max_waiting: int = 4096
     fails: set[int] = field(default_factory=set)
+    drafts: int = 0  # at most, in any step
+    likeness: float = 0.5
+    tells: bool = False
 
     def __post_init__(self) -> None:
         size = self.page_size or MAX_MODEL_LEN
@@ -45,26 +51,32 @@ class House:
         options = ScheduleOptions(self.policy, self.max_running, self.max_step_tokens, self.max_waiting)
         self.scheduler = Scheduler(
             options,
-            num_pages=num_pages,
-            page_size=self.page_size,
-            max_model_len=MAX_MODEL_LEN,
-            prefix_cache=self.prefix_cache,
+            Capacity(num_pages, self.page_size, MAX_MODEL_LEN, self.prefix_cache, tells=self.tells),
             clock=lambda: 0.0,
             seed=0,
         )
-        self.worker = FakeWorker(num_pages, size, self.depth, self.fails)
+        self.worker = FakeWorker(num_pages, size, self.depth, self.fails, self.tells, self.likeness)
+        self.dice = random.Random(1)
         self.engine = Engine(self.scheduler, self.worker)
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, Progress] = {}
         self.all: list[Progress] = []
 
-    def add(self, id: str, prompt: list[int], *, salt: str = "", priority: int = 0, leader: str | None = None, **how) -> None:
+    def add(self, id: str, prompt: list[int], *, n: int = 1, salt: str = "", priority: int = 0, **how) -> None:
+        """One request, or n of one prompt, whose seeds follow each other: `id`, `id/1`, ..."""
         sampling = SamplingParams(**{"seed": 0, **how})
-        self.tokens[id] = []
-        where = {"salt": salt, "priority": priority, "leader": leader}
-        self.scheduler.add(Request(id=id, tokens=prompt, sampling=sampling, eos_token_ids=[EOS], **where))
+        requests = []
+        for number in range(n):
+            own = msgspec.structs.replace(sampling, seed=sampling.seed + number)
+            own = msgspec.structs.replace(own, prompt_logprobs=None) if number else own
+            where = {"salt": salt, "priority": priority}
+            name = f"{id}/{number}" if number else id
+            requests.append(Request(id=name, tokens=prompt, sampling=own, eos_token_ids=[EOS], **where))
+        self.scheduler.add(*requests)
+        self.tokens.update({request.id: [] for request in requests})
 
     def step(self) -> list[Progress]:
+        self.scheduler.num_drafts = self.dice.randint(0, self.drafts)
         progress = self.engine.step()
         self.scheduler.check()
         for item in progress:
@@ -106,7 +118,7 @@ ARRIVALS = st.fixed_dictionaries(
         "salt": st.sampled_from(["", "", "other"]),
         "priority": st.sampled_from([0, 0, 0, 1, -1]),
         "prompt_logprobs": st.sampled_from([None, None, None, 0]),
-        "follows": st.booleans(),
+        "n": st.sampled_from([1, 1, 2, 5, 9]),
         "wait": st.integers(0, 6),  # steps before it arrives
         "abort": st.one_of(st.none(), st.none(), st.integers(0, 20)),  # steps after which its client is gone
     }
@@ -119,13 +131,16 @@ HOUSES = st.builds(
     prefix_cache=st.booleans(),
     max_running=st.integers(1, 8),
     max_step_tokens=st.sampled_from([1, 3, 8, 64]),
+    drafts=st.sampled_from([0, 0, 1, 3, 7]),
+    likeness=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    tells=st.sampled_from([False, False, True]),
 )
 
 
 @settings(max_examples=150, deadline=None)
-@given(house=HOUSES, arrivals=st.lists(ARRIVALS, min_size=1, max_size=14))
+@given(house=HOUSES, arrivals=st.lists(ARRIVALS, min_size=1, max_size=10))
 def test_random_traffic_gives_each_request_its_solo_tokens(house: House, arrivals: list[dict]) -> None:
-    expected, aborts, gone = {}, {}, set()
+    expected, least, aborts, gone = {}, {}, {}, set()
     clock = 0
     for number, arrival in enumerate(arrivals):
         for _ in range(arrival["wait"]):
@@ -136,14 +151,16 @@ def test_random_traffic_gives_each_request_its_solo_tokens(house: House, arrival
                 if house.scheduler.abort(id):
                     gone.add(id)
                     house.scheduler.check()
-        id, prompt = str(number), arrival["prompt"]
+        id, prompt, n = str(number), arrival["prompt"], arrival["n"]
         how = {name: arrival[name] for name in ("max_tokens", "min_tokens", "salt", "priority", "prompt_logprobs")}
-        leader = str(number - 1) if arrival["follows"] and number else None
-        house.add(id, prompt, seed=number % 3, leader=leader, **how)
+        house.add(id, prompt, n=n, seed=number % 3, **how)
         limit = limit_of(house, prompt, arrival["max_tokens"])
-        expected[id] = solo(prompt, number % 3, {EOS}, limit, arrival["min_tokens"])
-        if arrival["abort"] is not None:
-            aborts[id] = clock + arrival["abort"]
+        for other in range(n):
+            name = f"{id}/{other}" if other else id
+            expected[name] = solo(prompt, number % 3 + other, {EOS}, limit, arrival["min_tokens"])
+            least[name] = arrival["min_tokens"]
+            if arrival["abort"] is not None and other % 2 == 0:
+                aborts[name] = clock + arrival["abort"]
     for id in aborts:
         if house.scheduler.abort(id):
             gone.add(id)
@@ -154,7 +171,7 @@ def test_random_traffic_gives_each_request_its_solo_tokens(house: House, arrival
         assert got == (tokens[: len(got)] if id in gone else tokens)
         assert (id in gone) == (id not in house.ends)
         if id in house.ends:
-            stopped = tokens[-1] == EOS and len(tokens) > arrivals[int(id)]["min_tokens"]
+            stopped = tokens[-1] == EOS and len(tokens) > least[id]
             assert house.ends[id].finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
     for id, arrival in ((str(n), a) for n, a in enumerate(arrivals)):
         scores = [item.prompt_logprobs for item in house.all if item.id == id and item.prompt_logprobs is not None]
@@ -298,24 +315,55 @@ def test_tenants_with_different_salts_share_nothing() -> None:
     assert first == {"a": 0, "b": 0, "c": 16}
 
 
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("page_size", [0, 1, 4, 16])
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_group_waits_for_its_leader_and_shares_its_prompt(gone: bool) -> None:
-    house = House(max_step_tokens=8, max_running=8, slots=400)
-    house.add("0", [2] * 20, seed=0, max_tokens=4, ignore_eos=True)
-    for number in range(1, 4):
-        house.add(str(number), [2] * 20, seed=number, leader="0", max_tokens=4, ignore_eos=True)
+def test_a_group_waits_for_its_leader_and_goes_on_from_its_prompt(gone: bool, page_size: int, prefix_cache: bool) -> None:
+    house = House(page_size=page_size, prefix_cache=prefix_cache, max_step_tokens=8, max_running=8, slots=400)
+    house.add("0", [2] * 20, n=4, max_tokens=4, ignore_eos=True)
     house.step()
     assert house.scheduler.stats().running == 1
     if gone:
         house.scheduler.abort("0")
         house.scheduler.check()
     house.run()
-    cached = {item.id: item.cached_tokens for item in reversed(house.all)}
-    assert [house.tokens[str(n)] for n in range(1, 4)] == [solo([2] * 20, n, set(), 4) for n in range(1, 4)]
+    names = ["0/1", "0/2", "0/3"] if gone else ["0", "0/1", "0/2", "0/3"]
+    for name in names:
+        assert house.tokens[name] == solo([2] * 20, int(name[2:] or 0), set(), 4)
+    computed = sum(sum(plan.counts) for plan in house.worker.plans)
+    forks = [fork for plan in house.worker.plans for fork in plan.forks]
+    assert len(forks) == len(names) - 1 and all(fork.length == 19 and fork.parent != NO_PARENT for fork in forks)
     if not gone:
-        assert cached == {"0": 0, "1": 16, "2": 16, "3": 16}
-        computed = sum(sum(plan.counts) for plan in house.worker.plans)
-        assert computed == 20 + 3 * 4 + 4 * 3  # one prompt, three tails of it, and what each generates but the last
+        assert computed == 20 + 3 + 4 * 3  # one prompt, its last token for three more, and what each generates but the last
+        assert not any(progress.cached_tokens for progress in house.all)
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("page_size", [0, 1, 4, 16])
+def test_a_group_with_fewer_rows_than_requests_computes_its_prompt_once(page_size: int, prefix_cache: bool) -> None:
+    """Those that find no row at once go on from what is leased, when their leader has long gone."""
+    house = House(page_size=page_size, prefix_cache=prefix_cache, max_step_tokens=64, max_running=3, slots=400)
+    prompt = list(range(10, 31))
+    house.add("0", prompt, n=20, max_tokens=5, ignore_eos=True)
+    house.run()
+    for number in range(20):
+        assert house.tokens[f"0/{number}" if number else "0"] == solo(prompt, number, set(), 5)
+    computed = sum(sum(plan.counts) for plan in house.worker.plans)
+    assert computed == 21 + 19 + 20 * 4
+    forks = [fork for plan in house.worker.plans for fork in plan.forks]
+    assert len(forks) == 19 and {fork.parent == NO_PARENT for fork in forks} == {True, False}
+
+
+@pytest.mark.parametrize("page_size", [0, 1, 4])
+def test_a_lease_gives_way_to_a_row_that_needs_its_memory(page_size: int) -> None:
+    """The prompt is held for one who finds no row, while two that generate outgrow the memory."""
+    house = House(page_size=page_size, prefix_cache=False, max_step_tokens=64, max_running=2, slots=max(2 * page_size, 1) * 24)
+    if not page_size:
+        house = House(page_size=0, max_step_tokens=64, max_running=2, slots=MAX_MODEL_LEN)
+    house.add("0", [3] * 20, n=5, max_tokens=20, ignore_eos=True)
+    house.run(6000)
+    for number in range(5):
+        assert house.tokens[f"0/{number}" if number else "0"] == solo([3] * 20, number, set(), limit_of(house, [3] * 20, 20))
 
 
 def test_prompt_logprobs_without_any_token() -> None:
@@ -478,7 +526,7 @@ def test_only_so_many_prompt_logprobs_in_one_step(monkeypatch: pytest.MonkeyPatc
 
 def test_salts_of_their_own_leave_nothing_behind() -> None:
     """20,000 requests, each with a salt of its own: a prompt that fills no page, or whose pages went, leaves no trace."""
-    scheduler = Scheduler(ScheduleOptions(), num_pages=64, page_size=16, max_model_len=512)
+    scheduler = Scheduler(ScheduleOptions(), Capacity(num_pages=64, page_size=16, max_model_len=512))
     sampling = SamplingParams(max_tokens=1)
 
     def answer(numbers: range) -> int:

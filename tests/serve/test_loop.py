@@ -20,6 +20,7 @@ from trireme import LLM, SamplingParams
 from trireme.config import ScheduleOptions
 from trireme.errors import TriremeError, WorkerDied
 from trireme.ipc.messages import Plan, Sampled
+from trireme.sched.capacity import Capacity
 from trireme.sched.engine import Engine
 from trireme.sched.scheduler import Scheduler
 from trireme.serve.loop import EngineLoop
@@ -49,7 +50,7 @@ class SlowWorker:
 
 
 def make_loop(worker: SlowWorker) -> EngineLoop:
-    scheduler = Scheduler(ScheduleOptions(), num_pages=256, page_size=16, max_model_len=512)
+    scheduler = Scheduler(ScheduleOptions(), Capacity(num_pages=256, page_size=16, max_model_len=512))
     return EngineLoop(Engine(scheduler, worker))
 
 

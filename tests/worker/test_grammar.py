@@ -18,7 +18,7 @@ from llguidance import LLMatcher
 from trireme.errors import BadRequest
 from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer
-from trireme.ipc.messages import Admit
+from trireme.ipc.messages import Admit, Fork
 from trireme.llm import LLM
 from trireme.types import MAX_GRAMMAR, SamplingParams
 from trireme.worker.grammar import Grammars
@@ -267,3 +267,26 @@ def test_one_poisoned_row_of_six(smollm2_path: pathlib.Path) -> None:
     assert [output.token_ids for output in together[:-1]] == [output.token_ids for output in alone]
     assert together[-1].completions[0].finish_reason == "error" and "grammar" in (together[-1].completions[0].error or "")
     assert len(json.loads(together[0].text)) == 3
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_fork_goes_on_where_its_parent_is(after: int) -> None:
+    """A row that becomes a copy in the middle of a text; `after`: how far its parent has gone on since."""
+    texts = ["yesterday", "yes", "nothing at all", "nothing"]
+    rows = Rows()
+    rows.admit(0, choices(*texts))
+    for token in b"no":
+        rows.allowed(0)
+        rows.append(0, token)
+    rows.allowed(0)
+    rows.tokens[1], rows.lengths[1], rows.prompts[1] = rows.tokens[0], rows.lengths[0], 3
+    for token in b"thi"[:after]:
+        rows.append(0, token)
+        rows.allowed(0)
+    rows.grammars.fork(Fork(1, 0, int(rows.lengths[1]) - 1, 0))
+    assert_allows(rows.allowed(1), searched(b"no", [text.encode() for text in texts]))
+    assert finished(rows, 1, random.Random(after)) in texts
+    assert finished(rows, 0, random.Random(7)) in texts
+    rows.admit(0, None)
+    rows.grammars.fork(Fork(1, 0, 2, 0))  # the parent has none
+    assert rows.grammars.touches(np.array([0, 1])) == []

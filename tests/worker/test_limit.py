@@ -13,6 +13,7 @@ import tiny_models
 from trireme.config import resolve
 from trireme.errors import WorkerDied
 from trireme.ipc.messages import Beat
+from trireme.sched.capacity import Capacity
 from trireme.sched.engine import Engine
 from trireme.sched.scheduler import Scheduler
 from trireme.types import FinishReason, Request, SamplingParams
@@ -59,7 +60,7 @@ def test_a_step_far_beyond_the_timeout_is_answered(group: RankGroup) -> None:
     ready = group.ready
     assert 0.0 < ready.token_seconds < 10.0
     schedule = group.config.schedule
-    scheduler = Scheduler(schedule, num_pages=ready.num_pages, page_size=ready.page_size, max_model_len=ready.max_model_len)
+    scheduler = Scheduler(schedule, Capacity(ready.num_pages, ready.page_size, ready.max_model_len))
     engine = Engine(scheduler, group)
     scheduler.add(Request(id="a", tokens=[i % 100 for i in range(LENGTH)], sampling=SamplingParams(max_tokens=1)))
     begun, longest, finished = time.monotonic(), 0.0, []

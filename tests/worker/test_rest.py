@@ -13,6 +13,7 @@ from tiny_models import LENGTH, VOCAB, prompt
 from trireme.config import resolve
 from trireme.ipc.channel import Channel, pair
 from trireme.ipc.messages import Plan, Stop, ToWorker
+from trireme.sched.capacity import Capacity
 from trireme.sched.engine import Engine
 from trireme.sched.scheduler import Scheduler
 from trireme.types import Request, SamplingParams
@@ -32,10 +33,7 @@ class House:
         settings = {"backend": "cpu", "max_model_len": LENGTH, "page_size": 4, "kv_tokens": 16 * LENGTH, "max_running": 8}
         config = resolve(settings, environ={})
         self.worker = LocalWorker(config, folder)
-        ready = self.worker.ready
-        self.scheduler = Scheduler(
-            config.schedule, num_pages=ready.num_pages, page_size=ready.page_size, max_model_len=ready.max_model_len
-        )
+        self.scheduler = Scheduler(config.schedule, Capacity.of(self.worker.ready, config.cache))
         self.engine = Engine(self.scheduler, self.worker)
 
     def ask(self, count: int) -> tuple[dict[str, list[int]], dict[str, int]]:

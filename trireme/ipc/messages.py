@@ -33,7 +33,7 @@ class Fork(msgspec.Struct, array_like=True):
 
     row: int
     parent: int  # its tokens, page table and sampling become the row's; NO_PARENT: the row was admitted in this plan
-    length: int  # positions whose KV the row takes over; the tokens behind them are the parent's too
+    length: int  # positions whose KV the row takes over; it takes one token more, or is told it, and computes that one itself
     seed: int
     copies: list[tuple[int, int, int]] = []  # (band, from page, to page): pages that the row writes to, so has of its own
 

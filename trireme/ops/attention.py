@@ -65,6 +65,13 @@ class KVCache:
         """Whether keys and values are of one shape, each in memory of its own, as most kernels take them."""
         return self.k.shape == self.v.shape and not self.shared
 
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """What is kept in the slots `source` is also kept in the slots `target`. All are read before any is written."""
+        kept = [self.k] if self.shared else [self.k, self.v]
+        for tensor in (*kept, *(self.scales or ())):
+            plain = tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
+            plain.index_copy_(0, target, plain.index_select(0, source))
+
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of these slots."""
         if self.k.dtype == FP8:

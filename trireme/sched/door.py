@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trireme.sched.memory import Memory
+from trireme.sched.memory import Found, Memory
 from trireme.sched.policy import Load, Policy
-from trireme.sched.radix import Match
 from trireme.sched.request import Task
 from trireme.sched.rows import Rows
 
@@ -30,35 +29,39 @@ class Door:
         self._room[:count] = 0 if static else rows.max_total[order] - total
         self._generated[:count] = total - rows.num_prompt[order]
         self._draw[:count] = rows.draw[order]
-        # Pages the running rows hold or lack for the tokens they already have, beyond the cached prefixes in use.
+        # Pages the running rows hold or lack for the tokens they already have, beyond those that others hold too.
         whole = -(-np.minimum(total, rows.need[order]) // self._size)
         self._lacking = int(np.maximum(whole - rows.num_pages[order], 0).sum())
         self._available = memory.available
-        locked = memory.tree.num_locked if memory.tree else 0
-        self._shared = max(0, locked - int(rows.brought[order].sum()))
+        # Pages in use that no running row counts as its own: each once, however many hold it.
+        own = int((rows.num_pages[order] - matched).sum())
+        self._shared = max(0, memory.num_pages - self._available - own)
 
-    def admits(self, task: Task, match: Match | None, policy: Policy, num_waiting: int) -> bool:
-        """Whether the task's known tokens fit now, beside those of the running rows, and the policy agrees."""
+    def fits(self, task: Task, found: Found) -> bool:
+        """Whether the task's known tokens fit now, beside those of the running rows."""
+        return self._lacking + self._fresh(task, found) <= self._available
+
+    def admits(self, task: Task, found: Found, policy: Policy, num_waiting: int) -> bool:
+        """Whether the task fits now and the policy agrees."""
+        if not self._memory.num_pages:
+            return True
         at, length, size = self._count, len(task.tokens), self._size
-        matched, unlocked = (len(match.pages), match.num_unlocked) if match else (0, 0)
-        if self._lacking + self._fresh(task, match) > self._available:
+        if not self.fits(task, found):
             return False
-        self._held[at] = 1.0 if self._static else length - matched * size + (size - 1) / 2
+        self._held[at] = 1.0 if self._static else length - found.num_pages * size + (size - 1) / 2
         self._room[at] = 0 if self._static else task.max_total - length
         self._generated[at], self._draw[at] = length - task.num_prompt, task.draw
-        end = at + 1
-        shared = 0.0 if self._static else float((self._shared + unlocked) * size)
-        capacity = float(self._memory.num_pages * (1 if self._static else size))
+        end, unit = at + 1, 1 if self._static else size
         columns = self._held[:end], self._generated[:end], self._room[:end], self._draw[:end]
-        return policy.admit(Load(*columns, shared, capacity, num_waiting))
+        shared, capacity = (self._shared + found.num_unlocked) * unit, self._memory.num_pages * unit
+        return policy.admit(Load(*columns, float(shared), float(capacity), num_waiting))
 
-    def close_behind(self, task: Task, match: Match | None) -> None:
+    def close_behind(self, task: Task, found: Found) -> None:
         """Counts the task as one of the running."""
-        self._lacking += self._fresh(task, match)
-        self._shared += match.num_unlocked if match else 0
+        self._lacking += self._fresh(task, found)
+        self._shared += found.num_unlocked
         self._count += 1
 
-    def _fresh(self, task: Task, match: Match | None) -> int:
+    def _fresh(self, task: Task, found: Found) -> int:
         """Pages the task would take from what is available: new ones, and matched ones that could have been evicted."""
-        matched, unlocked = (len(match.pages), match.num_unlocked) if match else (0, 0)
-        return self._memory.pages_for(min(len(task.tokens), task.need)) - matched + unlocked
+        return self._memory.pages_for(min(len(task.tokens), task.need)) - found.num_pages + found.num_unlocked

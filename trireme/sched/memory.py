@@ -1,28 +1,43 @@
-"""Who holds which page: the pool, the radix tree, and one holding per row. Knows no queue and no step.
+"""Who holds which page: the pool, the radix tree, one holding per row, and leases. Knows no queue and no step.
 
-A row's page table, page by page:  [0, matched) found in the tree | [matched, covered) given to the tree, or kept as a
-duplicate of what it already had | [covered, end) the row's own.  free + cached + owned == total, always.
+A page may have several holders: the tree, every row in whose page table it stands, every lease. Whoever holds a page that the
+tree holds locks its node, so a page that can be evicted has the tree alone as its holder.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from trireme.sched.pages import Numbers, PagePool, numbers
-from trireme.sched.radix import Match, Node, RadixTree
+from trireme.sched.radix import Match, Node, RadixTree, Root
+
+Copy = tuple[int, int, int]  # band, from page, to page
+UNBOUNDED = 1 << 60  # tokens, of a model that keeps nothing of them
 
 
 class Holding:
-    """The pages of one row."""
+    """Pages in the order of their tokens, held by a row or a lease. The tree spells the first `depth` of them, by pages of its own
+    where it knew them before."""
 
-    __slots__ = ("duplicates", "node", "num_covered", "pages", "salt")
+    __slots__ = ("depth", "node", "pages", "root")
 
-    def __init__(self, salt: str, node: Node | None, pages: Numbers):
-        self.salt, self.node, self.pages = salt, node, pages
-        self.num_covered = len(pages)
-        self.duplicates = numbers()
+    def __init__(self, root: Root, node: Node | None, pages: Numbers, depth: int):
+        self.root, self.node, self.pages, self.depth = root, node, pages, depth
 
-    @property
-    def num_owned(self) -> int:
-        return len(self.pages) - self.num_covered + len(self.duplicates)
+
+@dataclass(frozen=True)
+class Found:
+    """What a newcomer need not compute: a cached prefix, or what a lease of its group holds."""
+
+    length: int = 0  # tokens
+    num_pages: int = 0  # whole pages, which others hold too
+    num_unlocked: int = 0  # of them, those that could be evicted as long as nobody locks them
+    match: Match | None = None
+    lease: Holding | None = None
+
+
+NOTHING = Found()
 
 
 class Memory:
@@ -30,7 +45,8 @@ class Memory:
         self.page_size, self.num_pages = page_size, num_pages
         self.pool = PagePool(num_pages)
         self.tree = RadixTree(page_size) if prefix_cache else None
-        self.holdings: dict[int, Holding] = {}
+        self.holdings: dict[int, Holding] = {}  # by row
+        self.leases: list[Holding] = []
 
     @property
     def available(self) -> int:
@@ -38,19 +54,30 @@ class Memory:
         return len(self.pool) + (self.tree.num_evictable if self.tree else 0)
 
     def pages_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.page_size)
+        return -(-num_tokens // self.page_size) if self.num_pages else 0
 
-    def match(self, salt: str, tokens: Numbers) -> Match | None:
-        """The cached prefix of `tokens`, short of the last token: a full hit still computes one. Changes nothing."""
+    def reach(self, num_held: int) -> int:
+        """How many tokens a row has room for with the pages it holds and all that are available."""
+        return (num_held + self.available) * self.page_size if self.num_pages else UNBOUNDED
+
+    def match(self, root: Root, keys: Numbers) -> Found:
+        """The cached prefix of `keys`, short of the last one: a full hit still computes one. Changes nothing."""
         if self.tree is None:
-            return None
-        return self.tree.match(salt, tokens, (len(tokens) - 1) // self.page_size)
+            return NOTHING
+        match = self.tree.match(root, keys, (len(keys) - 1) // self.page_size)
+        return Found(len(match.pages) * self.page_size, len(match.pages), match.num_unlocked, match)
 
-    def open(self, row: int, salt: str, match: Match | None) -> Numbers:
-        """Starts a row's holding with the matched pages, which it locks."""
+    def leased(self, lease: Holding, length: int) -> Found:
+        """The first `length` tokens of what a lease holds."""
+        return Found(length, length // self.page_size, lease=lease)
+
+    def open(self, row: int, root: Root, found: Found) -> Numbers:
+        """Starts a row's holding with the matched pages; returns them."""
+        match = found.match
         node = self.tree.lock(match) if self.tree and match else None
         pages = match.pages if match else numbers()
-        self.holdings[row] = Holding(salt, node, pages)
+        self.pool.hold(pages)
+        self.holdings[row] = Holding(root, node, pages, len(pages))
         return pages
 
     def grow(self, rows: list[int]) -> Numbers:
@@ -61,41 +88,85 @@ class Memory:
             holdings[row].pages.append(page)
         return pages
 
-    def share(self, row: int, tokens: Numbers, num_computed: int) -> int:
-        """Gives the row's computed whole pages to the tree while the row goes on using them; returns how many it brought."""
-        holding = self.holdings[row]
+    def share(self, row: int, keys: Numbers, num_computed: int) -> None:
+        """Gives the row's computed whole pages to the tree while the row goes on using them.
+
+        Only as far as nobody else holds them: a page of the tree must be locked by all its holders.
+        """
         if self.tree is None:
-            return 0
+            return
+        holding = self.holdings[row]
         full = num_computed // self.page_size
-        before = self.tree.num_pages
-        inserted = self.tree.insert(holding.salt, tokens[: full * self.page_size], holding.pages[:full])
+        end = holding.depth + self.pool.num_alone(holding.pages[holding.depth : full])
+        inserted = self.tree.insert(holding.root, keys[: end * self.page_size], holding.pages[:end])
         self.tree.lock_node(inserted.node)
         if holding.node is not None:
             self.tree.unlock(holding.node)
-        holding.node, holding.num_covered, holding.duplicates = inserted.node, inserted.num_covered, inserted.duplicates
-        return self.tree.num_pages - before
+        self.pool.hold(holding.pages[end - inserted.num_new : end])
+        holding.node, holding.depth = inserted.node, inserted.num_covered
 
-    def close(self, row: int, tokens: Numbers, num_computed: int, keep: bool) -> None:
+    def fork(self, parent: Holding, row: int, length: int) -> list[Copy]:
+        """Starts a row's holding with what another holds up to `length`. Both hold the whole pages; the one that is not full is to
+        be copied to a new page, which must be available."""
+        whole = length // self.page_size
+        self.holdings[row] = self._second(parent, whole)
+        if whole * self.page_size == length:
+            return []
+        return [(0, parent.pages[whole], self.grow([row])[0])]
+
+    def trim(self, row: int, length: int) -> int:
+        """Gives back the row's pages behind `length`; returns how many are left."""
+        holding, keep = self.holdings[row], self.pages_for(length)
+        if keep < holding.depth and self.tree and holding.node is not None:
+            node = self.tree.lock(self.tree.above(holding.node, holding.depth - keep))
+            self.tree.unlock(holding.node)
+            holding.node, holding.depth = node, keep
+        self.pool.give(holding.pages[keep:])
+        del holding.pages[keep:]
+        return len(holding.pages)
+
+    def lease(self, row: int, length: int) -> Holding:
+        """Holds the row's pages up to `length` beyond the row's own end, until `release`."""
+        self.leases.append(self._second(self.holdings[row], self.pages_for(length)))
+        return self.leases[-1]
+
+    def release(self, lease: Holding) -> None:
+        """Ends a lease."""
+        self.leases.remove(lease)
+        self._give(lease)
+
+    def close(self, row: int, keys: Numbers, num_computed: int, keep: bool) -> None:
         """Ends a row's holding. With `keep`, its computed whole pages stay in the tree for whoever comes next."""
         if keep:
-            self.share(row, tokens, num_computed)
-        holding = self.holdings.pop(row)
-        self.pool.give(holding.duplicates)
-        self.pool.give(holding.pages[holding.num_covered :])
-        if self.tree and holding.node is not None:
-            self.tree.unlock(holding.node)
+            self.share(row, keys, num_computed)
+        self._give(self.holdings.pop(row))
 
     def check(self) -> None:
-        """Raises unless every page is free, cached or owned, and only one of them."""
-        cached = [page for node in self.tree.nodes() for page in node.pages] if self.tree else []
-        owned = [page for holding in self.holdings.values() for page in holding.pages[holding.num_covered :]]
-        owned += [page for holding in self.holdings.values() for page in holding.duplicates]
-        free = self.pool.free_pages()
-        numbers = f"{len(free)} free + {len(cached)} cached + {len(owned)} owned, {self.num_pages} in all"
-        assert len(free) + len(cached) + len(owned) == self.num_pages, f"pages do not add up: {numbers}"
-        assert len(set(free) | set(cached) | set(owned)) == self.num_pages, f"a page is held twice: {numbers}"
-        if self.tree:
-            self.tree.check()
+        """Raises unless every page has the holders that are counted, and those that can be evicted no other than the tree."""
+        self.pool.check(self._held())
+        if self.tree is None:
+            return
+        self.tree.check()
+        for node in self.tree.nodes():
+            alone = self.pool.num_alone(node.pages) == len(node.pages)
+            assert node.locks or alone, "a page that can be evicted has another holder than the tree"
+
+    def _held(self) -> Iterator[Numbers]:
+        yield from (node.pages for node in (self.tree.nodes() if self.tree else ()))
+        yield from (holding.pages for holding in (*self.holdings.values(), *self.leases))
+
+    def _second(self, first: Holding, num_pages: int) -> Holding:
+        """A second holding of the first pages of another."""
+        pages, depth, node = first.pages[:num_pages], min(first.depth, num_pages), first.node
+        if self.tree and node is not None:
+            node = self.tree.lock(self.tree.above(node, first.depth - depth))
+        self.pool.hold(pages)
+        return Holding(first.root, node, pages, depth)
+
+    def _give(self, holding: Holding) -> None:
+        self.pool.give(holding.pages)
+        if self.tree and holding.node is not None:
+            self.tree.unlock(holding.node)
 
     def _take(self, count: int) -> Numbers:
         lacking = count - len(self.pool)

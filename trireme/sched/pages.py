@@ -1,9 +1,14 @@
-"""The page pool: which pages of KV memory nobody holds. Knows pages as numbers, never what is in them."""
+"""The page pool: how many hold each page of KV memory, and which pages nobody holds. Knows pages as numbers, never what is in them.
+
+A page that several share has several holders: rows, the prefix tree, leases. It is free when the last of them has given it back.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+
+import numpy as np
 
 # Tokens and pages are kept as flat numbers: small, quick to compare, and nothing for the garbage collector to walk.
 Numbers = array
@@ -18,23 +23,54 @@ class PagePool:
 
     def __init__(self, num_pages: int):
         self.num_pages = num_pages
+        self.holders = np.zeros(num_pages, np.int32)  # of each page
         self._free = numbers(range(num_pages - 1, -1, -1))
 
     def __len__(self) -> int:
         return len(self._free)
 
     def take(self, count: int) -> Numbers:
-        """Removes `count` free pages; there must be as many."""
+        """Takes `count` free pages, each with one holder; there must be as many."""
         assert 0 <= count <= len(self._free), f"took {count} pages of {len(self._free)} free"
         if not count:
             return numbers()
         taken = self._free[-count:]
         del self._free[-count:]
+        self.holders[np.asarray(taken)] = 1
         return taken
 
-    def give(self, pages: Iterable[int]) -> None:
-        """Puts pages back."""
-        self._free.extend(pages)
+    def hold(self, pages: Numbers) -> None:
+        """One holder more for each of these pages, which are all different and not free."""
+        at = np.asarray(pages)
+        assert self.holders[at].all(), "held a page that is free"
+        self.holders[at] += 1
+
+    def give(self, pages: Numbers) -> None:
+        """One holder less for each of these pages, which are all different. Those without any are free."""
+        at = np.asarray(pages)
+        left = self.holders[at] - 1
+        assert (left >= 0).all(), "gave back a page that nobody holds"
+        self.holders[at] = left
+        self._free.frombytes(at[left == 0].tobytes())
+
+    def num_alone(self, pages: Numbers) -> int:
+        """How many pages from the beginning have one holder."""
+        shared = self.holders[np.asarray(pages)] != 1
+        return int(shared.argmax()) if shared.any() else len(pages)
 
     def free_pages(self) -> list[int]:
         return self._free.tolist()
+
+    def check(self, held: Iterable[Numbers]) -> None:
+        """Raises unless the pages of all holders, counted, are what this counts, and those without holder are free.
+
+        held: what each holder holds
+        """
+        counted = np.zeros(self.num_pages, np.int32)
+        for pages in held:
+            assert len(set(pages)) == len(pages), "a holder holds a page twice"
+            counted[np.asarray(pages)] += 1
+        wrong = np.flatnonzero(counted != self.holders)
+        assert not len(wrong), f"page {wrong[0]} has {counted[wrong[0]]} holders, counts {self.holders[wrong[0]]}"
+        free = self.free_pages()
+        assert sorted(free) == np.flatnonzero(counted == 0).tolist(), f"{len(free)} pages are free, {(counted == 0).sum()} unheld"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trireme.ipc.messages import Admit, Plan
+from trireme.ipc.messages import Admit, Fork, Plan
 from trireme.sched.request import Task
 from trireme.sched.rows import Rows
 
@@ -20,10 +20,13 @@ class Draft:
 
     budget: int  # tokens that may still be given out
     scores: int = MOST_SCORED  # of them, those of prompts whose log-probabilities are wanted
-    ones: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # rows of one token each; they come first
-    rows: list[int] = field(default_factory=list)
+    generating: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # rows of one token each, and drafts
+    drafts: np.ndarray | None = None  # beside `generating`; None: no row has any
+    rows: list[int] = field(default_factory=list)  # the others
     counts: list[int] = field(default_factory=list)
     admit: list[Admit] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
+    trims: list[tuple[int, int, int]] = field(default_factory=list)
     page_rows: list[int] = field(default_factory=list)
     page_ids: list[int] = field(default_factory=list)
     paused: bool = False  # memory ran out: nobody is admitted in this step
@@ -33,17 +36,18 @@ class Draft:
         self.counts.append(count)
         self.budget -= count
 
-    def put_ones(self, rows: np.ndarray) -> None:
-        """One token for each of `rows`, all at a time."""
-        self.ones = rows
-        self.budget -= len(rows)
+    def put_generating(self, rows: np.ndarray, drafts: np.ndarray | None) -> None:
+        """One token for each of `rows`, all at a time, and its drafts."""
+        self.generating, self.drafts = rows, drafts
+        self.budget -= len(rows) + (int(drafts.sum()) if drafts is not None else 0)
 
     def __len__(self) -> int:
-        return len(self.ones) + len(self.rows)
+        return len(self.generating) + len(self.rows)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.ones) + sum(self.counts)
+        drafts = int(self.drafts.sum()) if self.drafts is not None else 0
+        return len(self.generating) + drafts + sum(self.counts)
 
     def put_pages(self, rows: list[int], pages: Iterable[int]) -> None:
         self.page_rows += rows
@@ -56,15 +60,17 @@ class Flight:
 
     step: int
     rows: np.ndarray
-    starts: np.ndarray
+    starts: np.ndarray  # the most that they can be, as long as drafts before them are not answered
     ends: np.ndarray
     epochs: np.ndarray
     tasks: list[Task]
     sampling: list[Task]
     scoring: list[int]  # indices of rows that bring prompt logprobs
     num_tokens: int
-    prompt_tokens: int  # of them, those in rows with more than one
+    prompt_tokens: int  # of them, those in rows with more than one that is no draft
     changes: int  # rows' changes then
+    drafts: np.ndarray | None = None  # beside `sampling`; None: no row has any
+    sampling_at: np.ndarray | None = None  # indices of the rows that sample, where there are drafts
     repeats: int = 0  # how many more such steps may follow if no row changes hands: one token for each of the same rows
     is_repeat: bool = False
     begun: float = 0.0  # when it was handed out
@@ -72,22 +78,26 @@ class Flight:
 
 def launch(draft: Draft, table: Rows, step: int, release: list[int], page_size: int) -> tuple[Plan, Flight]:
     """Seals the draft: the plan for the workers and its record. Moves `scheduled` and `total` of its rows."""
-    rows = np.concatenate((draft.ones, np.array(draft.rows, np.int64)))
-    counts = np.ones(len(rows), np.int64)
-    counts[len(draft.ones) :] = draft.counts
+    rows = np.concatenate((draft.generating, np.array(draft.rows, np.int64)))
+    first = len(draft.generating)
+    counts, drafts = np.ones(len(rows), np.int64), np.zeros(len(rows), np.int64)
+    counts[first:] = draft.counts
+    if draft.drafts is not None:
+        drafts[:first] = draft.drafts
+        counts += drafts
     starts = table.scheduled[rows]
     ends, total = starts + counts, table.total[rows]
-    samples = (ends == total) & (total < table.max_total[rows])
+    samples = (ends - drafts == total) & (total < table.max_total[rows])
     scoring = np.flatnonzero(table.scoring[rows] & (starts < table.num_prompt[rows]))
     table.scheduled[rows] = ends
-    table.total[rows] = total + samples
+    table.total[rows] = total + samples + drafts
     seated, numbers = table.tasks, rows.tolist()
     tasks: list[Task] = [seated[row] for row in numbers]
     if samples.all() and not len(scoring):
-        sampling, logits, chosen = tasks, [1] * len(tasks), [True] * len(tasks)
+        sampling, logits, chosen = tasks, (1 + drafts).tolist(), [True] * len(tasks)
     else:
         sampling = [tasks[index] for index in np.flatnonzero(samples)]
-        wanted = samples.astype(np.int64)
+        wanted = samples + drafts
         wanted[scoring] = counts[scoring]
         logits, chosen = wanted.tolist(), samples.tolist()
     plan = Plan(
@@ -98,22 +108,34 @@ def launch(draft: Draft, table: Rows, step: int, release: list[int], page_size: 
         page_ids=draft.page_ids,
         rows=numbers,
         starts=starts.tolist(),
-        counts=[1] * len(draft.ones) + draft.counts,
+        counts=counts.tolist(),
         logits=logits,
         samples=chosen,
+        forks=draft.forks,
+        trims=draft.trims,
     )
     prompt_tokens = sum(count for count in draft.counts if count > 1)
     epochs = table.epoch[rows]
     flight = Flight(
         step, rows, starts, ends, epochs, tasks, sampling, scoring.tolist(), draft.num_tokens, prompt_tokens, table.changes
     )
-    if not draft.rows and sampling is tasks and len(rows) == len(table):
+    told = np.flatnonzero(table.waits[rows] & (starts >= table.known[rows]))
+    if len(told):
+        plan.told_rows = rows[told].tolist()
+        plan.told_tokens = [tasks[at].tokens[int(starts[at])] for at in told]
+    if drafts.any():
+        plan.drafts = drafts.tolist()
+        flight.sampling_at = np.flatnonzero(samples)
+        flight.drafts = drafts[flight.sampling_at]
+    elif not draft.rows and sampling is tasks and len(rows) == len(table) and not len(told):
         flight.repeats = _repeats(table, rows, page_size)
     return plan, flight
 
 
 def _repeats(table: Rows, rows: np.ndarray, page_size: int) -> int:
     """How many steps of one token each these rows can go on before one of them needs a page or reaches its end."""
+    if table.waits[rows].any():
+        return 0
     ends = np.minimum(np.minimum(table.need[rows], table.max_total[rows] - 1), table.num_pages[rows] * page_size)
     return int((ends - table.scheduled[rows]).min())
 
@@ -127,6 +149,29 @@ def repeat(last: Flight, table: Rows, step: int) -> tuple[Plan, Flight]:
     ones = [1] * size
     plan = Plan(step, [], [], [], [], rows.tolist(), starts.tolist(), ones, ones, [True] * size)
     flight = Flight(
-        step, rows, starts, ends, last.epochs, last.tasks, last.tasks, [], size, 0, last.changes, last.repeats - 1, True
+        step, rows, starts, ends, last.epochs, last.tasks, last.tasks, [], size, 0, last.changes, repeats=last.repeats - 1
     )
+    flight.is_repeat = True
     return plan, flight
+
+
+def settle(flight: Flight, kept: list[int], table: Rows, behind: Iterable[Flight]) -> None:
+    """Takes the drafts that were not kept off the lengths of their rows, which were upper bounds, and off the flights behind.
+
+    kept: how many tokens each row that sampled has gained
+    """
+    assert flight.drafts is not None and flight.sampling_at is not None
+    refused = flight.drafts + 1 - np.array(kept, np.int64)
+    assert (refused >= 0).all() and (refused <= flight.drafts).all(), f"{kept} tokens of {flight.drafts.tolist()} drafts"
+    if not refused.any():
+        return
+    less, seen = np.zeros(table.capacity, np.int64), np.full(table.capacity, -1, np.int64)
+    less[flight.rows[flight.sampling_at]] = refused
+    seen[flight.rows] = flight.epochs
+    flight.ends = flight.ends - less[flight.rows]
+    ours = flight.rows[table.epoch[flight.rows] == flight.epochs]
+    table.scheduled[ours] -= less[ours]
+    table.total[ours] -= less[ours]
+    for later in behind:
+        same = np.where(seen[later.rows] == later.epochs, less[later.rows], 0)
+        later.starts, later.ends = later.starts - same, later.ends - same

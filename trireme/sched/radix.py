@@ -1,7 +1,7 @@
 """The radix tree: which cached pages spell which tokens. Knows pages as numbers, never as memory.
 
-Edges are whole pages. Tenants have roots of their own, so no salt ever sees another's pages. A child is found by a keyed
-hash of its first page, with a key drawn at boot, and believed only after its tokens have been compared.
+Edges are whole pages. Whatever decides KV beside the tokens stands in the root, so no tenant ever sees another's pages. A child is
+found by a keyed hash of its first page, with a key drawn at boot, and believed only after its tokens have been compared.
 """
 
 from __future__ import annotations
@@ -11,8 +11,17 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 from trireme.sched.pages import Numbers, numbers
+
+
+class Root(NamedTuple):
+    """What else decides the KV of a prefix, beside its tokens."""
+
+    salt: str = ""  # of the tenant
+    adapter: str = ""  # by its content
+    version: int = 0  # of the weights
 
 
 class Node:
@@ -20,9 +29,10 @@ class Node:
 
     __slots__ = ("children", "digest", "locks", "pages", "parent", "stamp", "tokens")
 
-    def __init__(self, parent: Node | None, digest: bytes, tokens: Numbers, pages: Numbers):
-        self.parent, self.digest, self.tokens, self.pages = parent, digest, tokens, pages
-        self.children: dict[bytes, Node] = {}
+    def __init__(self, parent: Node | None, digest: bytes | Root, tokens: Numbers, pages: Numbers):
+        self.parent, self.tokens, self.pages = parent, tokens, pages
+        self.digest = digest  # what its parent knows it by, or the tree a root
+        self.children: dict[bytes | Root, Node] = {}
         self.locks = 0
         self.stamp = 0
 
@@ -39,18 +49,18 @@ class Match:
 
 @dataclass(frozen=True)
 class Inserted:
-    """The node now holding the prefix, how many pages of it the tree covers, and the offered pages it did not need."""
+    """The node at the prefix's end, how many pages of it the tree covers, and how many of the offered ones, the last, it took."""
 
     node: Node
     num_covered: int
-    duplicates: Numbers
+    num_new: int
 
 
 class RadixTree:
     def __init__(self, page_size: int, key: bytes | None = None):
         self.page_size = page_size
         self._key = key or secrets.token_bytes(32)
-        self._roots: dict[str, Node] = {}  # only those with children: what cached nothing leaves nothing
+        self._roots: dict[Root, Node] = {}  # only those with children: what cached nothing leaves nothing
         self._clock = 0
         self._leaves: list[tuple[int, int, Node]] = []  # a heap; entries go stale and are dropped when met
         self._pushes = 0
@@ -62,13 +72,13 @@ class RadixTree:
     def num_evictable(self) -> int:
         return self.num_pages - self.num_locked
 
-    def match(self, salt: str, tokens: Numbers, max_pages: int) -> Match:
+    def match(self, root: Root, tokens: Numbers, max_pages: int) -> Match:
         """The longest cached prefix of `tokens`. Changes nothing; lock the match before relying on it."""
-        node = self._roots.get(salt)
+        node = self._roots.get(root)
         pages = numbers()
         unlocked = within = 0
         if node is None:
-            return Match(pages, Node(None, b"", numbers(), numbers()), 0, 0)
+            return Match(pages, Node(None, root, numbers(), numbers()), 0, 0)
         limit = max_pages * self.page_size
         while (child := node.children.get(self._digest(tokens, len(pages) * self.page_size))) is not None:
             common = self._common(child, tokens, len(pages) * self.page_size, limit)
@@ -110,28 +120,34 @@ class RadixTree:
                 self._offer(at)
             at = at.parent
 
-    def insert(self, salt: str, tokens: Numbers, pages: Numbers) -> Inserted:
-        """Gives the tree the pages that `tokens` fill. Those it has already, under other numbers, come back as duplicates."""
+    def insert(self, root: Root, tokens: Numbers, pages: Numbers) -> Inserted:
+        """Gives the tree the pages that `tokens` fill; of a prefix that it has already, it keeps its own."""
         self._clock += 1
         size = self.page_size
-        node = self._roots.get(salt) or Node(None, salt.encode(), numbers(), numbers())
-        covered, duplicates = 0, numbers()
+        node = self._roots.get(root) or Node(None, root, numbers(), numbers())
+        covered = num_new = 0
         while covered < len(pages):
             digest = self._digest(tokens, covered * size)
             child = node.children.get(digest)
             if child is None:
                 node = self._grow(node, digest, tokens[covered * size : len(pages) * size], pages[covered:])
-                covered = len(pages)
+                covered, num_new = len(pages), len(pages) - covered
                 break
             common = self._common(child, tokens, covered * size, len(pages) * size)
             if not common:
                 break  # two first pages with one digest: the newcomer is not cached
-            duplicates.extend(ours for ours, its in zip(pages[covered:], child.pages[:common], strict=False) if ours != its)
             covered += common
             node = child if common == len(child.pages) else self._split(child, common)
             node.stamp = self._clock
             self._offer(node)
-        return Inserted(node, covered, duplicates)
+        return Inserted(node, covered, num_new)
+
+    def above(self, node: Node, num_pages: int) -> Match:
+        """The place so many pages above the end of a node, as if it had been matched."""
+        while num_pages >= len(node.pages) and node.parent is not None:
+            num_pages -= len(node.pages)
+            node = node.parent
+        return Match(numbers(), node, len(node.pages) - num_pages, 0)
 
     def evict(self, count: int) -> Numbers:
         """Forgets up to `count` unlocked pages, least recently used leaves first, from their tails; returns the pages."""
@@ -207,7 +223,8 @@ class RadixTree:
         node = parent.children[digest] = Node(parent, digest, tokens, pages)
         node.stamp = self._clock
         if parent.parent is None:
-            self._roots[parent.digest.decode()] = parent
+            assert isinstance(parent.digest, Root)
+            self._roots[parent.digest] = parent
         self.num_pages += len(pages)
         self.num_nodes += 1
         self._offer(node)
@@ -223,7 +240,8 @@ class RadixTree:
         if parent.parent is not None:
             self._offer(parent)
         elif not parent.children:
-            del self._roots[parent.digest.decode()]
+            assert isinstance(parent.digest, Root)
+            del self._roots[parent.digest]
 
     def _offer(self, node: Node) -> None:
         """Files the node for eviction if it is an unlocked leaf."""

@@ -22,10 +22,9 @@ class Task:
         "draw",
         "eos_token_ids",
         "finish",
-        "group_open",
         "id",
         "key",
-        "leader",
+        "keys",
         "mark",
         "max_total",
         "min_total",
@@ -46,9 +45,10 @@ class Task:
     def __init__(self, request: Request, key: int, max_model_len: int, seed: int, draw: float):
         sampling = request.sampling
         self.id, self.key, self.seed, self.sampling = request.id, key, seed, sampling
-        self.salt, self.leader, self.arrival = request.salt, request.leader, request.arrival
+        self.salt, self.arrival = request.salt, request.arrival
         self.eos_token_ids = request.eos_token_ids
         self.tokens = numbers(request.tokens)
+        self.keys = self.tokens if request.keys is None else numbers(request.keys)  # what the prefix cache compares
         self.num_prompt = len(self.tokens)
         room = max_model_len - self.num_prompt
         self.max_total = self.num_prompt + (room if sampling.max_tokens is None else min(room, sampling.max_tokens))
@@ -64,13 +64,17 @@ class Task:
         self.pauses = 0
         self.ready_after = 0  # the last step that may still bring this request something from before its pause
         self.draw = draw  # in [0, 1): where in the distribution of output lengths this request is taken to end
-        self.group_open = False  # its prompt is cached (or never will be): followers need not wait
         self.scored = sampling.prompt_logprobs is None  # whether prompt logprobs are delivered, or not wanted
         self.prompt_scores: list[TokenLogprobs] = []  # for prompt positions 1, 2, ...
 
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        if self.keys is not self.tokens:
+            self.keys.append(token)
 
     def ends(self, token: int) -> FinishReason | None:
         """Whether the request is over, now that `token` is its last."""

@@ -10,21 +10,24 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from trireme.config import ScheduleOptions
 from trireme.errors import BadRequest, Overloaded
-from trireme.ipc.messages import Admit, Plan, RowNote, Sampled
+from trireme.ipc.messages import NO_PARENT, Admit, Fork, Plan, Sampled
+from trireme.sched import gains
+from trireme.sched.capacity import Capacity
 from trireme.sched.door import Door
-from trireme.sched.memory import Memory
+from trireme.sched.groups import Groups
+from trireme.sched.memory import NOTHING, Found, Memory
 from trireme.sched.pace import Pace
-from trireme.sched.plan import Draft, Flight, launch, repeat
+from trireme.sched.plan import MOST_SCORED, Draft, Flight, launch, repeat, settle
 from trireme.sched.policy import Policy, policy_by_name
-from trireme.sched.radix import Match
+from trireme.sched.radix import Root
 from trireme.sched.request import NO_ROW, Task, Waiting
 from trireme.sched.rows import Rows
+from trireme.sched.stats import Stats
 from trireme.types import FinishReason, Progress, Request
 
 RANK_SPAN = 1 << 40  # arrivals within one rank
@@ -32,50 +35,28 @@ MAX_RANK = 1 << 20
 LEARNED = frozenset({FinishReason.STOP, FinishReason.LENGTH})  # ends that tell how long answers are
 
 
-@dataclass(frozen=True)
-class Stats:
-    """Where the scheduler stands, and what it has done since it began."""
-
-    running: int
-    waiting: int
-    pages_total: int
-    pages_free: int
-    pages_cached: int  # in the prefix cache, in use or not
-    pages_owned: int  # by running requests alone
-    pages_locked: int  # of the cached, those in use
-    cache_queries: int  # prompt tokens looked up
-    cache_hits: int  # prompt tokens found
-    preemptions: int
-    steps: int
-    tokens_scheduled: int
-    tokens_generated: int
-    masked_rows: int  # rows computed for a request that had ended meanwhile
-    oldest_wait: float  # seconds the first in the queue has been in the house
-
-
 class Scheduler:
     def __init__(
         self,
         options: ScheduleOptions,
+        capacity: Capacity,
         *,
-        num_pages: int,
-        page_size: int,
-        max_model_len: int,
-        prefix_cache: bool = True,
         step_seconds: float = 0.0,
         policy: Policy | None = None,
         clock: Callable[[], float] = time.monotonic,
         seed: int | None = None,
     ):
         self.options, self.policy, self._clock = options, policy or policy_by_name(options.policy), clock
-        self._static = page_size == 0
-        page_size = page_size or max_model_len
-        # A request that outgrows the whole memory has filled its context as surely as one that outgrows the model.
-        self.max_model_len = min(max_model_len, num_pages * page_size)
-        self.memory = Memory(num_pages, page_size, prefix_cache and not self._static)
+        self.capacity, self.max_model_len = capacity, capacity.longest
+        static = capacity.page_size == 0
+        caching = capacity.prefix_cache and not (static or capacity.whole_prompts)
+        self.memory = Memory(capacity.num_pages, capacity.slots_per_page, caching and capacity.num_pages > 0)
         self.rows = Rows(options.max_running)
+        self.version = 0  # of the weights: what was computed with others is not found
+        self.num_drafts = 0  # tokens that the workers may have drafted for each row that generates
         self._waiting = Waiting()
         self._tasks: dict[str, Task] = {}
+        self._groups = Groups(self.memory)
         self._flights: deque[Flight] = deque()
         self._last: Flight | None = None  # the newest, answered or not
         self._release: list[int] = []
@@ -87,26 +68,43 @@ class Scheduler:
 
     # ---- requests come and go
 
-    def add(self, request: Request) -> None:
-        """Queues a request. Refuses one that could never be computed, and any when the queue is full."""
+    def add(self, *requests: Request) -> None:
+        """Queues the requests of one prompt, all or none: it is computed once, and each goes on from there. Refuses what could
+        never be computed, and anything when the queue is full."""
+        for request in requests:
+            self._check(request)
+        if len(self._waiting) + len(requests) > self.options.max_waiting:
+            raise Overloaded(f"{len(self._waiting)} requests are waiting already.", "try again later, or raise max_waiting")
+        tasks = []
+        for request in requests:
+            rank = max(-MAX_RANK, min(MAX_RANK, self.policy.rank(request)))
+            self._arrivals += 1
+            seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
+            key = rank * RANK_SPAN + self._arrivals
+            task = Task(request, key, self.max_model_len, seed, self._random.random())
+            tasks.append(task)
+            task.arrival = request.arrival or self._clock()
+            self._tasks[request.id] = task
+            self._waiting.put(task)
+        if self.capacity.forks:
+            self._groups.form(tasks)
+
+    def _check(self, request: Request) -> None:
+        length, sampling = len(request.tokens), request.sampling
         if request.id in self._tasks:
             raise BadRequest(f"A request with the id {request.id!r} is already here.", "give every request its own id", "id")
-        if not request.tokens:
+        if not length:
             raise BadRequest("The prompt is empty.", "give at least one token", "prompt")
-        if len(request.tokens) >= self.max_model_len:
-            cause = f"The prompt has {len(request.tokens)} tokens; prompt and answer together may have {self.max_model_len}."
+        keeps = self.memory.num_pages > 0
+        if not keeps and sampling.max_tokens != 0:
+            raise BadRequest("This model reads prompts and writes nothing.", "ask for max_tokens 0", "max_tokens")
+        if length >= self.max_model_len + (not keeps):
+            cause = f"The prompt has {length} tokens; prompt and answer together may have {self.max_model_len}."
             raise BadRequest(cause, "shorten the prompt, or serve with a larger max_model_len and kv_tokens", "prompt")
-        if len(self._waiting) >= self.options.max_waiting:
-            raise Overloaded(f"{len(self._waiting)} requests are waiting already.", "try again later, or raise max_waiting")
-        rank = max(-MAX_RANK, min(MAX_RANK, self.policy.rank(request)))
-        self._arrivals += 1
-        seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
-        key = rank * RANK_SPAN + self._arrivals
-        task = Task(request, key, self.max_model_len, seed, self._random.random())
-        task.group_open = self.memory.tree is None
-        task.arrival = request.arrival or self._clock()
-        self._tasks[request.id] = task
-        self._waiting.put(task)
+        most = min(self.options.max_step_tokens, MOST_SCORED if sampling.prompt_logprobs is not None else length)
+        if self.capacity.whole_prompts and length > most:
+            cause = f"The prompt has {length} tokens; this model computes a prompt in one step, which may have {most}."
+            raise BadRequest(cause, "shorten the prompt, or serve with a larger max_step_tokens", "prompt")
 
     def abort(self, id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
         """Ends a request at once, whatever is in flight; says whether it was there. No Progress follows."""
@@ -128,7 +126,7 @@ class Scheduler:
     def schedule(self) -> Plan | None:
         """The next step, or None if there is nothing to compute before an answer comes."""
         last = self._last
-        if last is not None and last.repeats and last.changes == self.rows.changes and not self._waiting:
+        if last is not None and last.repeats and last.changes == self.rows.changes and not (self._waiting or self.num_drafts):
             return self._launched(*repeat(last, self.rows, self._step + 1))
         if self._flights and self.pace.is_long(self._flights[-1].prompt_tokens):
             return None
@@ -151,26 +149,34 @@ class Scheduler:
         return plan
 
     def _plan_running(self, draft: Draft) -> None:
-        """Gives tokens to the rows in use: first those that want one, then those with more of a prompt to go."""
+        """Gives tokens to the rows in use: first to those that generate or want one, then to those with more of a prompt to go."""
         rows, order = self.rows, self.rows.order
-        wanted = np.minimum(rows.total[order], rows.need[order]) - rows.scheduled[order]
-        self._plan_ones(order[wanted == 1][: draft.budget], draft)
-        draft.budget = self.pace.prompt_tokens(len(draft), draft.budget)
+        wanted = rows.wanted()
+        self._plan_generating(order[wanted == 1][: draft.budget], draft)
+        draft.budget = self.pace.prompt_tokens(draft.num_tokens, draft.budget)
         for row in order[wanted > 1].tolist():
             if draft.budget and rows.tasks[row] is not None:
                 self._plan_prompt(row, draft)
 
-    def _plan_ones(self, ones: np.ndarray, draft: Draft) -> None:
-        """One token for each of these rows, pausing rows from the end of the order if memory runs out."""
+    def _plan_generating(self, generating: np.ndarray, draft: Draft) -> None:
+        """One token and its drafts for each of these rows. If memory does not suffice for the tokens alone, the last are paused."""
         rows, memory = self.rows, self.memory
-        full = rows.scheduled[ones] >= rows.num_pages[ones] * memory.page_size
-        growing = ones[full]
-        if len(growing) <= memory.available:
-            self._grow(growing.tolist(), draft)
-            rows.num_pages[growing] += 1
-            draft.put_ones(ones)
+        if not len(generating):
             return
-        for row, grows in zip(ones.tolist(), full.tolist(), strict=True):
+        most = min(self.num_drafts, draft.budget // len(generating) - 1)
+        drafts = rows.drafts(generating, most) if most > 0 else None
+        lacking = self._lacking(generating, drafts)
+        if drafts is not None and lacking.sum() > memory.available:
+            drafts, lacking = None, self._lacking(generating, None)
+        if lacking.sum() > memory.available:
+            self._clear_out(draft)
+            lacking = self._lacking(generating, None)
+        if lacking.sum() <= memory.available:
+            self._grow(np.repeat(generating, lacking).tolist(), draft)
+            rows.num_pages[generating] += lacking
+            draft.put_generating(generating, drafts)
+            return
+        for row, grows in zip(generating.tolist(), lacking.tolist(), strict=True):
             if rows.tasks[row] is None:
                 continue
             if grows and not self._make_room(row, draft):
@@ -180,6 +186,12 @@ class Scheduler:
                 rows.num_pages[row] += 1
             draft.put(row, 1)
 
+    def _lacking(self, generating: np.ndarray, drafts: np.ndarray | None) -> np.ndarray:
+        """How many pages each of these rows lacks for its next token and its drafts."""
+        rows = self.rows
+        ends = rows.scheduled[generating] + 1 + (0 if drafts is None else drafts)
+        return np.maximum(-(-ends // self.memory.page_size) - rows.num_pages[generating], 0)
+
     def _plan_prompt(self, row: int, draft: Draft) -> None:
         """As much of the row's prompt as the budget and the memory allow.
 
@@ -188,8 +200,12 @@ class Scheduler:
         """
         rows, memory = self.rows, self.memory
         start, held = int(rows.scheduled[row]), int(rows.num_pages[row])
-        room = (held + memory.available) * memory.page_size - start
-        count = min(int(min(rows.total[row], rows.need[row])) - start, draft.budget, room)
+        count = min(int(min(rows.total[row], rows.need[row])) - start, draft.budget)
+        if start + count > memory.reach(held):
+            self._groups.end_leases()
+            count = min(count, memory.reach(held) - start)
+        if self.capacity.whole_prompts and start + count < rows.num_prompt[row]:
+            return
         if rows.scoring[row]:
             count = min(count, draft.scores)
             draft.scores -= max(count, 0)
@@ -212,9 +228,19 @@ class Scheduler:
             assert task is not None
             self._pause(task)
             draft.paused = True
+            draft.trims = [trim for trim in draft.trims if trim[0] != last]
             if last == row:
                 return False
         return True
+
+    def _clear_out(self, draft: Draft) -> None:
+        """Gives back what no row needs: leases, and pages of drafts that were not kept."""
+        self._groups.end_leases()
+        rows, order = self.rows, self.rows.order
+        needed = -(-rows.scheduled[order] // self.memory.page_size)
+        for row in order[rows.num_pages[order] > needed].tolist():
+            rows.num_pages[row] = self.memory.trim(row, int(rows.scheduled[row]))
+            draft.trims.append((row, 0, int(rows.num_pages[row])))
 
     def _pause(self, task: Task) -> None:
         """Sends a running request back to the queue. Its computed pages stay in the prefix cache as long as they may."""
@@ -231,38 +257,78 @@ class Scheduler:
         door: Door | None = None
         while draft.budget and self.rows.num_free and self._waiting:
             task = self._waiting.first(self._ready)
-            if task is None:
+            if task is None or not self._has_budget(task, draft):
                 return
-            door = door or Door(self.rows, self.memory, self._static)
-            match = self.memory.match(task.salt, task.tokens) if task.scored else None
-            admissible = door.admits(task, match, self.policy, len(self._waiting))
-            if len(self.rows) and not admissible:
-                return
-            door.close_behind(task, match)
-            self._admit(task, match, draft)
+            door = door or Door(self.rows, self.memory, self.capacity.page_size == 0)
+            found = self._found(task)
+            if not door.admits(task, found, self.policy, len(self._waiting)):
+                if len(self.rows):
+                    return
+                if not door.fits(task, found):
+                    self._groups.end_leases()
+                    door, found = Door(self.rows, self.memory, self.capacity.page_size == 0), self._found(task)
+            door.close_behind(task, found)
+            self._admit(task, found, draft)
 
     def _ready(self, task: Task) -> bool:
-        """Whether the task need not wait for an unanswered step, nor for its group's leader."""
-        if task.ready_after > self._answered:
-            return False
-        leader = self._tasks.get(task.leader) if task.leader else None
-        return leader is None or leader.group_open or leader is task
+        """Whether the task need not wait for an unanswered step, nor for its group's prompt."""
+        return task.ready_after <= self._answered and self._groups.may_go(task)
 
-    def _admit(self, task: Task, match: Match | None, draft: Draft) -> None:
+    def _has_budget(self, task: Task, draft: Draft) -> bool:
+        """Where prompts are computed whole: whether this one fits the step. The first in a step may make it longer."""
+        if not self.capacity.whole_prompts:
+            return True
+        if not draft.rows:
+            draft.budget = max(draft.budget, task.num_prompt)
+        return task.num_prompt <= draft.budget and (task.scored or task.num_prompt <= draft.scores)
+
+    def _root(self, task: Task) -> Root:
+        return Root(task.salt, version=self.version)
+
+    def _found(self, task: Task) -> Found:
+        """What of the task need not be computed."""
+        held = self._groups.found(task)
+        if held is not None:
+            return held
+        return self.memory.match(self._root(task), task.keys) if task.scored else NOTHING
+
+    def _admit(self, task: Task, found: Found, draft: Draft) -> None:
         """Seats the task and gives it its first tokens."""
         self._waiting.remove(task)
-        matched = len(match.pages) if match else 0
-        row = self.rows.take(task, matched, self.memory.page_size)
-        if task.cached < 0:
-            task.cached = matched * self.memory.page_size
-            self._cache_hits += task.cached
-            self._cache_queries += task.num_prompt
+        row = self.rows.take(task, found.length, found.num_pages)
+        self.rows.waits[row] = self.capacity.tells
         task.prompt_scores = task.prompt_scores if task.scored else []
-        pages = self.memory.open(row, task.salt, match)
-        draft.put_pages([row] * matched, pages)
-        tokens = np.asarray(task.tokens).astype(np.int32).tobytes()
-        draft.admit.append(Admit(row, tokens, task.num_prompt, task.sampling, task.seed, task.eos_token_ids))
+        if found.lease is not None:
+            self._fork(task, row, found, draft)
+        else:
+            self._open(task, row, found, draft)
         self._plan_prompt(row, draft)
+
+    def _open(self, task: Task, row: int, found: Found, draft: Draft) -> None:
+        """Begins a row with what is cached of its tokens."""
+        self._groups.seated(task)
+        if task.cached < 0:
+            task.cached = found.length
+            self._cache_hits += found.length
+            self._cache_queries += task.num_prompt
+        pages = self.memory.open(row, self._root(task), found)
+        draft.put_pages([row] * len(pages), pages)
+        draft.admit.append(_admission(task, row))
+
+    def _fork(self, task: Task, row: int, found: Found, draft: Draft) -> None:
+        """Begins a row with the prompt that its group has computed."""
+        group = self._groups.of(task)
+        assert group is not None and found.lease is not None
+        parent = group.parent
+        copies = self.memory.fork(found.lease, row, found.length)
+        held = self.memory.holdings[row].pages
+        self.rows.num_pages[row] = len(held)
+        if parent == NO_PARENT:
+            draft.admit.append(_admission(task, row))
+            draft.put_pages([row] * len(held), held)
+        draft.forks.append(Fork(row, parent, found.length, task.seed, copies))
+        task.cached = group.cached if task.cached < 0 else task.cached
+        self._groups.leave(task)
 
     # ---- update
 
@@ -270,31 +336,26 @@ class Scheduler:
         """Takes the answer to the oldest plan in flight; returns what each request gained by it."""
         flight = self._flights.popleft()
         assert flight.step == sampled.step, f"the answer to step {sampled.step} came when step {flight.step} was due"
-        assert len(flight.sampling) == len(sampled.tokens), f"{len(sampled.tokens)} tokens for {len(flight.sampling)} rows"
+        gained = sum(sampled.counts) if sampled.counts else len(flight.sampling)
+        assert gained == len(sampled.tokens), f"{len(sampled.tokens)} tokens for {len(flight.sampling)} rows"
         self._answered = flight.step
         self.pace.learn(flight.begun, self._clock(), flight.num_tokens, flight.prompt_tokens)
-        notes = dict(self._noted(flight, sampled.notes)) if sampled.notes else {}
-        failed = self._fail_noted(notes)
+        notes = gains.noted(flight, sampled.notes) if sampled.notes else {}
+        failed = gains.failures(notes, self._finish)  # what they computed is not trusted to the cache
+        if flight.drafts is not None:
+            settle(flight, sampled.counts, self.rows, self._flights)
         self._advance(flight)
-        scored = self._score(flight, notes) if flight.scoring else []
-        progress = self._extend(flight, sampled.tokens)
-        progress += self._end_unsampled(flight)
+        scored = gains.scores(flight, notes) if flight.scoring else []
+        for task in scored:
+            if task.row != NO_ROW:
+                self.rows.scoring[task.row] = False
+        progress = gains.extend(flight, sampled, self._finish)
+        self._masked_rows += len(flight.sampling) - len(progress)
+        self._tokens_generated += sum(len(item.tokens) for item in progress) if sampled.counts else len(progress)
+        progress += gains.unsampled(flight, self._finish)
         if notes or scored:
-            _annotate(progress, {task.id: note for task, note in notes.items()}, {t.id: t for t in scored})
+            gains.annotate(progress, notes, scored)
         return failed + progress
-
-    def _noted(self, flight: Flight, notes: list[RowNote]) -> list[tuple[Task, RowNote]]:
-        tasks = dict(zip(flight.rows.tolist(), flight.tasks, strict=True))
-        return [(tasks[note.row], note) for note in notes]
-
-    def _fail_noted(self, notes: dict[Task, RowNote]) -> list[Progress]:
-        """Ends the requests whose own row failed; what they computed is not trusted to the cache."""
-        progress = []
-        for task, note in notes.items():
-            if note.error is not None and task.finish is None:
-                self._finish(task, FinishReason.ERROR)
-                progress.append(Progress(id=task.id, finish=FinishReason.ERROR, error=note.error))
-        return progress
 
     def _advance(self, flight: Flight) -> None:
         """Moves `computed`, and gives the prompts that are now whole to the prefix cache."""
@@ -309,64 +370,15 @@ class Scheduler:
         for row in seated[(flight.starts[ours] < known) & (ends >= known)].tolist():
             task = rows.tasks[row]
             assert task is not None
-            rows.brought[row] = self.memory.share(row, task.tokens, int(rows.computed[row]))
-            task.group_open = True
-
-    def _score(self, flight: Flight, notes: dict[Task, RowNote]) -> list[Task]:
-        """Gathers prompt logprobs; returns the tasks that now have them all."""
-        complete = []
-        for index in flight.scoring:
-            task, start, end = flight.tasks[index], int(flight.starts[index]), int(flight.ends[index])
-            note = notes.get(task)
-            if task.scored or task.finish is not None or (note is None and end < task.num_prompt):
-                continue
-            if note is not None and note.prompt_logprobs and len(task.prompt_scores) == start:
-                task.prompt_scores += note.prompt_logprobs[: task.num_prompt - 1 - start]
-            if end >= task.num_prompt:
-                task.scored = True
-                if task.row != NO_ROW:
-                    self.rows.scoring[task.row] = False
-                complete.append(task)
-        return complete
-
-    def _extend(self, flight: Flight, tokens: list[int]) -> list[Progress]:
-        """Appends the sampled tokens and ends the requests they complete."""
-        progress: list[Progress] = []
-        for task, token in zip(flight.sampling, tokens, strict=True):
-            if task.finish is not None:
-                self._masked_rows += 1
-                continue
-            task.tokens.append(token)
-            progress.append(Progress(id=task.id, tokens=[token]))
-            if token in task.stops or len(task.tokens) >= task.mark:
-                self._mark(task, token, progress[-1])
-        self._tokens_generated += len(progress)
-        return progress
-
-    def _mark(self, task: Task, token: int, progress: Progress) -> None:
-        """What only a first or a last token brings."""
-        if task.num_generated == 1:
-            progress.cached_tokens = task.cached
-        task.mark = task.max_total
-        progress.finish = task.ends(token)
-        if progress.finish is not None:
-            self._finish(task, progress.finish)
-
-    def _end_unsampled(self, flight: Flight) -> list[Progress]:
-        """Ends the requests that wanted their prompt computed and nothing more."""
-        progress = []
-        if len(flight.sampling) < len(flight.tasks):
-            for task, end in zip(flight.tasks, flight.ends.tolist(), strict=True):
-                if task.finish is None and task.max_total == task.num_prompt == end:
-                    self._finish(task, FinishReason.LENGTH)
-                    progress.append(Progress(id=task.id, finish=FinishReason.LENGTH, cached_tokens=task.cached))
-        return progress
+            self.memory.share(row, task.keys, int(rows.computed[row]))
+            self._groups.computed(task)
 
     # ---- the end of a request
 
     def _finish(self, task: Task, reason: FinishReason) -> None:
         task.finish = reason
         del self._tasks[task.id]
+        self._groups.leave(task)
         if task.row == NO_ROW:
             self._waiting.remove(task)
         else:
@@ -376,9 +388,10 @@ class Scheduler:
 
     def _leave(self, task: Task, keep: bool) -> None:
         """Takes the task off its row; the workers hear of it with the next plan."""
-        computed = int(self.rows.computed[task.row])
+        computed = min(int(self.rows.computed[task.row]), len(task.tokens))  # drafts behind its end were computed in vain
+        self._groups.unseated(task)
         row = self.rows.give(task)
-        self.memory.close(row, task.tokens, computed, keep)
+        self.memory.close(row, task.keys, computed, keep)
         self._release.append(row)
 
     # ---- looking in
@@ -393,7 +406,7 @@ class Scheduler:
             pages_total=pool.num_pages,
             pages_free=len(pool),
             pages_cached=cached,
-            pages_owned=sum(holding.num_owned for holding in self.memory.holdings.values()),
+            pages_owned=pool.num_pages - len(pool) - cached,
             pages_locked=tree.num_locked if tree else 0,
             cache_queries=self._cache_queries,
             cache_hits=self._cache_hits,
@@ -418,15 +431,9 @@ class Scheduler:
             assert lengths[0] <= lengths[1] <= lengths[2], f"row {row}: computed, scheduled, total are {lengths}"
             held = len(self.memory.holdings[row].pages)
             assert held == rows.num_pages[row], f"row {row}: {held} pages held, {rows.num_pages[row]} counted"
-            assert held * self.memory.page_size >= lengths[1], f"row {row}: {held} pages for {lengths[1]} tokens"
+            assert self.memory.pages_for(lengths[1]) <= held, f"row {row}: {held} pages for {lengths[1]} tokens"
 
 
-def _annotate(progress: list[Progress], notes: dict[str, RowNote], scored: dict[str, Task]) -> None:
-    """Adds logprobs to the progress of the rows that asked for them."""
-    for item in progress:
-        note = notes.get(item.id)
-        if note is not None and note.logprobs is not None and item.tokens:
-            item.logprobs = note.logprobs[: len(item.tokens)]
-        task = scored.get(item.id)
-        if task is not None:
-            item.prompt_logprobs = [None, *task.prompt_scores]
+def _admission(task: Task, row: int) -> Admit:
+    tokens = np.asarray(task.tokens).astype(np.int32).tobytes()
+    return Admit(row, tokens, task.num_prompt, task.sampling, task.seed, task.eos_token_ids)

@@ -16,6 +16,7 @@ import numpy as np
 from trireme.config import ScheduleOptions
 from trireme.errors import BadConfig
 from trireme.ipc.messages import Plan, Sampled
+from trireme.sched.capacity import Capacity
 from trireme.sched.scheduler import Scheduler
 from trireme.types import Progress, Request, SamplingParams
 
@@ -173,10 +174,7 @@ class Simulation:
         options = ScheduleOptions(policy, setup.max_running, setup.max_step_tokens, max_waiting=len(trace) + 1)
         self.scheduler = Scheduler(
             options,
-            num_pages=setup.machine.kv_tokens // (page or longest),
-            page_size=page,
-            max_model_len=longest,
-            prefix_cache=setup.prefix_cache,
+            Capacity(setup.machine.kv_tokens // (page or longest), page, longest, setup.prefix_cache),
             clock=lambda: self.now,
             seed=setup.seed,
         )

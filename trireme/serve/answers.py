@@ -34,24 +34,37 @@ class SequenceText:
         self._text = _detokenizer(tokenizer, sampling)
 
     def take(self, progress: Progress) -> Gain:
-        """The text that has become certain by this progress."""
-        finish, fresh = progress.finish, ""
+        """The text that has become certain by this progress. What was sampled behind a stop string is left out."""
+        finish, fresh, tokens, logprobs = progress.finish, "", progress.tokens, progress.logprobs
         if self._text is not None:
-            fresh = self._text.push(self._visible(progress))
+            fresh, taken = self._push(self._visible(progress))
             if self._text.stopped:
                 finish = FinishReason.STOP
+                tokens, logprobs = tokens[:taken], logprobs and logprobs[:taken]
             elif finish is not None:
                 fresh += self._text.flush()
         return Gain(
             id=progress.id,
             text=fresh,
-            tokens=progress.tokens,
+            tokens=tokens,
             finish=finish,
-            logprobs=progress.logprobs,
+            logprobs=logprobs,
             error=progress.error,
             cached_tokens=progress.cached_tokens,
             prompt_logprobs=progress.prompt_logprobs,
         )
+
+    def _push(self, tokens: list[int]) -> tuple[str, int]:
+        """The text of these tokens, and how many of them there are up to a stop string's end."""
+        assert self._text is not None
+        if not self.sampling.stop:
+            return self._text.push(tokens), len(tokens)
+        parts = []
+        for token in tokens:
+            parts.append(self._text.push([token]))
+            if self._text.stopped:
+                break
+        return "".join(parts), len(parts)
 
     def _visible(self, progress: Progress) -> list[int]:
         """The tokens that belong to the text: a stop token that ended the sequence does not."""
@@ -92,7 +105,6 @@ class Answer:
                     eos_token_ids=eos_token_ids,
                     salt=salt,
                     priority=priority,
-                    leader=self.request_id(0) if completion.index else None,
                 )
             )
         return requests

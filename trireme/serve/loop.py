@@ -135,14 +135,12 @@ class EngineLoop:
                 self._deliver.update((request.id, deliver) for request in requests)
         if closed is not None:
             return _tell(deliver, closed)
-        added = []
         try:
-            for request in requests:
-                added.append(request.id)
-                self.engine.scheduler.add(request)
+            self.engine.scheduler.add(*requests)
         except TriremeError as error:
-            for id in added:
-                self._drop(id, FinishReason.ABORT)
+            with self._lock:
+                for request in requests:
+                    self._deliver.pop(request.id, None)
             _tell(deliver, error)
 
     def _drop(self, id: str, reason: FinishReason) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 from trireme.config import Config
 from trireme.errors import TriremeError
 from trireme.ipc.switchboard import Switchboard
-from trireme.sched.scheduler import Scheduler, Stats
+from trireme.sched.capacity import Capacity
+from trireme.sched.scheduler import Scheduler
+from trireme.sched.stats import Stats
 from trireme.serve.crew import Crew, OpenRanks
 from trireme.types import FinishReason, Progress, Request
 
@@ -64,15 +66,7 @@ class Replica:
         """Gives all of these requests to the scheduler, or none."""
         assert self.scheduler is not None
         self.active_at = time.monotonic()
-        added: list[str] = []
-        try:
-            for request in requests:
-                self.scheduler.add(request)
-                added.append(request.id)
-        except TriremeError:
-            for id in added:
-                self.scheduler.abort(id)
-            raise
+        self.scheduler.add(*requests)
 
     def abort(self, id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         self.active_at = time.monotonic()
@@ -107,15 +101,8 @@ class Replica:
     def _open_scheduler(self) -> None:
         """A fresh scheduler for fresh ranks: nothing is cached there yet."""
         assert self.crew.ranks is not None
-        ready, cache = self.crew.ranks.ready, self.config.cache
-        self.scheduler = Scheduler(
-            self.config.schedule,
-            num_pages=ready.num_pages,
-            page_size=0 if cache.page_size == 0 else ready.page_size,
-            max_model_len=ready.max_model_len,
-            prefix_cache=cache.prefix_cache and ready.shares_prefixes,
-            step_seconds=self.config.serve.step_seconds,
-        )
+        capacity = Capacity.of(self.crew.ranks.ready, self.config.cache)
+        self.scheduler = Scheduler(self.config.schedule, capacity, step_seconds=self.config.serve.step_seconds)
         self._in_flight, self.active_at = 0, time.monotonic()
 
     def close_scheduler(self) -> None:

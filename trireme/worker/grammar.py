@@ -5,10 +5,12 @@ Knows grammars and tokens; nothing of what the grammar stands for. A row whose g
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 import torch
 from llguidance import LLMatcher
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from trireme.errors import BadRequest, TriremeError
 from trireme.hub.grammar import GrammarTokens, first_line
-from trireme.ipc.messages import Admit
+from trireme.ipc.messages import Admit, Fork
 from trireme.types import GRAMMAR_TOO_COSTLY
 from trireme.worker.logits import NEGATIVE, Choice
 
@@ -48,6 +50,17 @@ class Grammars:
         compiled = self._thread.submit(self._compile, grammar)
         self._rows[admit.row] = _Row(admit, compiled, lambda: self._renew(grammar), self._nothing)
         return True
+
+    def fork(self, fork: Fork) -> None:
+        """The row is where its parent is in the grammar; if the parent has gone on since, it follows its own tokens there."""
+        self.release(fork.row)
+        parent = self._rows.get(fork.parent)
+        if parent is None:
+            return
+        if parent.seen == fork.length + 1:
+            self._rows[fork.row] = parent.forked(self._thread)
+        else:
+            self.admit(msgspec.structs.replace(parent.admit, row=fork.row))
 
     def release(self, row: int) -> None:
         self.errors.pop(row, None)
@@ -131,6 +144,7 @@ class _Row:
     """
 
     def __init__(self, admit: Admit, compiled: Future[LLMatcher], renew: Callable[[], LLMatcher], nothing: np.ndarray):
+        self.admit = admit
         self.seen = admit.num_prompt  # after a pause, what had been generated is followed again
         self.ends = admit.eos_token_ids
         self.ended = False  # nothing may follow but the end
@@ -138,6 +152,17 @@ class _Row:
         self._compiled, self._renew, self._nothing = compiled, renew, nothing
         self._past: list[int] = []
         self._own: LLMatcher | None = None
+
+    def forked(self, thread: ThreadPoolExecutor) -> _Row:
+        """Another row at the same place, by a copy made when all that this one has been given to do is done."""
+        other = copy.copy(self)
+
+        def follow() -> LLMatcher:
+            other._past, other.ended = list(self._past), self.ended
+            return (self._own or self._compiled.result()).deep_copy()
+
+        other._compiled, other._own = thread.submit(follow), None
+        return other
 
     def advance(self, ids: list[int]) -> np.ndarray:
         """Follows the tokens that have come since, and says which may come next: one bit per token of the vocabulary."""

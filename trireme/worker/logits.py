@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trireme.ipc.messages import Admit
+from trireme.ipc.messages import Admit, Fork
 
 NEGATIVE = float("-inf")
 
@@ -38,6 +38,9 @@ class Rule(Protocol):
     def release(self, row: int) -> None:
         """Forgets a row that holds no request any more."""
 
+    def fork(self, fork: Fork) -> None:
+        """Takes note that a row has become a copy of another one."""
+
     def touches(self, rows: np.ndarray) -> list[int]:
         """Which of these rows the rule applies to, as indices."""
 
@@ -61,6 +64,11 @@ class _ByRow:
 
     def release(self, row: int) -> None:
         self.values.pop(row, None)
+
+    def fork(self, fork: Fork) -> None:
+        self.release(fork.row)
+        if fork.parent in self.values:
+            self.values[fork.row] = self.values[fork.parent]
 
     def value(self, admit: Admit) -> object | None:
         raise NotImplementedError

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trireme.backends import Backend
-from trireme.ipc.messages import Plan, RowNote, Sampled
+from trireme.ipc.messages import NO_PARENT, Plan, RowNote, Sampled
 from trireme.layers import Batch, Module, View
 from trireme.ops import KVCache, States
 from trireme.types import NOTHING_TO_CHOOSE
@@ -101,11 +101,15 @@ class Runner:
             self.sampler.release(row)
         for admit in plan.admit:
             self.sampler.admit(admit)
+        for fork in plan.forks:
+            if fork.parent != NO_PARENT:
+                self.sampler.fork(fork)
         size = self._size(plan)
         standing = self._standing(size) if size else None
         padding, mode = size if size and standing is Standing.WANTED else (None, "")
         stop = self.backend.stopwatch() if standing is Standing.TRIED else None
         step = self.tables.fill(plan, None if mode == "greedy" else self.sampler.uniforms(plan), padding)
+        self._copy(plan)
         prompts: list[Scores] = []
         if padding and mode == "ruled":
             pick = self._ruled(step, padding)
@@ -158,6 +162,14 @@ class Runner:
         pick = self.sampler.pick(logits, step)
         self.tables.append(step, pick.ids)
         return pick, prompts
+
+    def _copy(self, plan: Plan) -> None:
+        """Copies the KV of pages that a fork and its parent both go on to write."""
+        copies = self.tables.copies(plan)
+        if copies is not None:
+            for cache in self.caches.values():
+                if isinstance(cache, KVCache):
+                    cache.copy(*copies)
 
     def _forward(self, step: Step) -> Tensor:
         plans = [self.backend.ops.plan_attention(layout) for layout in step.layouts]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trireme.ipc.messages import Admit, Plan
+from trireme.ipc.messages import Admit, Fork, Plan
 from trireme.ops import Ops
 from trireme.worker.grammar import Grammars
 from trireme.worker.logits import RULES, Choice, Rule
@@ -51,6 +51,16 @@ class Sampler:
         (self.random.discard if s.greedy else self.random.add)(row)
         self.num_top[row] = -1 if s.logprobs is None else s.logprobs
         self.num_prompt_top[row] = -1 if s.prompt_logprobs is None else s.prompt_logprobs
+
+    def fork(self, fork: Fork) -> None:
+        """A row chooses as another one does, by random numbers of its own."""
+        row, parent = fork.row, fork.parent
+        self.seeds[row] = fork.seed & (2**64 - 1)
+        for rule in self.rules:
+            rule.fork(fork)
+        for rows in (self.ruled, self.random):
+            (rows.add if parent in rows else rows.discard)(row)
+        self.num_top[row], self.num_prompt_top[row] = self.num_top[parent], -1
 
     def release(self, row: int) -> None:
         """Forgets a row that holds no request any more, and gives back what rules keep for it."""

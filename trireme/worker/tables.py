@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from trireme.backends import Backend
-from trireme.ipc.messages import BandSize, Plan
+from trireme.ipc.messages import NO_PARENT, BandSize, Plan
 from trireme.ops import StepLayout
 
 Column = slice | Tensor  # a part of the packed buffer, or a tensor that found no room there
+Update = tuple[Tensor, Column, Column]  # flat table, index of 64 bits, values
 FLOATS = ("temperature", "top_p", "min_p", "uniform")  # per sequence, as float32 bits in the int32 buffer
 
 
@@ -154,7 +155,7 @@ class Tables:
 
     def _goes_on(self, plan: Plan, padding: Padding | None) -> bool:
         """Whether this is the step before once more, each row one token further, as most steps of long answers are."""
-        if self.before is None or plan.admit:
+        if self.before is None or plan.admit or plan.forks:
             return False
         before, size, _ = self.before
         return padding == size and plan.rows == before.rows and plan.starts == [start + 1 for start in before.starts]
@@ -182,7 +183,7 @@ class Tables:
         rows = _column(plan.rows, count, self.scratch_row)
         starts, counts = _column(plan.starts, count, 0), _column(plan.counts, count, lone)
         logits, samples = _column(plan.logits, count, lone), _column(plan.samples, count, 0).astype(bool)
-        self._note_admissions(plan)
+        self._note_rows(plan)
         self.packed.begin()
         ends = np.zeros(count + 1, np.int32)
         np.cumsum(counts, out=ends[1:])
@@ -254,7 +255,8 @@ class Tables:
             columns |= {"uniform": put(uniforms[picks], count), "top_k": put(self.top_k[chosen])}
         return columns | {"pick_rows": put(chosen), "pick_positions": put(lengths[picks], count)}
 
-    def _note_admissions(self, plan: Plan) -> None:
+    def _note_rows(self, plan: Plan) -> None:
+        """What the host keeps of each row that is taken or forked."""
         for admit in plan.admit:
             sampling = admit.sampling
             self.num_held[:, admit.row] = admit.begins or 0
@@ -263,10 +265,18 @@ class Tables:
             for name in self.sampling:
                 self.sampling[name][admit.row] = getattr(sampling, name)
             self.top_k[admit.row] = max(sampling.top_k, 0)
+        for fork in plan.forks:
+            if fork.parent != NO_PARENT:
+                self.num_held[0, fork.row] = -(-fork.length // self.page_size)
+                for column in (self.num_prompt, self.top_k, *self.sampling.values()):
+                    column[fork.row] = column[fork.parent]
 
     def _send(self, plan: Plan) -> None:
         """Sends the columns, and behind them the plan's new tokens and pages, which then go where they belong."""
-        columns, updates = self.packed.used, self._updates(plan)
+        columns = self.packed.used
+        for row, band, pages in plan.trims:
+            self.num_held[band, row] = pages
+        admitted, forked, updates = self._admitted(plan), self._forked(plan), self._updates(plan)
         taken = self.packed.put(np.asarray([admit.row for admit in plan.admit], np.int32)) if plan.admit else None
         self.packed.send()
         self.packed.used = columns
@@ -275,18 +285,44 @@ class Tables:
             self.tokens.index_fill_(0, rows, 0)
             for table, scratch in zip(self.page_tables, self.scratch_pages, strict=True):
                 table.index_fill_(0, rows, scratch)
+        self._write(admitted)
+        if forked is not None:
+            rows, parents = (self.packed.at(column).long() for column in forked)
+            for table in (self.tokens, *self.page_tables):
+                table.index_copy_(0, rows, table.index_select(0, parents))
+        self._write(updates)
+
+    def _write(self, updates: list[Update]) -> None:
         for table, index, values in updates:
             table.index_copy_(0, self.packed.at(index).view(torch.int64), self.packed.at(values))
 
-    def _updates(self, plan: Plan) -> list[tuple[Tensor, Column, Column]]:
-        """The plan's new tokens and pages, packed: (flat table, index of 64 bits, values)."""
+    def _admitted(self, plan: Plan) -> list[Update]:
+        """The tokens of the rows that are taken."""
+        if not plan.admit:
+            return []
+        put, tokens = self.packed.put, [np.frombuffer(a.tokens, np.int32) for a in plan.admit]
+        index = np.concatenate([np.arange(len(t)) + a.row * self.width for a, t in zip(plan.admit, tokens, strict=True)])
+        return [(self.tokens.view(-1), put(index.view(np.int32)), put(np.concatenate(tokens)))]
+
+    def _forked(self, plan: Plan) -> tuple[Column, Column] | None:
+        """The rows that become copies, and those that they are copies of."""
+        pairs = [(fork.row, fork.parent) for fork in plan.forks if fork.parent != NO_PARENT]
+        if not pairs:
+            return None
+        rows, parents = np.array(pairs, np.int32).T
+        return self.packed.put(rows), self.packed.put(parents)
+
+    def _updates(self, plan: Plan) -> list[Update]:
+        """The plan's pages and the tokens it tells, where the rows have them already."""
         updates, put = [], self.packed.put
-        if plan.admit:
-            tokens = [np.frombuffer(a.tokens, np.int32) for a in plan.admit]
-            index = np.concatenate([np.arange(len(t)) + a.row * self.width for a, t in zip(plan.admit, tokens, strict=True)])
-            updates.append((self.tokens.view(-1), put(index.view(np.int32)), put(np.concatenate(tokens))))
-        for row, band, pages in plan.trims:
-            self.num_held[band, row] = pages
+        own = [(fork.row, fork.length // self.page_size, to) for fork in plan.forks if fork.parent >= 0 for _, _, to in fork.copies]
+        if own:
+            rows, at, pages = np.array(own, np.int64).T
+            updates.append((self.all_pages.view(-1), put((rows * self.pages_per_row + at).view(np.int32)), put(pages)))
+        if plan.told_rows:
+            starts = dict(zip(plan.rows, plan.starts, strict=True))
+            index = np.array([row * self.width + starts[row] for row in plan.told_rows])
+            updates.append((self.tokens.view(-1), put(index.view(np.int32)), put(np.asarray(plan.told_tokens))))
         if plan.page_rows:
             held = self.num_held.reshape(-1)
             rows = np.asarray(plan.page_rows) + np.asarray(plan.page_bands or 0) * self.num_held.shape[1]
@@ -294,6 +330,15 @@ class Tables:
             np.add.at(held, rows, 1)
             updates.append((self.all_pages.view(-1), put(index.view(np.int32)), put(np.asarray(plan.page_ids))))
         return updates
+
+    def copies(self, plan: Plan) -> tuple[Tensor, Tensor] | None:
+        """The slots of band 0 that the plan's forks take over, and where to: of a page that is not full those in use alone."""
+        pairs = [(page, to, fork.length % self.page_size) for fork in plan.forks for _, page, to in fork.copies]
+        if not pairs:
+            return None
+        slots = [[at * self.page_size + np.arange(live) for at in ends] for *ends, live in pairs]
+        source, target = (torch.from_numpy(np.concatenate(column)) for column in zip(*slots, strict=True))
+        return source.to(self.tokens.device), target.to(self.tokens.device)
 
     def inputs(self, step: Step) -> tuple[Tensor, list[Tensor]]:
         """(token ids, slots by band) of a step's tokens, looked up on the device: sampled tokens never wait for the host."""

@@ -18,7 +18,7 @@ from trireme.config import Config
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer
-from trireme.ipc.messages import Admit, Plan, Ready, Sampled
+from trireme.ipc.messages import ONE_STATE, Admit, BandSize, Plan, Ready, Sampled
 from trireme.ops import States
 from trireme.parallel import Group, Mesh
 from trireme.types import SamplingParams
@@ -79,7 +79,7 @@ class LocalWorker:
             load_seconds=time.monotonic() - started,
             workspace_bytes=backend.workspace_bytes(),
             taken_bytes=max(backend.held_bytes() - loaded.weight_bytes - room.num_bytes, 0),
-            bands=room.bands,
+            bands=[*room.bands, BandSize(ONE_STATE, room.num_states, 1)] if room.states else room.bands,
             token_seconds=token_seconds,
         )
 

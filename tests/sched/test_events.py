@@ -1,0 +1,85 @@
+"""Long random traffic through every kind of house: the books balance after each event, and every seam is really used."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from tests.sched.fake_worker import solo
+from tests.sched.test_scheduler import EOS, STEMS, House, limit_of
+from trireme.ipc.messages import NO_PARENT
+
+FEW, MANY = 300, 10_000
+HOUSES: dict[str, dict] = {
+    "plain": {},
+    "groups": {"max_running": 4, "slots": 160},
+    "groups, no cache": {"max_running": 4, "slots": 160, "prefix_cache": False},
+    "groups, static": {"max_running": 4, "page_size": 0},
+    "groups, pages of one": {"max_running": 3, "page_size": 1, "depth": 3},
+    "drafts": {"drafts": 7, "depth": 2, "likeness": 0.7},
+    "drafts, deep and tight": {"drafts": 7, "depth": 3, "likeness": 0.3, "page_size": 1, "slots": 60},
+    "drafts, static": {"drafts": 3, "page_size": 0, "depth": 2},
+    "told": {"tells": True, "depth": 2},
+    "told, tight": {"tells": True, "depth": 3, "page_size": 1, "slots": 60},
+}
+# What must have happened in a house of that name after MANY events, and after FEW in one of them at least.
+USED = {"groups": {"forks", "orphans"}, "drafts": {"drafts", "kept", "refused"}, "tight": {"pauses"}, "told": {"told"}}
+
+
+def play(house: House, events: int, seed: int) -> Counter[str]:
+    """Random arrivals, ends, and steps; at the end every answer is what it would be alone."""
+    dice, live, asked, gone = random.Random(seed), [], {}, set()
+    for number in range(events):
+        kind = dice.random()
+        if kind < 0.12 and house.scheduler.num_waiting < 20:
+            prompt = (dice.choice(STEMS)[: dice.randint(0, 20)] + [dice.randint(0, 3) for _ in range(dice.randint(0, 8))]) or [0]
+            n, first, how = dice.choice([1, 1, 2, 6]), dice.randint(0, 5), {"max_tokens": dice.choice([0, 1, 9, 30, None])}
+            house.add(str(number), prompt, n=n, seed=first, salt=dice.choice(["", "other"]), priority=dice.choice([0, 0, 1]), **how)
+            for other in range(n):
+                name = f"{number}/{other}" if other else str(number)
+                limit = limit_of(house, prompt, how["max_tokens"])
+                asked[name] = solo(prompt, first + other, {EOS}, limit)
+                live.append(name)
+        elif kind < 0.15 and live:
+            name = live.pop(dice.randrange(len(live)))
+            if house.scheduler.abort(name):
+                gone.add(name)
+                house.scheduler.check()
+        elif kind < 0.16:
+            house.scheduler.version += 1
+        else:
+            house.step()
+    house.run(6000)
+    for name, tokens in asked.items():
+        assert house.tokens[name] == (tokens[: len(house.tokens[name])] if name in gone else tokens)
+        assert (name in house.ends) != (name in gone)
+    return _used(house)
+
+
+def _used(house: House) -> Counter[str]:
+    used: Counter[str] = Counter(pauses=house.scheduler.stats().preemptions, hits=house.scheduler.stats().cache_hits)
+    for plan in house.worker.plans:
+        used["forks"] += sum(fork.parent != NO_PARENT for fork in plan.forks)
+        used["orphans"] += sum(fork.parent == NO_PARENT for fork in plan.forks)
+        used["copies"] += sum(len(fork.copies) for fork in plan.forks)
+        used["told"] += len(plan.told_rows)
+        used["trims"] += len(plan.trims)
+        used["drafts"] += sum(plan.drafts)
+    used["kept"], used["refused"] = house.worker.kept, used["drafts"] - house.worker.kept
+    return used
+
+
+@pytest.mark.parametrize("name", HOUSES)
+def test_a_few_hundred_events(name: str) -> None:
+    play(House(**HOUSES[name]), FEW, seed=1)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", HOUSES)
+def test_ten_thousand_events(name: str) -> None:
+    used = play(House(**HOUSES[name]), MANY, seed=2)
+    for word, kinds in USED.items():
+        lacking = {kind for kind in kinds if not used[kind]} if word in name else set()
+        assert not lacking, f"{lacking} never happened: {used}"

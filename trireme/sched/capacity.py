@@ -1,0 +1,42 @@
+"""What the scheduler has to know of the workers: their memory, and what their model asks of a plan. Knows no requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trireme.config import CacheOptions
+from trireme.ipc.messages import ONE_STATE, Ready
+
+
+@dataclass(frozen=True)
+class Capacity:
+    num_pages: int  # 0: the model keeps nothing of a sequence
+    page_size: int  # 0: static, every row has one page for its whole context
+    max_model_len: int
+    prefix_cache: bool = True  # whether KV is kept for other prompts
+    whole_prompts: bool = False  # a prompt is computed in one step or not at all
+    tells: bool = False  # the workers do not keep what they sample: a row waits for its answer, and its token is told to them
+
+    forks: bool = True  # whether a row may go on from what another has computed; a state cannot be shared between two
+
+    @classmethod
+    def of(cls, ready: Ready, cache: CacheOptions) -> Capacity:
+        """That of workers who are ready."""
+        return cls(
+            num_pages=ready.num_pages,
+            page_size=0 if cache.page_size == 0 else ready.page_size,
+            max_model_len=ready.max_model_len,
+            prefix_cache=cache.prefix_cache and ready.shares_prefixes,
+            whole_prompts=ready.whole_prompts,
+            forks=all(band.keep != ONE_STATE for band in ready.bands),
+        )
+
+    @property
+    def slots_per_page(self) -> int:
+        return self.page_size or self.max_model_len
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest request. One that outgrows the whole memory has filled its context as surely as one that
+        outgrows the model."""
+        return min(self.max_model_len, self.num_pages * self.slots_per_page) if self.num_pages else self.max_model_len

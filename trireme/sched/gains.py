@@ -1,0 +1,113 @@
+"""What an answer brings to requests: tokens, log-probabilities, an end. Knows tasks and notes; nothing of rows or memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from trireme.ipc.messages import RowNote, Sampled
+from trireme.sched.plan import Flight
+from trireme.sched.request import Task
+from trireme.types import FinishReason, Progress
+
+Finish = Callable[[Task, FinishReason], None]
+
+
+def noted(flight: Flight, notes: list[RowNote]) -> dict[Task, RowNote]:
+    """The notes by the tasks that were in their rows."""
+    tasks = dict(zip(flight.rows.tolist(), flight.tasks, strict=True))
+    return {tasks[note.row]: note for note in notes}
+
+
+def failures(notes: dict[Task, RowNote], finish: Finish) -> list[Progress]:
+    """Ends the requests whose own row failed."""
+    progress = []
+    for task, note in notes.items():
+        if note.error is not None and task.finish is None:
+            finish(task, FinishReason.ERROR)
+            progress.append(Progress(id=task.id, finish=FinishReason.ERROR, error=note.error))
+    return progress
+
+
+def scores(flight: Flight, notes: dict[Task, RowNote]) -> list[Task]:
+    """Gathers prompt logprobs; returns the tasks that now have them all."""
+    complete = []
+    for index in flight.scoring:
+        task, start, end = flight.tasks[index], int(flight.starts[index]), int(flight.ends[index])
+        note = notes.get(task)
+        if task.scored or task.finish is not None or (note is None and end < task.num_prompt):
+            continue
+        if note is not None and note.prompt_logprobs and len(task.prompt_scores) == start:
+            task.prompt_scores += note.prompt_logprobs[: task.num_prompt - 1 - start]
+        if end >= task.num_prompt:
+            task.scored = True
+            complete.append(task)
+    return complete
+
+
+def extend(flight: Flight, sampled: Sampled, finish: Finish) -> list[Progress]:
+    """Appends the sampled tokens and ends the requests they complete. Whoever has ended already gains nothing."""
+    if sampled.counts:
+        return _extend_by_count(flight, sampled, finish)
+    progress: list[Progress] = []
+    for task, token in zip(flight.sampling, sampled.tokens, strict=True):
+        if task.finish is not None:
+            continue
+        task.append(token)
+        progress.append(Progress(id=task.id, tokens=[token]))
+        if token in task.stops or len(task.tokens) >= task.mark:
+            _mark(task, token, progress[-1], finish)
+    return progress
+
+
+def _extend_by_count(flight: Flight, sampled: Sampled, finish: Finish) -> list[Progress]:
+    """The same where rows may have gained several tokens. Behind the one that ends a request the others are nobody's."""
+    progress: list[Progress] = []
+    tokens = iter(sampled.tokens)
+    for task, count in zip(flight.sampling, sampled.counts, strict=True):
+        fresh = list(itertools.islice(tokens, count))
+        if task.finish is not None:
+            continue
+        item = Progress(id=task.id, tokens=[])
+        progress.append(item)
+        for token in fresh:
+            task.append(token)
+            item.tokens.append(token)
+            if token in task.stops or len(task.tokens) >= task.mark:
+                _mark(task, token, item, finish)
+            if task.finish is not None:
+                break
+    return progress
+
+
+def _mark(task: Task, token: int, progress: Progress, finish: Finish) -> None:
+    """What only a first or a last token brings."""
+    if task.num_generated == 1:
+        progress.cached_tokens = task.cached
+    task.mark = task.max_total
+    progress.finish = task.ends(token)
+    if progress.finish is not None:
+        finish(task, progress.finish)
+
+
+def unsampled(flight: Flight, finish: Finish) -> list[Progress]:
+    """Ends the requests that wanted their prompt computed and nothing more."""
+    progress = []
+    if len(flight.sampling) < len(flight.tasks):
+        for task, end in zip(flight.tasks, flight.ends.tolist(), strict=True):
+            if task.finish is None and task.max_total == task.num_prompt == end:
+                finish(task, FinishReason.LENGTH)
+                progress.append(Progress(id=task.id, finish=FinishReason.LENGTH, cached_tokens=task.cached))
+    return progress
+
+
+def annotate(progress: list[Progress], notes: dict[Task, RowNote], scored: list[Task]) -> None:
+    """Adds logprobs to the progress of the requests that asked for them."""
+    by_id, whole = {task.id: note for task, note in notes.items()}, {task.id: task for task in scored}
+    for item in progress:
+        note = by_id.get(item.id)
+        if note is not None and note.logprobs is not None and item.tokens:
+            item.logprobs = note.logprobs[: len(item.tokens)]
+        task = whole.get(item.id)
+        if task is not None:
+            item.prompt_logprobs = [None, *task.prompt_scores]

@@ -1,0 +1,105 @@
+"""Groups: requests of one prompt, which is computed once. Knows who computes it and what is held of it; nothing of rows' order.
+
+The first to go computes the prompt and leads; the others go on from a lease of its pages. That lease ends one token before the
+prompt does: each computes the last one itself, so that it has something to sample from.
+"""
+
+from __future__ import annotations
+
+from trireme.ipc.messages import NO_PARENT
+from trireme.sched.memory import Found, Holding, Memory
+from trireme.sched.request import NO_ROW, Task
+
+
+class Group:
+    """The requests of one prompt, until nobody waits for it any more."""
+
+    __slots__ = ("leader", "lease", "num_waiting", "pauses")
+
+    def __init__(self, size: int):
+        self.num_waiting = size  # requests that have not had the prompt computed
+        self.leader: Task | None = None  # computes the prompt, or has done so
+        self.lease: Holding | None = None
+        self.pauses = 0  # the leader's, when it had computed the prompt
+
+    @property
+    def parent(self) -> int:
+        """The row whose tables hold the prompt as the lease does; NO_PARENT if there is none any more."""
+        leader = self.leader
+        return leader.row if leader is not None and leader.row != NO_ROW and leader.pauses == self.pauses else NO_PARENT
+
+    @property
+    def cached(self) -> int:
+        """How much of the prompt was in the prefix cache."""
+        return max(self.leader.cached, 0) if self.leader is not None else 0
+
+
+class Groups:
+    """Who is in which group. A request that is in none goes by itself."""
+
+    def __init__(self, memory: Memory):
+        self._memory = memory
+        self._of: dict[Task, Group] = {}
+        self._leased: list[Group] = []
+
+    def form(self, tasks: list[Task]) -> None:
+        """Puts the tasks of one prompt into a group."""
+        if len(tasks) > 1:
+            self._of.update(dict.fromkeys(tasks, Group(len(tasks))))
+
+    def of(self, task: Task) -> Group | None:
+        return self._of.get(task)
+
+    def may_go(self, task: Task) -> bool:
+        """Whether the task need not wait for its leader."""
+        group = self._of.get(task)
+        return group is None or group.lease is not None or group.leader is None
+
+    def found(self, task: Task) -> Found | None:
+        """What the task's group has computed of its prompt; None if nothing is held."""
+        group = self._of.get(task)
+        if group is None or group.lease is None:
+            return None
+        return self._memory.leased(group.lease, task.num_prompt - 1)
+
+    def seated(self, task: Task) -> None:
+        """The task computes its prompt itself, and so for its group."""
+        group = self._of.get(task)
+        if group is not None:
+            group.leader = task
+
+    def unseated(self, task: Task) -> None:
+        """The task has lost its row. If it led its group it goes by itself from now on: it may have tokens that the others lack."""
+        group = self._of.get(task)
+        if group is not None and group.leader is task:
+            self.leave(task)
+
+    def computed(self, task: Task) -> None:
+        """The task has computed its prompt: it is held for those of its group who wait for it."""
+        group = self._of.get(task)
+        if group is None:
+            return
+        if group.num_waiting > 1:
+            group.lease, group.pauses = self._memory.lease(task.row, task.num_prompt - 1), task.pauses
+            self._leased.append(group)
+        self.leave(task)
+
+    def leave(self, task: Task) -> None:
+        """The task has its prompt, or needs none any more."""
+        group = self._of.pop(task, None)
+        if group is None:
+            return
+        group.num_waiting -= 1
+        if group.lease is None and group.leader is task:
+            group.leader = None
+        if group.lease is not None and not group.num_waiting:
+            self._memory.release(group.lease)
+            self._leased.remove(group)
+
+    def end_leases(self) -> None:
+        """Forgets the prompts that are held. The next of each group will compute its own."""
+        for group in self._leased:
+            assert group.lease is not None
+            self._memory.release(group.lease)
+            group.lease = group.leader = None
+        self._leased = []

@@ -1,0 +1,26 @@
+"""The scheduler's numbers, for whoever looks in. Knows no requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Where the scheduler stands, and what it has done since it began."""
+
+    running: int
+    waiting: int
+    pages_total: int
+    pages_free: int
+    pages_cached: int  # in the prefix cache, in use or not
+    pages_owned: int  # by requests alone: in use, and not in the prefix cache
+    pages_locked: int  # of the cached, those in use
+    cache_queries: int  # prompt tokens looked up
+    cache_hits: int  # prompt tokens found
+    preemptions: int
+    steps: int
+    tokens_scheduled: int
+    tokens_generated: int
+    masked_rows: int  # rows computed for a request that had ended meanwhile
+    oldest_wait: float  # seconds the first in the queue has been in the house
