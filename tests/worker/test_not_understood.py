@@ -30,6 +30,8 @@ from trireme.errors import BadCheckpoint, TriremeError, UnsupportedModel
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.weights import Weight
 from trireme.llm import LLM
+from trireme.models import MODELS
+from trireme.models.llama import Llama
 from trireme.parallel import Group, Mesh
 from trireme.worker.load import asked_by_any
 
@@ -243,6 +245,42 @@ def test_the_doctor_reads_no_weights(
     set_tensors(tmp_path / "gemma3", lambda name, value: {} if "layers.1.mlp.up" in name else {name: value})
     assert main(["doctor", str(tmp_path / "gemma3")]) == BadCheckpoint.exit_code
     assert "no tensor model.layers.1.mlp.up_proj.weight" in capsys.readouterr().err
+
+
+def as_int8(name: str, value: Tensor) -> dict[str, Tensor]:
+    if not name.endswith("_proj.weight"):
+        return {name: value}
+    scale = value.abs().amax(1, keepdim=True) / 127
+    return {name: (value / scale).round().to(torch.int8), f"{name}_scale": scale}
+
+
+class Curious(Llama):
+    """A plug-in's class that looks at a value while it loads, and leaves something out."""
+
+    looks = False
+
+    @staticmethod
+    def leaves_out(raw: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+        return {"a tower": ("tower.*",)}
+
+    def load(self, read: Any, path: str = "") -> None:
+        super().load(read, path)
+        assert not self.looks or self.model.norm.weight.sum().item()
+
+
+def test_the_doctor_tries_every_kind_of_model(folder: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """Quantized ones that are read, those of plug-ins, and those that cannot be tried without values."""
+    set_tensors(folder, as_int8)
+    set_tensors(folder, lambda name, value: {name: value} | ({"tower.first.weight": value.clone()} if "norm" in name else {}))
+    assert main(["doctor", str(folder)]) == UnsupportedModel.exit_code
+    assert "tower.first.weight" in capsys.readouterr().err
+    monkeypatch.setitem(MODELS, "LlamaForCausalLM", Curious)
+    assert main(["doctor", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "a tower (1 tensors)" in said and "I8C (21 tensors)" in said and "every setting and tensor" in said
+    monkeypatch.setattr(Curious, "looks", True)
+    assert main(["doctor", str(folder)]) == 0
+    assert "Curious needs values to load" in capsys.readouterr().out
 
 
 def test_the_offline_api_and_the_server_say_it_too(tmp_path: pathlib.Path) -> None:

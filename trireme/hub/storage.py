@@ -44,9 +44,8 @@ _COMPANIONS: tuple[tuple[re.Pattern[str], str | None], ...] = (
     (re.compile(r"\.(qweight|qzeros|g_idx)$"), None),
     (re.compile(r"\.(weight|input|output|activation)_scale\w*$"), None),
 )
-_PAIRED = re.compile(
-    r"(.+?)(_blocks|_scales?\w*|\.scales?|\.biases)$"
-)  # companions only beside the tensor whose name they lengthen
+# Companions only beside the tensor whose name they lengthen
+_PAIRED = re.compile(r"(.+?)(_blocks|_scales?\w*|\.scales?|\.biases)$")
 _FLOAT8 = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
 UNKNOWN = "unknown"
 
@@ -86,10 +85,10 @@ def check_storage(path: pathlib.Path, entries: Mapping[str, Entry], config: Mapp
     found = recognise(entries, config, floats)
     if found is None or (not found.tensor and (found.format in READ or any(hasattr(entry, "form") for entry in entries.values()))):
         return
-    kind = f" is stored as {entries[found.tensor].kind}:" if found.tensor else " has a quantization_config:"
+    shown = f"{found.tensor} ({entries[found.tensor].kind}) belongs to" if found.tensor else "the config speaks of"
     called = f", called {found.config[:60]!r} in its config" if found.config and found.format == UNKNOWN else ""
     raise UnsupportedModel(
-        f"{path}: {found.tensor or 'the config'}{kind} quantized weights of the format {found.format}{called}, which is not read.",
+        f"{path}: {shown} quantized weights of the format {found.format}{called}, which is not read.",
         "use the unquantized model (--quantize int8 makes it small), or a GGUF file of it",
     )
 

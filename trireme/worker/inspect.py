@@ -15,7 +15,7 @@ import torch
 from trireme.backends import Backend
 from trireme.config import Config
 from trireme.hub.checkpoint import Checkpoint
-from trireme.models import model_class
+from trireme.layers import Module
 from trireme.parallel import Mesh
 from trireme.worker.load import build_model, check_strays, read_pickle, stored_tensor
 
@@ -34,24 +34,30 @@ def inspect_model(config: Config, path: pathlib.Path) -> Iterator[tuple[str, str
     """(what, how) of a checkpoint; raises what loading it would raise."""
     checkpoint = Checkpoint.open(path, read_pickle)
     yield "model", str(checkpoint.path)
-    yield "architecture", f"{_named(checkpoint)}, computed by the class {model_class(checkpoint.config).__name__}"
+    yield "architecture", _named(checkpoint)
     kinds = Counter(entry.kind for entry in checkpoint.entries().values())
     yield "stored as", ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.most_common())
     plain = dataclasses.replace(config, model=dataclasses.replace(config.model, quantize="auto", random_weights=False))
     with torch.inference_mode(), META:
         model, cfg, env = build_model(plain, checkpoint, _Shapes(config), Mesh())
-        try:
-            model.load(lambda name, shape: stored_tensor(checkpoint, name, shape))
-        except (NotImplementedError, RuntimeError) as error:  # a plug-in's layer that looks at values while it loads
-            yield (
-                "not tried",
-                f"its tensors; {type(model).__name__} needs values to load ({str(error).partition(chr(10))[0][:100]})",
-            )
-            return
+        untried = _try(model, checkpoint)
+    yield "computed by", f"the class {type(model).__name__}"
+    if untried:
+        yield "not tried", f"its tensors; {type(model).__name__} needs values to load ({untried})"
+        return
     left_out = check_strays(checkpoint, model, cfg, checkpoint.asked)
     if left_out:
         yield "left out", left_out
     yield "understood", f"every setting and tensor; contexts of up to {env.max_len} tokens"
+
+
+def _try(model: Module, checkpoint: Checkpoint) -> str:
+    """Loads shapes; says why it could not, where a plug-in's layer looks at values while it loads."""
+    try:
+        model.load(lambda name, shape: stored_tensor(checkpoint, name, shape))
+    except (NotImplementedError, RuntimeError) as error:
+        return str(error).partition("\n")[0][:100]
+    return ""
 
 
 def _named(checkpoint: Checkpoint) -> str:
