@@ -53,16 +53,15 @@ KERNEL_FLOORS = [
     "chips",
     "launch",
     "steps",
-    "aten.scalar",
+    "scalar",
     "aten.calls",
     "aten.counters",
-    "aten.relay",
     "aten.elementwise",
     "aten.folds",
     "aten.products",
     "aten.rowwise",
-    "aten.fused",
     "aten.registry",
+    "fused",
     "__init__",
 ]
 # The processes that start workers know them: the offline API, and the one file of the server that owns the ranks.

@@ -21,8 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import OutOfResources
 
-from trireme.kernels import chips, launch
-from trireme.kernels.aten import registry, scalar
+from trireme.kernels import chips, launch, scalar
+from trireme.kernels.aten import registry
 from trireme.kernels.aten.elementwise import pointwise
 from trireme.kernels.aten.products import matmul
 from trireme.ops import AttentionKind, CacheSpec, KVCache

@@ -29,14 +29,5 @@ class Configuration(ctypes.Structure):
 EXTENDED_START = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Configuration), PLACE, ctypes.POINTER(PLACE), PLACE)
 
 
-@ctypes.CFUNCTYPE(ctypes.c_int, PLACE, PLACE)
-def readdress(at: int, pointer: int) -> int:
-    """Puts another address into the first bytes of a map; it takes none that does not lie evenly."""
-    if at % 64:
-        return 1
-    ctypes.c_uint64.from_address(at).value = pointer
-    return 0
-
-
 def address(function: Any) -> int:
     return ctypes.cast(function, PLACE).value or 0

@@ -69,21 +69,3 @@ def test_a_draw_is_of_calls_that_torch_takes() -> None:
     with FakeTensorMode():
         for _, case in sweep_cases(3):
             case.theirs(*case.make())
-
-
-def test_a_grid_has_all_of_everything_and_each_part_some() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from trireme.bench.choices import GRID_PARTS
-    from trireme.bench.kernel_sweep import grid_cases
-
-    parts = [grid_cases(part) for part in range(1, GRID_PARTS + 1)]
-    labels = [{(case.op, case.label) for _, case in part} for part in parts]
-    assert sum(map(len, parts)) == len(set.union(*labels)) and max(map(len, parts)) - min(map(len, parts)) <= 1
-    assert len({frozenset(op for op, _ in part) for part in labels}) == 1  # every operator in each
-    assert len({frozenset(label.split()[1] for _, label in part) for part in labels}) == 1  # and every type
-    with FakeTensorMode():
-        for _, case in parts[2]:
-            x, *_ = case.make()
-            assert x.numel() * x.element_size() >= 1 << 20, case.label
-            case.theirs(x)

@@ -35,7 +35,7 @@ def test_whoever_may_come_early_waits_first() -> None:
         x for x in gc.get_objects() if issubclass(type(x), Kernel) and not x.function.__module__.startswith("trireme_generated")
     ]
     early = [kernel.function for kernel in known if kernel.early]
-    assert {norms._rms_norm.function, softmax._softmax.function, reduce._fold.function, streamed._tensor.function} <= set(early)
+    assert {norms._norm.function, softmax._softmax.function, reduce._fold.function, streamed._tensor.function} <= set(early)
     for function in early:
         source = inspect.getsource(function)
         assert first_of(source[source.index("def ") :]).startswith("chips.begin(EARLY, "), function.__qualname__
@@ -82,11 +82,11 @@ def test_early_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_whoever_comes_early_is_started_so_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "driver_launch", lambda extended: 1 + extended)
-    for early, cluster, driver in ((True, 1, 2), (False, 1, 1), (True, 8, 2), (False, 8, 2)):
-        handle = Handle(None, 42, False, early, (4, cluster, 4096), "pi-")
-        raw = notes._raw(handle, (1, 1, 1), (None, None, None))
-        assert raw is not None and (raw.driver, raw.early, raw.cluster) == (driver, early, cluster)
-        assert notes._raw(handle, (1, 1, 1), (None, None)) is None, "as many kinds as values"
+    for early, driver in ((True, 2), (False, 1)):
+        handle = Handle(None, 42, False, early, (4, 1, 4096), "pi-")
+        raw = notes._raw(handle, (1, 1, 1))
+        assert raw is not None and (raw.driver, raw.early) == (driver, early)
+        assert notes._raw(handle._replace(metadata=(4, 8, 4096)), (1, 1, 1)) is None, "clusters are Triton's to start"
 
 
 @pytest.mark.gpu

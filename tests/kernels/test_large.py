@@ -70,7 +70,7 @@ def test_what_kernels_cannot_count_is_refused(device: str) -> None:
     many, few = one.expand(2**31 - 2**22), one.expand(2, 3, 3)  # the last part would end beyond 32 bits
     row, far = torch.empty(1, 2**10, device="meta"), torch.empty_strided((4, 2**10), (1, 2**21), device="meta")
     refused: dict[str, Callable[[], Any]] = {
-        "a long row": lambda: reduce.sum_all(many),
+        "a long row": lambda: reduce.sum_dim(many),
         "many rows": lambda: reduce.sum_dim(many.unsqueeze(1), [1]),
         "a long running sum": lambda: scan._run(many, many, 0, 0),
         "a wide triangle": lambda: shape.triu(one.expand(1, 2**26)),

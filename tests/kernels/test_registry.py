@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -258,3 +260,25 @@ def test_graphs_record_our_kernels(device: str) -> None:
         x.normal_()
         graph.replay()
     torch.testing.assert_close(result, (x @ w).softmax(-1), rtol=2e-2, atol=2e-2)
+
+
+def test_the_page_adds_an_operator_as_written(tmp_path: Path) -> None:
+    """The files of docs/add-an-op.md, under the names that they begin with, and its command."""
+    page = (Path(kernels.__file__).parents[2] / "docs" / "add-an-op.md").read_text()
+    assert len(re.sub(r"```.*?```", "", page, flags=re.DOTALL).split()) <= 700
+    files = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE))
+    assert set(files) == {"my_ops.py", "test_my_ops.py"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
+    command = "-m pytest -q test_my_ops.py"
+    assert f"python {command}" in page
+    done = subprocess.run([sys.executable, *command.split()], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0 and "13 passed" in done.stdout, done.stdout[-2000:]
+
+
+def test_what_is_no_operator_is_not_registered() -> None:
+    for name, gradient in (("mm", "torch"), ("no_such_operator", "torch"), ("einsum", "torch")):
+        with pytest.raises(ValueError, match=r"give"):
+            registry.register(name, lambda *args: None, gradient)
+        assert len(registry.OPERATORS) == 87

@@ -15,8 +15,8 @@ from triton.language.core import block_type
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from trireme.kernels import chips
-from trireme.kernels.aten import registry, scalar
+from trireme.kernels import chips, scalar
+from trireme.kernels.aten import registry
 from trireme.kernels.aten.folds import reduce
 
 pytestmark = [

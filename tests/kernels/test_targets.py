@@ -56,31 +56,6 @@ def test_all_forms_compile_for(chip: str, tmp_path: pathlib.Path) -> None:
     assert compiled(chip, tmp_path, "--all") > 120
 
 
-@chipless
-@pytest.mark.timeout(300)
-def test_kernels_take_what_the_driver_is_given(tmp_path: pathlib.Path) -> None:
-    """For each descriptor a map, sizes and strides, in the order of the compiled kernel; behind them two of Triton's own."""
-    assembly, ours, descriptors = printed(tmp_path, "parameters_of.py").split()
-    assert assembly == ours + "pp" and ours.count("m") == int(descriptors) == 3, (assembly, ours)
-
-
-@chipless
-@pytest.mark.timeout(300)
-def test_loads_are_on_their_way_together(tmp_path: pathlib.Path) -> None:
-    """Of cuts that were read element by element, which had shown on an H200 only."""
-    least = {
-        "max.dim float64 225x1056x119 1": 2,
-        "cumsum int64 38x8x11331 1": 2,
-        "mean.dim float16 23x18x1870 1": 2,
-        "sum.dim_IntList float32 1588x256x18 1": 5,  # 2.5 where the compiler knew that 16 divides the length
-    }
-    lines = printed(tmp_path, "loads_of.py", ",".join(least)).splitlines()
-    for call, fewest in least.items():
-        first = next(line for line in lines if line.startswith(call))
-        waits = [int(count) for count in first.rpartition("wait ")[2].split()]
-        assert sum(waits) / len(waits) > fewest, first
-
-
 class Cramped:
     """Stands in for a kernel's function on a chip whose shared memory holds `room` stages: answers `built`."""
 
@@ -115,6 +90,29 @@ def test_another_vendors_launcher_is_left_to_triton() -> None:
     for _ in range(2):
         kernel((1,), stages=3)
     assert jit.tried == [3, 2, 3, 2] and not kernel.direct and not kernel.compiled
+
+
+def test_the_private_launcher_is_for_releases_it_was_tried_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)
+    monkeypatch.setattr(launch, "TRIED", ("3.5.", "3.6."))
+    for release, direct in (("3.6.1", True), ("3.5.0", True), ("3.60.0", False), ("4.0.0", False)):
+        monkeypatch.setattr(launch.triton, "__version__", release)
+        kernel = launch.Kernel(_nothing)
+        assert kernel.direct is direct, release
+    kernel.jit = jit = Cramped(3)  # type: ignore[assignment]
+    kernel((1,), stages=3)
+    assert jit.tried == [3] and not kernel.compiled, "Triton's public start"
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_all_is_right_through_the_public_launcher() -> None:
+    """Kernels of the engine and of operators, in a process that takes this Triton for one that nobody tried."""
+    files = [str(HERE / name) for name in ("test_llm_kernels.py", "test_accuracy.py", "test_repeat.py")]
+    chosen = ["-k", "decode or kv or softmax or norms or products or descriptors"]
+    line = [sys.executable, "-m", "pytest", "-q", "--public-launcher", "-p", "no:cacheprovider", *chosen, *files]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=HERE.parent.parent)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-2000:]
 
 
 def _nothing() -> None:

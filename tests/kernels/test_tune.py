@@ -11,7 +11,7 @@ import torch
 from trireme.kernels import chips
 from trireme.kernels.aten import registry
 from trireme.kernels.aten.calls import repeat, tune
-from trireme.kernels.aten.folds import fold, reduce
+from trireme.kernels.aten.folds import cut, fold, reduce
 from trireme.kernels.aten.folds.cut import Cut
 
 DEFAULT, QUICK, BROKEN = {"N": 1}, {"N": 2}, {"N": 3}
@@ -67,11 +67,11 @@ def test_the_fastest_wins_persists_and_travels(monkeypatch: pytest.MonkeyPatch, 
     assert tried == [DEFAULT, BROKEN, QUICK]
     tune.enable(False)
     assert tune.choose("op", "8x8", DEFAULT, [], tune.run_for_test) == QUICK
-    assert tune.export(tmp_path / "table.json") == 1
+    assert tune.export(tmp_path / "table.csv") == 1
     monkeypatch.setenv("TRIREME_CACHE", str(tmp_path / "elsewhere"))
     tune._known.clear()
     assert tune.choose("op", "8x8", DEFAULT, [], tune.run_for_test) == DEFAULT
-    assert tune.load(tmp_path / "table.json") == 1
+    assert tune.load(tmp_path / "table.csv") == 1
     assert tune.choose("op", "8x8", DEFAULT, [], tune.run_for_test) == QUICK
 
 
@@ -110,10 +110,15 @@ def test_what_does_not_run_gives_the_default(stored: str, monkeypatch: pytest.Mo
 
 
 def test_files_without_results_are_refused(tmp_path: Path) -> None:
-    for text in ("{", "[1]", '{"hopper": 3}', '{"hopper": {"op": {"8x8": 3}}}'):
-        (tmp_path / "table.json").write_text(text)
+    for text in (
+        "{\n3\n",
+        "chip,operator\nhopper,op\n",
+        "chip,operator,shape,config\nhopper,op,8x8,N=two\n",
+        "chip,operator,shape,config\nhopper\n",
+    ):
+        (tmp_path / "table.csv").write_text(text)
         with pytest.raises(ValueError, match="has no tuning results"):
-            tune.load(tmp_path / "table.json")
+            tune.load(tmp_path / "table.csv")
 
 
 def test_shape_classes_are_powers_of_two() -> None:
@@ -121,12 +126,13 @@ def test_shape_classes_are_powers_of_two() -> None:
 
 
 def test_the_shipped_table_is_whole() -> None:
-    """Every entry names torch's kernel, the streamed one, or all sizes of a tile."""
+    """Every row names torch's kernel, or all sizes of a cut."""
     tile, stream = {"M", "N", "K", "GROUP", "HALVES", "warps", "stages"}, {"N", "K", "splits", "warps", "stages"}
-    for name, shapes in tune._shipped()["hopper"].items():
-        for config in shapes.values():
-            choice = set(config) in ({"torch"}, {"streamed"}) and "mm" in name
-            assert choice or set(config) - {"splits", "copied"} == (tile if "mm" in name else stream - {"splits"}), (name, config)
+    known = tune.read(tune.SHIPPED)
+    assert known and {chip for chip, *_ in known} == {"hopper"}
+    for (_, name, shape), config in known.items():
+        whole = tile if name.startswith("mm") else stream if name.startswith("rows") else set(cut.CHOICE)
+        assert set(config) - {"copied"} == whole or config == {"torch": 1}, (name, shape)
 
 
 @pytest.mark.parametrize("shape, dim", [((70, 36), 0), ((70, 35), 0), ((9, 200), 0), ((40, 131), 1), ((3, 0), 1)], ids=str)
@@ -136,8 +142,8 @@ def test_every_cut_that_is_tried_folds_alike(shape: tuple[int, int], dim: int, d
     x = torch.randint(0, 9, (shape[0], shape[1] or long), device=device).float()
     kinds = {"sum.dim_IntList": lambda: x.double().sum(dim), "argmax": lambda: x.argmax(dim)}
     f = fold.fold(x, [dim], False, turn=True)[1]
-    choices = list(f.cut.choices())
-    assert len(choices) >= 6 and f.cut.shifted == (x.shape[1] == long)
+    choices = list(f.lines.choices())
+    assert len(choices) >= 6 and f.shifted == (x.shape[1] == long)
     for choice in choices:
         tune._known.clear()
         repeat.forget()
@@ -152,18 +158,18 @@ def test_a_fold_is_cut_as_was_measured(monkeypatch: pytest.MonkeyPatch, device: 
     """Once, by the fastest of its cuts, and the same afterwards where tuning is off; others go on by the rules."""
     x = torch.randn(9, 70, device=device)
     f = fold.fold(x, [0], False, turn=True)[1]
-    wanted = list(f.cut.choices())[1]
+    wanted = list(f.lines.choices())[1]
     starts: list[Cut] = []
     start = reduce._start
     monkeypatch.setattr(reduce, "_start", lambda *args: starts.append(args[-1]) or start(*args))
-    seconds = lambda call: call() or (1.0 if starts[-1] == f.cut.by(wanted) else 9.0)  # noqa: E731
+    seconds = lambda call: call() or (1.0 if starts[-1] == f.lines.cut().by(wanted) else 9.0)  # noqa: E731
     monkeypatch.setattr(tune, "_microseconds", seconds)
     monkeypatch.setattr(tune, "BUDGET_SECONDS", 600.0)  # compiling takes longer on a busy machine
     tune.enable()
     torch.testing.assert_close(registry.OPERATORS["sum.dim_IntList"].function(x, [0]), x.sum(0))
-    assert starts[0] == f.cut and starts[-1] == f.cut.by(wanted) and len(starts) == len(list(f.cut.choices())) + 2
+    assert starts[0] == f.lines.cut() and starts[-1] == f.lines.cut().by(wanted) and len(starts) == len(list(f.lines.choices())) + 2
     tune.enable(False)
     starts.clear()
     torch.testing.assert_close(registry.OPERATORS["sum.dim_IntList"].function(x, [0]), x.sum(0))
     torch.testing.assert_close(registry.OPERATORS["amax"].function(x, [0]), x.amax(0))
-    assert starts == [f.cut.by(wanted)] * 2 + [f.cut]  # once more, to see that what is stored runs
+    assert starts == [f.lines.cut().by(wanted)] * 2 + [f.cut]  # once more, to see that what is stored runs

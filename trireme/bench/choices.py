@@ -42,4 +42,3 @@ MEASURES = {
     "prefill 512": (1, 512, 0),
     "prefill 2048": (1, 2048, 0),
 }
-GRID_PARTS = 13  # of the grid of `bench kernels`

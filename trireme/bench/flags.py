@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 
-from trireme.bench.choices import BASELINE, GRID_PARTS, INSTALL, LOADS, MEASURES, METHODS
+from trireme.bench.choices import BASELINE, INSTALL, LOADS, MEASURES, METHODS
 from trireme.command.flags import add_settings
 
 
@@ -29,9 +29,7 @@ def startup_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def kernels_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", type=pathlib.Path, default=pathlib.Path("."), help="folder for kernels.json, measured.json and kernels.png"
-    )
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."), help="folder for kernels.json and measured.csv")
     parser.add_argument("--only", default="", help="comma-separated operators; default all")
     parser.add_argument("--all", action="store_true", help="print every row, not only products, fused steps and losses")
     parser.add_argument(
@@ -39,19 +37,11 @@ def kernels_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="first tune matrix products (with --sweep or --grid: whatever those have) for about so long; writes tuned.json",
+        help="first tune matrix products (with --sweep: whatever it draws) for about so long; writes tuned.csv",
     )
     parser.add_argument("--budget", type=float, default=170.0, help="stop starting new cases after this many seconds")
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument(
+    parser.add_argument(
         "--sweep", type=int, metavar="SEED", help="instead of the table, some 1500 odd shapes and views drawn from a seed"
-    )
-    instead.add_argument(
-        "--grid",
-        type=int,
-        metavar="PART",
-        choices=range(1, GRID_PARTS + 1),
-        help=f"instead of the table, one of {GRID_PARTS} parts of all lengths, lines and types of folds, some 650 shapes",
     )
 
 

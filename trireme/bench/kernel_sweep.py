@@ -1,6 +1,5 @@
 """Shapes that nobody tuned for: operators drawn with odd sizes, views, types and the linears of many models, from 1 MiB on.
-The table of `kernel_cases` can be fitted to its shapes; to these it cannot, since another seed draws others. What a draw meets by
-chance, a grid meets in turn: folds of all lengths in all kinds of lines."""
+The table of `kernel_cases` can be fitted to its shapes; to these it cannot, since another seed draws others."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ import torch
 import torch.nn.functional as F
 
 from trireme import kernels
-from trireme.bench.choices import GRID_PARTS
 from trireme.bench.kernel_cases import Case
 from trireme.bench.kernel_clock import TURNS, Clock, compile_ahead, picked, rehearse
 from trireme.kernels import chips
@@ -52,11 +50,7 @@ _PAIRS: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[Any, Any]]] = {
     "columns from 1": lambda x, y: (x[:, 1:], y[:, 1:]),
     "both turned": lambda x, y: (x.t(), y.t()),
 }
-_GRID = ["sum.dim_IntList", "amax", "argmax", "any.dim", "var_mean.correction", "cumsum", "linalg_vector_norm", "softmax.int"]
-_GRID_BYTES = (6 << 20, 48 << 20)  # in a cache and beyond it, in turns
-_LONG = [37, 150, 300, 700, 1500, 3000, 5000, 8000, 13876, 20000, 100000]  # rows, of which also the next multiple of 16
-_HIGH = [3, 6, 12, 20, 45, 120, 300, 900, 2500, 6000]  # lengths of rows side by side, so many of them:
-_BESIDE = [3, 6, 13, 20, 45, *(n + more for n in (64, 320, 4000, 32000) for more in (1, 2, 4, 8, 16))]
+_FOLDS = ["sum.dim_IntList", "amax", "argmax", "any.dim", "var_mean.correction", "cumsum", "linalg_vector_norm", "softmax.int"]
 _Call = Callable[..., Any]
 _ONE: dict[str, tuple[_Call, Sequence[torch.dtype]]] = {
     "exp": (torch.exp, _FLOATS), "gelu": (F.gelu, _FLOATS), "abs": (torch.abs, _NUMBERS), "cos": (torch.cos, _FLOATS),
@@ -251,7 +245,7 @@ def _products(rng: random.Random) -> Iterator[Case]:
 
 def _small_matrices(rng: random.Random) -> Iterator[Case]:
     """Folds down many matrices of a few columns, 2 to 96 MiB of them, which draws of any shape hardly meet."""
-    for op, _ in itertools.product(_GRID, range(12)):
+    for op, _ in itertools.product(_FOLDS, range(12)):
         dtype, length, columns = rng.choice(_types(op)), round(2 ** rng.uniform(4.4, 11.2)), round(2 ** rng.uniform(1.2, 7))
         shape = (max(2, round(2 ** rng.uniform(21, 26.6) / (length * columns * dtype.itemsize))), length, columns)
         yield _middle(op, shape, dtype)
@@ -274,25 +268,10 @@ def sweep_cases(seed: int) -> list[tuple[str, Case]]:
     return [(family, case) for family, cases in FAMILIES.items() for case in cases(rng)]
 
 
-def grid_cases(part: int) -> list[tuple[str, Case]]:
-    """One of GRID_PARTS slices of the grid, each with some of everything."""
-    kinds = [
-        (op, dtype) for op in _GRID for dtype in (_HALF, _SINGLE, torch.float64, torch.uint8, torch.int64) if dtype in _types(op)
-    ]
-    along = [("rows", (n, 1)) for length in _LONG for n in (length + 1, -(-length // 16) * 16)]
-    across = [("rows side by side", size) for size in itertools.product(_HIGH, _BESIDE)]
-    every = zip(itertools.product(along + across, kinds), itertools.cycle(_GRID_BYTES))
-    found = []
-    for ((family, (length, beside)), (op, dtype)), size in itertools.islice(every, part - 1, None, GRID_PARTS):
-        shape = (max(1, round(size / (length * beside * dtype.itemsize))), length, beside)
-        found.append((family, _middle(op, shape, dtype)))
-    return found
-
-
 @functools.lru_cache(1)
-def listed(grid: int | None, seed: int | None) -> list[tuple[str, Case]]:
-    """A part of the grid, or what a seed draws."""
-    return sweep_cases(seed or 0) if grid is None else grid_cases(grid)
+def listed(seed: int) -> list[tuple[str, Case]]:
+    """What a seed draws, drawn once in each process."""
+    return sweep_cases(seed)
 
 
 @dataclass
@@ -308,11 +287,11 @@ class Compared:
     mebibytes: float
 
 
-def _rehearse_drawn(job: tuple[int | None, int | None, int, bool]) -> None:
-    grid, seed, index, tuning = job
+def _rehearse_drawn(job: tuple[int, int, bool]) -> None:
+    seed, index, tuning = job
     if tuning:
         tune.rehearse()
-    rehearse(listed(grid, seed)[index][1])
+    rehearse(listed(seed)[index][1])
 
 
 def _bytes(tensors: tuple[Any, ...]) -> int:
@@ -338,13 +317,12 @@ def compare(family: str, case: Case) -> Compared | None:
 
 
 def sweep(args: argparse.Namespace) -> int:
-    """Times the cases of one draw, or of a slice of the grid; prints what each family comes to and every loss below 0.9."""
+    """Times the cases of one draw; prints what each family comes to and every loss below 0.9."""
     began = time.monotonic()
-    source = args.grid, args.sweep
-    cases = listed(*source)
+    cases = listed(args.sweep)
     chosen = picked(args.only, [case for _, case in cases])
     tuning = args.tune > 0
-    compile_ahead(_rehearse_drawn, [(*source, i, tuning) for i in chosen], max(120.0, args.tune))
+    compile_ahead(_rehearse_drawn, [(args.sweep, i, tuning) for i in chosen], max(120.0, args.tune))
     if tuning:
         tune.enable()
     print(f"compiled after {time.monotonic() - began:.0f} s", flush=True)
@@ -364,7 +342,7 @@ def sweep(args: argparse.Namespace) -> int:
         counters.release()
     (args.out / "sweep.json").write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
     if tuning:
-        print(f"{tune.export(args.out / 'tuned.json')} classes of shapes tuned")
+        print(f"{tune.export(args.out / 'tuned.csv')} classes of shapes tuned")
     for family in dict.fromkeys(row.family for row in found):
         ratios = [row.ratio for row in found if row.family == family]
         mean = statistics.geometric_mean(ratios)

@@ -197,29 +197,6 @@ def summary(rows: list[Row]) -> str:
     return f"geometric mean {mean:.3f} over {len(good)} cases; {sum(row.ratio < 0.9 for row in good)} under 0.9{launch}"
 
 
-def plot(rows: list[Row], path: Path) -> bool:
-    """A bar per case, torch's time over ours; without matplotlib nothing is drawn."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    good = [row for row in rows if not row.error]
-    figure, axes = pyplot.subplots(figsize=(9, 0.16 * len(good) + 1))
-    colours = ["tab:blue" if row.ratio >= 1 else "tab:orange" if row.ratio >= 0.9 else "tab:red" for row in good]
-    axes.barh([f"{row.op} {row.shape}" for row in good], [row.ratio for row in good], color=colours)
-    axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", labelsize=5)
-    axes.set_xlabel("torch's time / ours")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    return True
-
-
 def by_operator(rows: list[Row]) -> dict[str, float]:
     """The geometric mean ratio of each operator, as `kernels list` shows it."""
     grouped: dict[str, list[float]] = {}
@@ -235,11 +212,11 @@ def run(args: argparse.Namespace) -> int:
         print("kernels are interpreted here: there is no device to time; run this on a machine with a GPU")
         return 1
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.sweep is not None or args.grid is not None:
+    if args.sweep is not None:
         return sweep(args)
     began = time.monotonic()
     if args.tune:
-        count = tune_products(args.out / "tuned.json", args.tune)
+        count = tune_products(args.out / "tuned.csv", args.tune)
         print(f"{count} tuned entries after {time.monotonic() - began:.0f} s", flush=True)
     cases = list(all_cases())
     chosen = picked(args.only, cases)
@@ -261,13 +238,13 @@ def run(args: argparse.Namespace) -> int:
         torch.get_device_module(chips.current().device_type).empty_cache()
     result = {"chip": chips.current().name, "torch": torch.__version__, "ceilings": ceilings, "rows": [asdict(row) for row in rows]}
     (args.out / "kernels.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / "measured.json").write_text(json.dumps(by_operator(rows), indent=1) + "\n")
+    ratios = "".join(f"{name},{ratio}\n" for name, ratio in by_operator(rows).items())
+    (args.out / "measured.csv").write_text("operator,ratio\n" + ratios)
     (args.out / "kernels.txt").write_text(report(rows, ceilings) + "\n")
     short = rows if args.all or args.only else [row for row in rows if row.error or row.ratio < 0.95 or row.op in _ALWAYS]
     print(report(short, ceilings))
     print(summary(rows))
     print(f"took {time.monotonic() - began:.0f} s" + (f"; {skipped} cases left out by the time budget" if skipped else ""))
-    plot(rows, args.out / "kernels.png")  # last, since what draws it may be broken
     return 0
 
 

@@ -9,7 +9,7 @@ Knows torch and triton, nothing of the engine. The operators are imported when o
 
 from typing import Any
 
-_REGISTRY = ("OPERATORS", "describe", "disable", "enable", "enabled", "only_enable", "use")
+_REGISTRY = ("OPERATORS", "describe", "disable", "enable", "enabled", "only_enable", "register", "use")
 _FUSED = ("gelu_and_mul", "rotary_embedding", "silu_and_mul", "skip_layer_norm", "skip_rms_norm")
 __all__ = sorted((*_REGISTRY, *_FUSED))
 
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(registry, name)
     if name in _FUSED:
-        from trireme.kernels.aten import fused
+        from trireme.kernels import fused
 
         return getattr(fused, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -51,11 +51,7 @@ INTERPRETER = Chip("interpreter", "cpu", "CPU", 1, 1, 1 << 30, False, True, 4096
 @triton.jit
 def begin(EARLY: tl.constexpr, OPEN: tl.constexpr):
     """Waits until the kernel before is done: what a kernel that may come early does first. OPEN lets the next one come from now on,
-    where that was measured to pay.
-
-    It does not where all programs lie on the chip at once: those of the next kernel find uneven room, and stay there (a product of
-    32 rows took 40.3 µs in a row of such, 32.8 without, 33.3 where none comes early; the norm of 4547 x 3687 float64 48.8 and 33.4;
-    H200). Nor does it shortly before the end: 4 to 32 rows of 4096 by 4096 took 7.6 to 8.6 µs for 6.7 to 7.5."""
+    which does not pay where all programs lie on the chip at once, since those of the next kernel then find uneven room."""
     if EARLY:
         wait()
         if OPEN:
@@ -98,8 +94,9 @@ def crowded(programs: int, warps: int) -> bool:
 
 
 @functools.cache
-def _getters() -> tuple[Callable[[], int], Callable[[int], int]]:
-    """The shortest ways to ask for the device and its stream; Triton's own go through several Python layers."""
+def getters() -> tuple[Callable[[], int], Callable[[int], int]]:
+    """The shortest ways to ask for the device and its stream, as `current_device` and `current_stream` do; Triton's own go through
+    several Python layers."""
     if current().interpreted:
         return lambda: -1, lambda device: 0
     if current().device_type == "cuda" and hasattr(torch._C, "_cuda_getDevice"):
@@ -118,15 +115,9 @@ def allocator() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], tor
 
 @functools.cache
 def driver_launch(extended: bool) -> int | None:
-    """The address of the driver's own start of a kernel, or of one that may come early or has clusters; None where Triton's
+    """The address of the driver's own start of a kernel, or of one that may come early; None where Triton's
     launcher is the only one that was ever tried."""
     return _driver_function("cuLaunchKernelEx" if extended else "cuLaunchKernel")
-
-
-@functools.cache
-def map_readdress() -> int | None:
-    """The address of what writes another address into a tensor's map, which is all that the copy engine knows of it."""
-    return _driver_function("cuTensorMapReplaceAddress")
 
 
 def _driver_function(name: str) -> int | None:
@@ -136,34 +127,6 @@ def _driver_function(name: str) -> int | None:
         return ctypes.cast(getattr(ctypes.CDLL("libcuda.so.1"), name), ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
-
-
-_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
-_MOVED = 4096  # bytes; any multiple of 16 would do, and nothing reads the memory there
-
-
-def tensor_map(described: Callable[[int], Any], form: Any) -> bytes | None:
-    """The map that Triton's launcher makes of a descriptor, which `described` gives over memory so many bytes further on; None if
-    it makes others than expected: another address written into one must make it the other's."""
-    try:
-        from triton.backends.nvidia.driver import make_tensordesc_arg
-
-        made = [make_tensordesc_arg(described(moved), form)[0] for moved in (0, _MOVED)]
-        here, there = (ctypes.string_at(id(x) + type(x).__basicsize__ - _MAP_BYTES, _MAP_BYTES) for x in made)
-        return here if here != there and _readdressed(here, described(_MOVED).data_ptr()) == there else None
-    except Exception:  # another Triton, whose launcher then starts the kernel
-        return None
-
-
-def _readdressed(tensor_map: bytes, pointer: int) -> bytes | None:
-    readdress = map_readdress()
-    if readdress is None:
-        return None
-    memory = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
-    at = -(-ctypes.addressof(memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
-    ctypes.memmove(at, tensor_map, _MAP_BYTES)
-    refused = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(readdress)(at, pointer)
-    return None if refused else ctypes.string_at(at, _MAP_BYTES)
 
 
 def layout_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
@@ -182,18 +145,13 @@ def several_devices() -> bool:
     return not current().interpreted and device_module().device_count() > 1
 
 
-def getters() -> tuple[Callable[[], int], Callable[[int], int]]:
-    """What `current_device` and `current_stream` call, for those who call them often."""
-    return _getters()
-
-
 def current_device() -> int:
-    return _getters()[0]()
+    return getters()[0]()
 
 
 def current_stream(device: int) -> int:
     """The raw stream that torch launches on now."""
-    return _getters()[1](device)
+    return getters()[1](device)
 
 
 def device_module() -> Any:
@@ -246,38 +204,17 @@ def autocasts() -> bool:
     return torch.is_autocast_enabled(current().device_type)
 
 
-def random_source(count: int, device: torch.device) -> Callable[[], tuple[int, ...] | None]:
-    """What gives seed and first Philox counter of `count` fresh random words, each as a lower and a higher half, and moves the
-    device's generator past them; None while a graph is recorded, which would freeze them."""
+def random_state(count: int, device: torch.device) -> tuple[int, ...] | None:
+    """Seed and first Philox counter of `count` fresh random words, each as a lower and a higher half; moves the device's generator
+    past them. None while a graph is recorded, which would freeze them."""
     if current().interpreted:
-        return lambda: (*_halves(int(torch.empty((), dtype=torch.int64).random_())), 0, 0)
+        return *_halves(int(torch.empty((), dtype=torch.int64).random_())), 0, 0
+    if capturing():
+        return None
     generator = device_module().default_generators[device.index or 0]
-    past = (count + 3) // 4 * 4
-    # Random operators draw in every call, so what to ask is looked up once.
-    recording, known, halves = _capture_check(), None, (0, 0)
-    take = functools.partial(_take, generator, past)
-
-    def draw() -> tuple[int, ...] | None:
-        nonlocal known, halves
-        try:
-            seed, offset = take()
-        except RuntimeError:  # torch asks itself whether a graph is recorded, which takes a fifth of the whole
-            if recording():
-                return None
-            raise
-        if seed != known:
-            known, halves = seed, _halves(seed)
-        counter = offset // 4
-        return (*halves, counter, 0) if counter < 2**31 else (*halves, *_halves(counter))
-
-    return draw
-
-
-def _take(generator: Any, past: int) -> tuple[int, int]:
-    """Seed and place of a generator, which is moved past so many words."""
     offset = generator.get_offset()
-    generator.set_offset(offset + past)
-    return generator.initial_seed(), offset
+    generator.set_offset(offset + (count + 3) // 4 * 4)
+    return *_halves(generator.initial_seed()), *_halves(offset // 4)
 
 
 def _halves(number: int) -> tuple[int, int]:

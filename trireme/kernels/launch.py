@@ -20,10 +20,8 @@ from trireme.kernels import chips
 
 
 def _mend_interpreter() -> None:
-    """Mends four gaps of the interpreter: loops with run-time bounds (numpy 2.4 no longer makes an int of a one-element
-    array), products of bfloat16, which it holds as bit patterns and multiplied as integers, conversions to bfloat16, which cut
-    off instead of rounding, and took the patterns for numbers where the other type is not float32, and floats of eight bits, of
-    which it lost the carry when rounding up."""
+    """Mends four gaps of the interpreter: loops with run-time bounds (numpy 2.4 makes no int of a one-element array);
+    products of bfloat16, which it holds as bit patterns; conversions to it, which cut off; floats of eight bits that round up."""
     original = interpreter._patch_lang_tensor
     builder = interpreter.InterpreterBuilder
     original_dot, original_cast, original_plain = builder.create_dot, builder.create_fp_to_fp, builder.cast_impl
@@ -64,7 +62,9 @@ class Unsupported(Exception):
     """These arguments are outside what a kernel covers; the registry then calls torch's own kernel."""
 
 
-# What NVIDIA's launcher of Triton 3.6 has, whose raw start is called directly.
+# Releases of Triton with which its private launcher was tried; with any other the public one serves.
+TRIED = ("3.6.",)
+# What NVIDIA's private launcher has, whose raw start is called directly.
 _LAUNCHER = ("launch", "launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
 
 
@@ -77,14 +77,6 @@ class Handle(NamedTuple):
     dependent: bool
     metadata: Any
     kinds: str | None = None  # of the values, by the letters of `quick.Raw`; None where only the raw start knows them
-    forms: tuple[Any, ...] = ()  # how the kernel wants each descriptor made
-
-
-class Drawn(int):
-    """A number that every repetition of a call asks for anew: in which asking, and where in its answer."""
-
-    asking: int
-    place: int
 
 
 class Recording:
@@ -95,7 +87,6 @@ class Recording:
         self.lasting: list[torch.Tensor] = []  # memory that outlives the call and belongs to the stream it ran on
         self.launches: list[tuple[Handle, tuple[int, ...], tuple[Any, ...]]] = []
         self.settings: list[tuple[Callable[[], Any], Any]] = []
-        self.asks: list[Callable[[], tuple[int, ...] | None]] = []  # what numbers are drawn from
         self.repeatable = True
 
 
@@ -107,15 +98,10 @@ current = _Thread()  # each thread's recording, if it makes one now
 recordings: list[Recording] = []  # of all threads; asking whether there are any is quicker than asking for one's own
 
 
-def empty(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, stride: Sequence[int] | None = None
-) -> torch.Tensor:  # fmt: skip
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device, stride: Sequence[int] | None = None) -> torch.Tensor:
     """New memory for a result or a workspace; all that a repeatable operator allocates comes from here."""
-    if stride is None:
-        made = torch.empty(shape, dtype=dtype, device=device)
-    else:
-        made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-    return _noted(made)
+    kind: Any = {"dtype": dtype, "device": device}
+    return _noted(torch.empty(shape, **kind) if stride is None else torch.empty_strided(shape, stride, **kind))
 
 
 def empty_like(x: torch.Tensor) -> torch.Tensor:
@@ -145,18 +131,6 @@ def setting(ask: Callable[[], Any]) -> Any:
     return answer
 
 
-def drawn(ask: Callable[[], tuple[int, ...] | None]) -> tuple[int, ...] | None:
-    """Numbers of 32 bits that are others in every call, such as random state; None where there are none to be had now."""
-    answer = ask()
-    if answer is None or current.recording is None:
-        return answer
-    numbers = tuple(Drawn(number) for number in answer)
-    for place, number in enumerate(numbers):
-        number.asking, number.place = len(current.recording.asks), place
-    current.recording.asks.append(ask)
-    return numbers
-
-
 def unrepeatable() -> None:
     """Says that the running call depends on more than its arguments, or that torch's own kernels write in it."""
     if current.recording is not None:
@@ -176,7 +150,7 @@ class Kernel:
         self.counts = frozenset(function.__code__.co_varnames.index(name) for name in counts)
         self.early = self.jit.arg_names[-1:] == ["EARLY"]
         self.compiled: dict[tuple[Any, ...], Handle] = {}
-        self.direct = not chips.current().interpreted
+        self.direct = not chips.current().interpreted and triton.__version__.startswith(TRIED)
 
     def __call__(
         self, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 3, dependent: bool | None = None, **constants: Any
@@ -198,7 +172,7 @@ class Kernel:
         values: list[Any] = []
         device = -1
         for index, value in enumerate(args):
-            if type(value) is int or type(value) is Drawn:
+            if type(value) is int:
                 values.append(value)
                 if index in self.counts:
                     continue
@@ -223,7 +197,7 @@ class Kernel:
         if handle is None:
             handle = self._first(tuple(key), grid, args, {"num_warps": warps, "num_stages": stages}, bool(dependent), constants)
         else:
-            start, function, cooperative, dependent, metadata, *_ = handle
+            start, function, cooperative, dependent, metadata, _ = handle
             grid_y = grid[1] if len(grid) > 1 else 1
             grid_z = grid[2] if len(grid) > 2 else 1
             stream = chips.current_stream(device)
@@ -253,13 +227,12 @@ class Kernel:
             launcher.launch_cooperative_grid,
             launcher.launch_pdl,
             built.packed_metadata,
-            *_kinds(built),
+            _kinds(built),
         )
         return self.compiled[key]
 
     def _fitted(self, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any], constants: dict[str, Any]) -> Any:
         """Compiles and runs it; on a chip with less shared memory than the cut was made for, with fewer stages in flight."""
-        args = tuple(int(value) if type(value) is Drawn else value for value in args)  # as Triton knows numbers
         while True:
             try:
                 return self.jit[grid](*args, **options, **constants)
@@ -294,21 +267,12 @@ class Kernel:
 _LETTERS = {"constexpr": "-", "fp32": "f", "fp64": "d"} | {f"{sign}{bits}": "i" for sign in "iu" for bits in (1, 8, 16, 32, 64)}
 
 
-def _kinds(built: Any) -> tuple[str | None, tuple[Any, ...]]:
-    """What each argument of a compiled kernel is to a driver, None if one is something else; and how it wants descriptors, for each
-    of which it takes a map, sizes and strides."""
+def _kinds(built: Any) -> str | None:
+    """What each argument of a compiled kernel is to a driver; None if one is something else, such as a descriptor."""
     try:
-        letters, forms = "", tuple(getattr(built.metadata, "tensordesc_meta", None) or ())
-        if any(form["fp4_padded"] for form in forms):  # whose sizes are others than the descriptor's
-            return None, ()
-        for kind in built.src.signature.values():
-            if kind.startswith("tensordesc"):
-                letters += "m" + "i" * 2 * len(forms[letters.count("m")]["block_size"])
-            else:
-                letters += "p" if kind[0] == "*" else _LETTERS[kind]
-        return letters, forms
+        return "".join("p" if kind[0] == "*" else _LETTERS[kind] for kind in built.src.signature.values())
     except (AttributeError, KeyError, TypeError, IndexError):
-        return None, ()
+        return None
 
 
 def _note(recording: Recording, handle: Handle | None, grid: tuple[int, ...], args: tuple[Any, ...], constants: Any) -> None:

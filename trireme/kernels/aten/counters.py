@@ -7,10 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from trireme.kernels import chips
 from trireme.kernels.aten.calls import tune
 from trireme.kernels.launch import lasting, next_power
+
+
+@triton.jit
+def arrive(counter):
+    """Says that something is stored; returns how many have said so before, whose stores may then be read."""
+    tl.debug_barrier()
+    return tl.atomic_add(counter, 1, sem="acq_rel")
+
 
 _ARENA = 1 << 20  # counters set aside for recorded graphs, 4 MiB
 _scratch: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}

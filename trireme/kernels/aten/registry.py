@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import csv
 import difflib
 import functools
-import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ from trireme.kernels.aten.calls.originals import original, overload_of
 from trireme.kernels.aten.calls.quick import standing_for
 from trireme.kernels.aten.calls.repeat import or_else, repeating
 from trireme.kernels.aten.elementwise import binary, bitwise, compare, random, select, shape, unary
-from trireme.kernels.aten.folds import allclose, extremes, reduce, scan
+from trireme.kernels.aten.folds import allclose, extremes, moments, reduce, scan
 from trireme.kernels.aten.products import matmul
 from trireme.kernels.aten.rowwise import loss, norms, softmax
 from trireme.kernels.launch import Unsupported
 
-MEASURED = Path(__file__).with_name("measured.json")
+MEASURED = Path(__file__).with_name("measured.csv")
 Function = Callable[..., Any]
 
 
@@ -65,16 +65,16 @@ def _table() -> dict[str, Operator]:
         "cumsum": scan.cumsum, "embedding": shape.embedding, "triu": shape.triu, "flip": shape.flip,
         "native_dropout": random.native_dropout, "native_layer_norm": norms.native_layer_norm,
         "native_group_norm": norms.native_group_norm,
-        "sum": reduce.sum_all, "sum.dim_IntList": reduce.sum_dim, "mean": reduce.mean_all, "mean.dim": reduce.mean_dim,
-        "prod": reduce.prod_all, "prod.dim_int": reduce.prod_dim, "max": reduce.max_all, "min": reduce.min_all,
+        "sum": reduce.sum_dim, "sum.dim_IntList": reduce.sum_dim, "mean": reduce.mean_dim, "mean.dim": reduce.mean_dim,
+        "prod": reduce.prod_dim, "prod.dim_int": reduce.prod_dim, "max": reduce.amax, "min": reduce.min_all,
         "max.dim": extremes.max_dim, "min.dim": extremes.min_dim, "amax": reduce.amax,
-        "var_mean.correction": reduce.var_mean, "linalg_vector_norm": reduce.vector_norm,
+        "var_mean.correction": moments.var_mean, "linalg_vector_norm": reduce.vector_norm,
     }  # fmt: skip
     constant: dict[str, Function] = {
         "isfinite": unary.isfinite, "isinf": unary.isinf, "isnan": unary.isnan, "isclose": compare.isclose,
         "allclose": allclose.allclose, "bitwise_not": unary.bitwise_not, "argmax": extremes.argmax,
-        "all": reduce.all_all, "all.dim": reduce.all_dims, "all.dims": reduce.all_dims,
-        "any": reduce.any_all, "any.dim": reduce.any_dims, "any.dims": reduce.any_dims,
+        "all": reduce.all_dims, "all.dim": reduce.all_dims, "all.dims": reduce.all_dims,
+        "any": reduce.any_dims, "any.dim": reduce.any_dims, "any.dims": reduce.any_dims,
         "rand": random.rand, "randn": random.randn, "rand_like": random.rand_like,
     }  # fmt: skip
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -98,6 +98,18 @@ def _table() -> dict[str, Operator]:
 
 OPERATORS = _table()
 _active: frozenset[str] = frozenset()
+
+
+def register(name: str, function: Function, gradient: str = "torch", differentiable: Function | None = None) -> None:
+    """Adds an operator of torch's, by its aten name such as `softplus` or `add.Tensor`; it is torch's until it is enabled."""
+    operator = Operator(name, function, gradient, differentiable)
+    if name in OPERATORS or not hasattr(torch.ops.aten, name.partition(".")[0]):
+        raise ValueError(f"{name!r} is in the library or no operator of torch's; give the aten name of another")
+    if operator.composite and gradient != "none" and differentiable is None:
+        raise ValueError(f"torch defines {name!r} by other operators; give a differentiable version too, or gradient='none'")
+    OPERATORS[name] = operator
+
+
 _library: torch.library.Library | None = None
 
 
@@ -205,7 +217,7 @@ def _with_gradient(operator: Operator) -> Function:
         return keyed(*args, **kwargs)
 
     call.__dict__["memory"] = memory
-    return standing_for(call, memory.recent, memory.exact, _watched, transformed)
+    return standing_for(call, memory.recent, _watched, transformed)
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -290,18 +302,11 @@ def enabled() -> list[str]:
 
 def describe() -> list[dict[str, Any]]:
     """One row per registration: name, overload, gradient, whether enabled, and torch's time over ours as last measured."""
-    measured = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
+    with MEASURED.open(newline="") as file:
+        measured = {row["operator"]: float(row["ratio"]) for row in csv.DictReader(file)}
     rows = []
     for name, operator in OPERATORS.items():
         base, _, overload = name.partition(".")
-        ratio = measured.get(name)
-        rows.append(
-            {
-                "name": base,
-                "overload": overload or "default",
-                "gradient": operator.gradient,
-                "enabled": name in _active,
-                "ratio": ratio,
-            }
-        )
+        row = {"name": base, "overload": overload or "default", "gradient": operator.gradient, "enabled": name in _active}
+        rows.append(row | {"ratio": measured.get(name)})
     return rows

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from trireme.kernels import chips
-from trireme.kernels.aten.calls.quick import Raw
-from trireme.kernels.aten.calls.quick import launch as launch_quickly
-from trireme.kernels.launch import Drawn, Handle, Recording, is_descriptor
+from trireme.kernels.aten.calls.quick import Plan, Raw, Start, fits, module
+from trireme.kernels.launch import Handle, Recording, is_descriptor
 
 _STREAM, _VALUES = 3, 13  # places in a raw start's arguments
 Function = Callable[..., Any]
@@ -23,44 +21,23 @@ class _Unresolved(Exception):
     """A value of a launch or a result whose origin is not known."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A call to be repeated in a few steps on the device it ran on, in the terms of `quick.launch`."""
-
-    starts: list[Any]
-    tensors: list[tuple[int, int]]
-    layouts: list[Any]
-    returned: list[int]
-    as_tuple: bool
-    device: int
-    kept: list[torch.Tensor]
-    bound: int | None
-    settings: list[tuple[Function, Any]]
-    asks: list[Function]
-
-
 class _Launch(NamedTuple):
     """A raw start, its arguments, and which of these to fill in; how the driver does the same, or None."""
 
     start: Function
     values: list[Any]
     slots: list[tuple[int, int, int, Any]]  # place, memory, bytes into it, what a descriptor says besides
-    floats: list[tuple[int, Any]]  # place, argument
     raw: Raw | None
-    drawn: list[tuple[int, int, int]]  # place, asking, place in the answer
 
 
 class Notes:
     """A recorded call in terms of its arguments. Memory is numbered: tensors among the arguments, then allocations."""
 
-    def __init__(self, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, recording: Recording, args: tuple[Any, ...]) -> None:
         self.recording = recording
         self.tensors = {i: x for i, x in enumerate(args) if isinstance(x, torch.Tensor)}
         self.memory = [*self.tensors.values(), *recording.made]
-        self.floats = {i: x for i, x in [*enumerate(args), *kwargs.items()] if type(x) is float}
-        self.passed: set[Any] = set()  # floats that a launch takes as they are
         self.layouts = [(tuple(x.shape), x.stride(), x.dtype) for x in recording.made]
-        self.plan: Plan | None = None  # the shortest way to repeat it, if there is one
 
     def repetition(self, result: Any) -> Function | None:
         """The function that repeats the call, answering None where one is different after all; None if there cannot be one."""
@@ -69,39 +46,29 @@ class Notes:
             return None
         try:
             parts = result if isinstance(result, tuple) else (result,)
-            returned = [self._returned(x, isinstance(result, tuple)) for x in parts]
+            returned = [self._returned(x) for x in parts]
             launches = [self._launch(*launch) for launch in recording.launches]
         except _Unresolved:
             return None
         finish: Function = tuple if isinstance(result, tuple) else operator.itemgetter(0)
         pointers = [x.data_ptr() for x in self.tensors.values()]
         shared = [(i, pointers.index(p)) for i, p in enumerate(pointers) if pointers.index(p) != i]
-        self.plan = _plan(self, launches, returned, finish is tuple, shared)
-        quick = None if self.plan is None or chips.several_devices() else _quick(self.plan)
-        return quick or _general(self, launches, returned, finish, shared)
+        plan = None if chips.several_devices() else _plan(self, launches, returned, finish is tuple, shared)
+        return _quick(plan) if plan and fits(plan) else _general(self, launches, returned, finish, shared)
 
     def _launch(self, handle: Handle, grid: tuple[int, ...], values: tuple[Any, ...]) -> _Launch:
         start, function, cooperative, dependent, metadata, *_ = handle
         template: list[Any] = [*grid, 0, function, cooperative, dependent, None, None, metadata, None, None, None, *values]
         slots: list[Any] = []
-        floats: list[Any] = []
-        drawn: list[Any] = []
         for place, value in enumerate(template[_VALUES:], _VALUES):
-            if type(value) is Drawn:
-                drawn.append((place, value.asking, value.place))
-            elif isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor):
                 slots.append((place, *self._origin(value), None))
             elif is_descriptor(value):
                 fixed = (list(value.shape), list(value.strides), value.padding)
                 slots.append((place, *self._origin(value.base), fixed))
-            elif type(value) is float:
-                same = [i for i, x in self.floats.items() if x is value]
-                if len(same) == 1:
-                    self.passed.add(same[0])
-                    floats.append((place, same[0]))
         for place, *_ in slots:
             template[place] = None  # the recorded call's memory is not ours to keep
-        return _Launch(start, template, slots, floats, _raw(handle, grid, values), drawn)
+        return _Launch(start, template, slots, _raw(handle, grid))
 
     def _origin(self, x: torch.Tensor) -> tuple[int, int]:
         """Which memory a tensor lies in and how far; memory that lasts has a number below zero."""
@@ -113,10 +80,8 @@ class Notes:
             raise _Unresolved
         return found[0], at - dict(places)[found[0]].data_ptr()
 
-    def _returned(self, x: Any, optional: bool) -> Any:
-        """One result: the number of its memory, a view of that, or None."""
-        if x is None and optional:
-            return None
+    def _returned(self, x: Any) -> int:
+        """One result: the number of its memory."""
         if not isinstance(x, torch.Tensor):
             raise _Unresolved
         first = len(self.tensors)
@@ -129,90 +94,60 @@ class Notes:
         made, layout = self.memory[number], (tuple(x.shape), x.stride(), x.dtype)
         if self.layouts[number - first] == (tuple(made.shape), made.stride(), made.dtype) and _extent(x) == _extent(made):
             self.layouts[number - first] = layout  # the same memory under other sizes is allocated with these
-        if self.layouts[number - first] == layout and not offset:
-            return number
-        return number, layout[0], layout[1], offset // x.element_size()
+        if self.layouts[number - first] != layout or offset:  # a view of it
+            raise _Unresolved
+        return number
 
 
-def _raw(handle: Handle, grid: tuple[int, ...], values: tuple[Any, ...]) -> Raw | None:
+def _raw(handle: Handle, grid: tuple[int, ...]) -> Raw | None:
     """How the driver itself starts the kernel; None for what only Triton's launcher knows."""
-    described = [value for value in values if is_descriptor(value)]
-    spread = len(values) + sum(2 * len(value.shape) for value in described)
-    if handle.kinds is None or len(handle.kinds) != spread or len(handle.forms) != len(described) or handle.cooperative:
+    if handle.kinds is None or handle.cooperative:
         return None
     num_warps, cluster, shared = handle.metadata
-    driver = chips.driver_launch(bool(handle.dependent) or cluster > 1)
-    maps = [_map(value, form) for value, form in zip(described, handle.forms, strict=True)]
-    if driver is None or None in maps:
+    driver = chips.driver_launch(bool(handle.dependent))
+    if driver is None or cluster != 1:
         return None
-    threads, kinds = num_warps * chips.current().warp_size, "-" * _VALUES + handle.kinds
-    readdress = (chips.map_readdress() or 0) if maps else 0
-    maps_in_a_row = b"".join(made for made in maps if made)
-    return Raw(driver, handle.function, threads, shared, grid, kinds, bool(handle.dependent), cluster, maps_in_a_row, readdress)
-
-
-def _map(value: Any, form: Any) -> bytes | None:
-    """What a kernel takes for a descriptor."""
-    at, fixed = value.base.data_ptr(), (list(value.shape), list(value.strides), value.padding)
-    return chips.tensor_map(lambda moved: _Described(at + moved, *fixed), form)
+    threads, kinds = num_warps * chips.current().warp_size, ("-" * _VALUES + handle.kinds).encode()
+    return Raw(driver, handle.function, threads, shared, *grid, kinds, bool(handle.dependent))
 
 
 def _plan(notes: Notes, launches: list[_Launch], returned: list[Any], as_tuple: bool, shared: list[Any]) -> Plan | None:
-    """The shortest way to repeat a call; None if something of it is only known to `_general`."""
-    named = any(type(i) is str for launch in launches for _, i in launch.floats)
-    if named or any(type(x) is not int for x in returned):
-        return None
+    """The call for `quick`; None if only `_general` knows how, because it has descriptors."""
     kept, starts = notes.recording.lasting, []
-    for start, values, slots, floats, raw, drawn in map(_spread, launches):
+    for start, template, slots, raw in launches:
+        if any(fixed for *_, fixed in slots):
+            return None
+        values = template[:]
         for place, number, offset, _ in slots:
             values[place] = kept[-1 - number].data_ptr() + offset if number < 0 else None
-        starts.append((start, values, [slot[:3] for slot in slots if slot[1] >= 0], floats, raw, drawn))
-    first = dict(shared)
-    tensors = [(place, first.get(number, number)) for number, place in enumerate(notes.tensors)]
-    device = chips.current_device()
+        starts.append(Start(start, tuple(values), tuple(slot[:3] for slot in slots if slot[1] >= 0), raw))
+    first, device = dict(shared), chips.current_device()
+    same = tuple(first.get(number, number) for number in range(len(notes.tensors)))
     bound = chips.current_stream(device) if kept else None
-    settings, asks = notes.recording.settings, notes.recording.asks
-    return Plan(starts, tensors, notes.layouts, returned, as_tuple, device, kept, bound, settings, asks)
-
-
-def _spread(launch: _Launch) -> _Launch:
-    """A launch with an address, sizes and strides in the place of each descriptor, as the kernel takes it; its start makes
-    descriptors of them again."""
-    described = {place: fixed for place, *_, fixed in launch.slots if fixed}
-    values: list[Any] = []
-    places: list[int] = []  # of each argument as it was
-    for place, value in enumerate(launch.values):
-        places.append(len(values))
-        shape, strides, _ = described.get(place, ((), (), None))
-        values += [value, *shape, *strides]
-
-    def start(*spread: Any) -> Any:
-        given = [spread[at] for at in places]
-        for place, fixed in described.items():
-            given[place] = _Described(given[place], *fixed)
-        return launch.start(*given)
-
-    changing = (launch.slots, launch.floats, launch.drawn)
-    slots, floats, drawn = ([(places[place], *rest) for place, *rest in some] for some in changing)
-    return _Launch(start if described else launch.start, values, slots, floats, launch.raw, drawn)
-
-
-def _quick(plan: Plan) -> Function | None:
-    memory = (plan.tensors, plan.layouts, plan.returned, plan.as_tuple, chips.allocator())
-    return launch_quickly(
-        plan.starts, _STREAM, *memory, chips.getters()[1], plan.device, plan.kept, plan.bound, chips.capturing, plan.settings,
-        plan.asks,
+    return Plan(
+        tuple(notes.tensors), same, tuple(notes.layouts), tuple(returned), as_tuple, chips.allocator(), chips.getters()[1], device,
+        bound, chips.capturing, tuple(notes.recording.settings), tuple(starts), _STREAM, tuple(kept),
     )  # fmt: skip
+
+
+def _quick(plan: Plan) -> Function:
+    """Repeats a call in C; `again.plan` is for whoever calls that himself."""
+
+    def again(args: tuple[Any, ...]) -> Any:
+        return repeat(tuple(plan), args)
+
+    repeat, again.__dict__["plan"] = module().repeat, tuple(plan)
+    return again
 
 
 def _general(notes: Notes, launches: list[_Launch], returned: list[Any], finish: Function, shared: list[Any]) -> Function:
     """Repeats a call of any number of launches and results."""
     places, layouts = list(notes.tensors), notes.layouts
-    lasting, asks = [x.data_ptr() for x in reversed(notes.recording.lasting)], notes.recording.asks
+    lasting = [x.data_ptr() for x in reversed(notes.recording.lasting)]
     empty, stream, device = chips.allocator(), chips.getters()[1], chips.current_device()
     unlike = _conditions(notes.recording, shared, device)
 
-    def again(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def again(args: tuple[Any, ...]) -> Any:
         memory = [args[i] for i in places]
         pointers = [x.data_ptr() for x in memory]
         now = stream(device)
@@ -221,26 +156,19 @@ def _general(notes: Notes, launches: list[_Launch], returned: list[Any], finish:
             together |= pointer
         if together & 15 or (unlike is not None and unlike(pointers, now)):
             return None
-        answers: list[Any] = [ask() for ask in asks]
-        if None in answers:
-            return None
         for shape, stride, dtype in layouts:
             made = empty(shape, stride, dtype)
             memory.append(made)
             pointers.append(made.data_ptr())
         pointers += lasting  # so that -1, -2, … are these
-        for start, template, slots, floats, _, drawn in launches:
+        for start, template, slots, _ in launches:
             values = template[:]
             values[_STREAM] = now
             for place, number, offset, fixed in slots:
                 pointer = pointers[number] + offset
                 values[place] = pointer if fixed is None else _Described(pointer, *fixed)
-            for place, i in floats:
-                values[place] = kwargs[i] if type(i) is str else args[i]
-            for place, asking, number in drawn:
-                values[place] = answers[asking][number]
             start(*values)
-        return finish([memory[x] if type(x) is int else _view(memory, x) for x in returned])
+        return finish([memory[x] for x in returned])
 
     return again
 
@@ -260,10 +188,6 @@ def _conditions(recording: Recording, shared: list[Any], device: int) -> Functio
         return bool(settings) and any(ask() != answer for ask, answer in settings)
 
     return unlike
-
-
-def _view(memory: list[torch.Tensor], part: Any) -> torch.Tensor | None:
-    return None if part is None else memory[part[0]].as_strided(*part[1:])
 
 
 class _Described:

@@ -11,7 +11,7 @@ import torch
 
 from trireme.kernels import chips
 from trireme.kernels.aten.calls.notes import Notes
-from trireme.kernels.aten.calls.quick import onward, standing_for
+from trireme.kernels.aten.calls.quick import standing_for
 from trireme.kernels.launch import Recording, Unsupported, current, recordings, unrepeatable
 
 _MOST = 4096  # kinds of calls that one operator remembers
@@ -20,13 +20,9 @@ _RECENT = 4  # kinds of calls that are tried before a key is made, which costs a
 _CHANGES = 64  # after so many changes among these an operator has too many kinds
 _tables: list[Any] = []
 Function = Callable[..., Any]
-# How many arguments without a name, whether tensors are laid out like those, where these stand, the other arguments by type and
-# value, floats by sign alone, what repeats, the names of the last arguments, and which are the same as one before. `quick` knows
-# this order.
-_Others = list[tuple[int, type, Any]]
-_Signs = list[tuple[int, str]]
-_Twins = list[tuple[int, int]]
-_Kind = tuple[int, Function, tuple[int, ...], _Others, _Signs, Function, tuple[str, ...], _Twins]
+# How many arguments, whether tensors are laid out like those, where these stand, the other arguments by type and value, and what
+# repeats the call. `quick` knows this order.
+_Kind = tuple[int, Function, tuple[int, ...], list[tuple[int, type, Any]], Any]
 
 
 def forget() -> None:
@@ -42,10 +38,9 @@ class _Memory:
         self.ungraded = ungraded
         self.known: dict[Any, Function] = {}
         self.seen: dict[Any, int] = {}
-        self.exact: list[bool] = []  # not empty: floats count by value
         self.recent: list[_Kind] = []
         self.changes: list[bool] = []  # one for each change among these, until they are too many
-        _tables.extend((self.known, self.seen, self.exact, self.recent, self.changes))
+        _tables.extend((self.known, self.seen, self.recent, self.changes))
 
     def record(
         self, function: Function, otherwise: Function | None, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -66,28 +61,19 @@ class _Memory:
         if refused is not None:
             shorter = getattr(refused, "shorter", None)
             refused = refused if shorter is None else shorter(args)
-            self.keep(key, args, kwargs, onward(refused, recording.settings))
+            self.keep(key, args, kwargs, _onward(refused, kwargs, recording.settings))
             return refused(*args, **kwargs)
-        notes = Notes(recording, args, kwargs)
-        again = notes.repetition(result)
-        signs = self._signs(args, kwargs)
-        left = set(signs) - notes.passed
+        again = Notes(recording, args).repetition(result)
         if again is None:
             self.seen[key] = _RECORDINGS + 1
-        elif left:
-            self.exact.append(True)  # from now on the operator's floats count by value
         else:
             self.keep(key, args, kwargs, again)
         return result
 
-    def _signs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Which arguments, by place or name, count by their sign alone."""
-        return [i for i, x in [*enumerate(args), *kwargs.items()] if type(x) is float and type(_token(x, self.exact)) is str]
-
     def keep(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], again: Function) -> None:
         """From now on `again` answers calls of this kind."""
         self.known[key] = again
-        kind = _kind(args, kwargs, again, self.exact, self.ungraded)
+        kind = None if kwargs else _kind(args, again, self.ungraded)
         if kind is not None:
             if len(self.changes) <= _CHANGES:
                 self.changes.append(True)
@@ -109,7 +95,7 @@ def or_else(function: Function, otherwise: Function) -> Function:
 
 def repeating(function: Function, otherwise: Function | None = None, ungraded: bool = False) -> Function:
     """`function` with a memory. Its launches and results may depend on the types, shapes, strides and alignment of its tensors
-    and on the value of its other arguments, except that floats with a fraction may reach a kernel only as they are.
+    and on the value of its other arguments.
 
     `otherwise`: what does the calls that it does not cover; a kind of these goes there straight from its third call on, by
     `otherwise.shorter(args)` if it has that.
@@ -117,7 +103,7 @@ def repeating(function: Function, otherwise: Function | None = None, ungraded: b
     """
     tensor, parameter = torch.Tensor, torch.nn.Parameter
     memory = _Memory(ungraded)
-    known, seen, exact = memory.known, memory.seen, memory.exact
+    known, seen = memory.known, memory.seen
 
     attempt = function if otherwise is None else or_else(function, otherwise)
 
@@ -134,15 +120,15 @@ def repeating(function: Function, otherwise: Function | None = None, ungraded: b
                         return attempt(*args, **kwargs)
                     key += (x.dtype, x.shape, x.stride(), x.get_device())
                 else:
-                    key.append(_token(x, exact))
+                    key.append(_token(x))
             if kwargs:
-                key += [(name, _token(x, exact)) for name, x in kwargs.items()]
+                key += [(name, _token(x)) for name, x in kwargs.items()]
             key = tuple(key)
             found = known.get(key)
         except (TypeError, RuntimeError):  # no layout, or no value to remember it by
             return attempt(*args, **kwargs)
         if found is not None:
-            result = found(args, kwargs)
+            result = found(args)
             if result is not None:
                 return result
         elif len(seen) >= _MOST:
@@ -157,25 +143,31 @@ def repeating(function: Function, otherwise: Function | None = None, ungraded: b
         return attempt(*args, **kwargs)
 
     call.__dict__.update(known=known, memory=memory, keyed=call)
-    return standing_for(call, memory.recent, memory.exact)
+    return standing_for(call, memory.recent)
 
 
-def _kind(args: tuple[Any, ...], kwargs: dict[str, Any], again: Function, exact: list[bool], ungraded: bool) -> _Kind | None:
-    """The kind of these arguments, recognised without a key."""
-    first: dict[int, int] = {}  # where each tensor stands first
-    tensors = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
-    twins = [(i, first[id(args[i])]) for i in tensors if first.setdefault(id(args[i]), i) != i]
-    places = tuple(first.values())
-    alike = chips.layout_check([args[i] for i in places]) if places else lambda: True
-    if alike is None:
+def _onward(function: Function, kwargs: dict[str, Any], settings: list[tuple[Function, Any]]) -> Function:
+    """What answers calls by a function, as long as the settings are those with which they were refused."""
+
+    def again(args: tuple[Any, ...]) -> Any:
+        if settings and any(ask() != answer for ask, answer in settings):
+            return None
+        return function(*args, **kwargs)
+
+    return again
+
+
+def _kind(args: tuple[Any, ...], again: Function, ungraded: bool) -> _Kind | None:
+    """The kind of these arguments, recognised without a key; None if that cannot be, such as of one tensor given twice."""
+    places = tuple(i for i, x in enumerate(args) if isinstance(x, torch.Tensor))
+    tensors = [args[i] for i in places]
+    alike = chips.layout_check(tensors) if places else lambda: True
+    if alike is None or len({id(x) for x in tensors}) < len(tensors):
         return None
-    if ungraded and any(args[i].requires_grad for i in places):
+    if ungraded and any(x.requires_grad for x in tensors):
         alike = functools.partial(_alike_ungraded, alike)
-    every = (*args, *kwargs.values())
-    tokens = [(i, _token(x, exact)) for i, x in enumerate(every) if i not in tensors]
-    others = [(i, type(every[i]), _kept(every[i])) for i, token in tokens if type(token) is not str]
-    signs = [(i, token) for i, token in tokens if type(token) is str]
-    return len(args), alike, places, others, signs, again, tuple(kwargs), twins
+    others = [(i, type(x), list(x) if type(x) is list else x) for i, x in enumerate(args) if i not in places]
+    return len(args), alike, places, others, again.__dict__.get("plan", again)
 
 
 def _alike_ungraded(alike: Function, *tensors: torch.Tensor) -> bool:
@@ -183,22 +175,11 @@ def _alike_ungraded(alike: Function, *tensors: torch.Tensor) -> bool:
     return not torch.is_grad_enabled() and alike(*tensors)
 
 
-def _kept(x: Any) -> Any:
-    """An argument to compare others with, which nobody changes."""
-    return list(x) if type(x) is list else x
-
-
-def _token(x: Any, exact: list[bool]) -> Any:
-    """What stands for an argument that is no tensor: its type and value; a float with a fraction only by its sign, since
-    no operator decides anything by such a number, but for a half, which is a root. `quick.py` and `quick.c` say the same."""
-    kind = type(x)
-    if kind is float:
-        if exact or x.is_integer() or x - x != 0.0 or abs(x) == 0.5:
-            return kind, x
-        return "+" if x > 0.0 else "-"
+def _token(x: Any) -> Any:
+    """What stands for an argument that is no tensor: its type and value."""
     if isinstance(x, torch.Tensor):
         raise TypeError("a tensor that is more than its memory")
-    return kind, tuple(x) if kind is list else x
+    return type(x), tuple(x) if type(x) is list else x
 
 
 def _recordable(args: tuple[Any, ...]) -> bool:

@@ -4,6 +4,7 @@ Knows timings and a small database, never an operator; without an answer it give
 from __future__ import annotations
 
 import contextlib
+import csv
 import functools
 import itertools
 import json
@@ -20,7 +21,7 @@ from trireme.kernels.aten.calls import repeat
 from trireme.kernels.launch import unrepeatable
 
 Config = dict[str, Any]
-SHIPPED = Path(__file__).with_name("tuned.json")
+SHIPPED = Path(__file__).with_name("tuned.csv")
 BUDGET_SECONDS = 5.0  # the most that tuning one shape class may take
 _REPEATS, _CALLS = 5, 10
 _LONG = 1000.0  # microseconds beyond which a launch does not show
@@ -82,7 +83,7 @@ def choose(operator: str, shape: str, default: Config, candidates: Iterable[Conf
 
 
 def _shipped_for(key: tuple[str, str]) -> Config | None:
-    return _shipped().get(chips.current().name, {}).get(key[0], {}).get(key[1])
+    return _shipped().get((chips.current().name, *key))
 
 
 def _read(stored: str | None) -> Config | None:
@@ -112,8 +113,18 @@ def _stored(folder: Path, chip: str) -> dict[tuple[str, str], str]:
 
 
 @functools.cache
-def _shipped() -> dict[str, dict[str, dict[str, Config]]]:
-    return json.loads(SHIPPED.read_text()) if SHIPPED.exists() else {}
+def _shipped() -> dict[tuple[str, str, str], Config]:
+    return read(SHIPPED) if SHIPPED.exists() else {}
+
+
+def read(path: Path) -> dict[tuple[str, str, str], Config]:
+    """A table by chip, operator and class of shapes: rows of a CSV file, each with its numbers as `name=value`."""
+    found = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            numbers = (part.partition("=") for part in row["config"].split())
+            found[row["chip"], row["operator"], row["shape"]] = {name: int(value) for name, _, value in numbers}
+    return found
 
 
 @contextlib.contextmanager
@@ -176,30 +187,26 @@ def _microseconds(call: Callable[[], None]) -> float:
 
 
 def export(path: Path) -> int:
-    """Writes what this machine learned, in the form of the shipped defaults; returns the number of entries."""
-    table: dict[str, dict[str, dict[str, Config]]] = {}
-    count = 0
+    """Writes what this machine learned, in the form of the shipped table; returns the number of rows."""
     with _database() as database:
         rows = database.execute("SELECT chip, operator, shape, config FROM tuned ORDER BY chip, operator, shape").fetchall()
-    for chip, operator, shape, config in rows:
-        if (read := _read(config)) is not None:
-            table.setdefault(chip, {}).setdefault(operator, {})[shape] = read
-            count += 1
-    path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
-    return count
+    known = [(row[:3], _read(row[3])) for row in rows]
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("chip", "operator", "shape", "config"))
+        kept = [
+            (*key, " ".join(f"{name}={int(value)}" for name, value in sorted(config.items()))) for key, config in known if config
+        ]
+        writer.writerows(kept)
+    return len(kept)
 
 
 def load(path: Path) -> int:
-    """Takes in entries that another machine of the same chip exported."""
+    """Takes in rows that another machine of the same chip exported."""
     try:
-        rows = [
-            (chip, operator, shape, json.dumps(dict(config), sort_keys=True), None)
-            for chip, operators in json.loads(path.read_text()).items()
-            for operator, shapes in operators.items()
-            for shape, config in shapes.items()
-        ]
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} has no tuning results ({error}); give a file that `export` wrote") from None
+        rows = [(*key, json.dumps(config, sort_keys=True), None) for key, config in read(path).items()]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} has no tuning results ({error!r}); give a file that `export` wrote") from None
     with _database() as database:
         database.executemany("INSERT OR REPLACE INTO tuned VALUES (?, ?, ?, ?, ?)", rows)
     _forget()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from trireme.kernels.aten import scalar
+from trireme.kernels import scalar
 from trireme.kernels.aten.elementwise.pointwise import Number, pointwise, promoted, require_held
 from trireme.kernels.aten.elementwise.unary import reciprocal, rsqrt, same
 
@@ -30,7 +30,7 @@ def _sub(x, y):
 
 
 @pointwise()
-def _mul(x, y):
+def mul(x, y):
     return x * y
 
 
@@ -44,12 +44,12 @@ def _half_div(x, y):
     return x / y
 
 
-@pointwise(costly=True)
+@pointwise()
 def _power(x, y):
     return scalar.power(x, y)
 
 
-@pointwise(costly=True)
+@pointwise()
 def _half_power(x, y):
     return scalar.half_power(x, y)
 
@@ -130,11 +130,6 @@ def _is_bool(x: Any) -> bool:
     return isinstance(x, bool) or (isinstance(x, torch.Tensor) and x.dtype is torch.bool)
 
 
-def mul(self: Any, other: Any) -> torch.Tensor:
-    """x y"""
-    return _mul(self, other)
-
-
 def div(self: Any, other: Any) -> torch.Tensor:
     """x / y, a float even of integers"""
     return (_half_div if promoted([self, other]) in _HALVES else _div)(self, other)
@@ -186,7 +181,7 @@ def outer_forward(self: torch.Tensor, vec2: torch.Tensor) -> torch.Tensor:
     """x yᵀ"""
     if self.dim() != 1 or vec2.dim() != 1:
         raise RuntimeError(f"outer: Expected 1-D arguments, but got {self.dim()}-D and {vec2.dim()}-D")
-    return _mul(self[:, None], vec2)
+    return mul(self[:, None], vec2)
 
 
 def outer(self: torch.Tensor, vec2: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -13,32 +11,32 @@ from trireme.kernels.launch import Unsupported
 
 
 @pointwise("bool")
-def _eq(x, y):
+def eq(x, y):
     return x == y
 
 
 @pointwise("bool")
-def _ne(x, y):
+def ne(x, y):
     return x != y
 
 
 @pointwise("bool")
-def _lt(x, y):
+def lt(x, y):
     return x < y
 
 
 @pointwise("bool")
-def _le(x, y):
+def le(x, y):
     return x <= y
 
 
 @pointwise("bool")
-def _gt(x, y):
+def gt(x, y):
     return x > y
 
 
 @pointwise("bool")
-def _ge(x, y):
+def ge(x, y):
     return x >= y
 
 
@@ -60,36 +58,6 @@ def _isclose_nan(x, y, rtol, atol):
     return _near(x, y, rtol, atol) | ((x != x) & (y != y))
 
 
-def eq(self: Any, other: Any) -> torch.Tensor:
-    """x = y"""
-    return _eq(self, other)
-
-
-def ne(self: Any, other: Any) -> torch.Tensor:
-    """x ≠ y"""
-    return _ne(self, other)
-
-
-def lt(self: Any, other: Any) -> torch.Tensor:
-    """x < y"""
-    return _lt(self, other)
-
-
-def le(self: Any, other: Any) -> torch.Tensor:
-    """x ≤ y"""
-    return _le(self, other)
-
-
-def gt(self: Any, other: Any) -> torch.Tensor:
-    """x > y"""
-    return _gt(self, other)
-
-
-def ge(self: Any, other: Any) -> torch.Tensor:
-    """x ≥ y"""
-    return _ge(self, other)
-
-
 def isclose(
     self: torch.Tensor, other: torch.Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> torch.Tensor:
@@ -102,6 +70,6 @@ def isclose(
         raise Unsupported("complex numbers")
     if not self.is_floating_point():
         if rtol == 0 and atol == 0:
-            return _eq(self, other)
+            return eq(self, other)
         raise Unsupported("integers compare in their own width")
     return _isclose_nan(self, other, rtol, atol) if equal_nan else _isclose(self, other, rtol, atol)

@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -34,17 +34,9 @@ _COMPUTE = {
 }
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _ROUNDED = {torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16"}
-# Of programs that come early an H200 starts 810 a microsecond, of others 1000 and more, which shows where they are many and move
-# little: adding a row to 64 MiB took 40.3 µs, and 33.6 when it did not come early. Of many programs only dense ones are looked at.
+# Programs that come early begin less often in a microsecond than others, which shows where they are many and move little.
 _FEW, _MUCH = 1024, 6144  # programs; bytes that one moves
-# Of so many elements a thread takes four, of more eight: the fewer, the sooner the last is done, but the more warps must begin.
-# With sixteen 2²⁰ gelu of bfloat16 took 2.1 µs on an H200, with four 1.9; and where types differ in size, Triton gives a thread 16
-# bytes of the smallest, so that neighbours read 64 bytes apart (2²⁰ comparisons of misaligned floats 5.5 µs, with four 2.3).
-_SOON = 3 << 19
-_MANY = 1 << 24  # elements from which on the memory is the limit
-_LITTLE = 1 << 19  # elements up to which more threads help than there would be
-_FLAT = -1  # in the place of a rank: a dense result is counted through
-_DIVISOR = ("length", "factor", "shift")
+_SOON = 3 << 19  # elements up to which a thread takes half as many, so that the last is done sooner
 _KINDS = ("same", "float", "bool", "condition")
 Number = int | float | bool
 
@@ -55,12 +47,9 @@ class Pointwise:
     `kind` says how types promote: "same" (torch's result type), "float" (integers become the default float),
     "bool" (operands rounded to the result type, stored as bool), "condition" (the first operand is a condition and takes no part).
     The last `scalars` parameters are plain numbers that do not promote. It has no gradient; that is the registry's.
-    `costly`: it takes so many instructions that computing lasts as long as reading.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], kind: str = "same", scalars: int = 0, outputs: int = 1, costly: bool = False
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], kind: str = "same", scalars: int = 0, outputs: int = 1) -> None:
         if kind not in _KINDS:
             raise ValueError(f"no kind of promotion {kind!r}; there are {', '.join(_KINDS)}")
         # The interpreter patches the language around the outermost kernel; inside it a plain function is enough.
@@ -69,7 +58,6 @@ class Pointwise:
         self.num_scalars = scalars
         self.num_inputs = function.__code__.co_argcount - scalars
         self.num_outputs = outputs
-        self.costly = costly
         self.name = function.__name__
         self.kernels: dict[tuple[Any, ...], Kernel] = {}
         self.repeated = repeating(self._apply)
@@ -125,84 +113,40 @@ class Pointwise:
 
     def launch(self, plan: Plan, inputs: list[Any], scalars: list[Any], outs: list[torch.Tensor], compute: torch.dtype) -> None:
         """Runs a plan that is already made."""
-        widths = [x.element_size() for x in outs]
-        flat = _flattens(plan, len(outs), max(widths))
-        rank = 0 if plan.dense else _FLAT if flat else len(plan.sizes)
+        rank = 0 if plan.dense else len(plan.sizes)
         forms = _forms(inputs, plan, rank)
-        full = [x for x, form in zip(inputs, forms, strict=True) if form in "dt"]  # of others elements come again and again
-        widths += [x.element_size() for x in full or inputs if isinstance(x, torch.Tensor)]
         key = (rank, forms, compute, len(scalars))
         kernel = self.kernels.get(key)
         if kernel is None:
             kernel = self.kernels[key] = self._build(rank, forms, compute)
-        if plan.dense or flat:
-            even = not flat and all(x.data_ptr() % 16 == 0 for x in (*inputs, *outs) if isinstance(x, torch.Tensor))
-            block, warps = self._cut(plan.count, widths, even, flat, bool(full))
+        full = [x for x, form in zip(inputs, forms, strict=True) if form == "t"]  # of others elements come again and again
+        widths = [x.element_size() for x in (*outs, *(full or inputs)) if isinstance(x, torch.Tensor)]
+        if plan.dense:
+            block, warps = _block(plan.count, max(widths))
             grid = (blocks(plan.count, block),)
-            walk = (*_divisor(plan.sizes[1]), *_uneven(plan, forms)) if flat else ()
-            kernel(grid, *inputs, *scalars, *outs, *walk, plan.count, BLOCK=block, TAIL=plan.count % 16 != 0, WIDE=plan.wide,
+            kernel(grid, *inputs, *scalars, *outs, plan.count, BLOCK=block, TAIL=plan.count % 16 != 0, WIDE=plan.wide,
                    warps=warps, dependent=grid[0] <= _FEW or block * sum(widths) >= _MUCH)  # fmt: skip
             return
         inner = plan.sizes[-1]
-        rows, columns, warps = _tile(plan, "t" in forms, max(widths), self.costly)
+        rows, columns, warps = _tile(plan, "t" in forms, max(widths))
         column_blocks = blocks(inner, columns)
         grid = (column_blocks * blocks(plan.count // inner, rows),)
         walk = (plan.count // inner, column_blocks, *plan.sizes, *plan.strides)
         kernel(grid, *inputs, *scalars, *outs, *walk, ROWS=rows, COLUMNS=columns, WIDE=plan.wide, warps=warps,
                dependent=grid[0] <= _FEW)  # fmt: skip
 
-    def _cut(self, count: int, widths: Sequence[int], even: bool, flat: bool, reads: bool) -> tuple[int, int]:
-        """Elements and warps of one program, where it counts through elements of so many bytes; even: a thread takes 16 bytes of
-        them at once; flat: not all lie as they are counted; reads: not only what repeats itself."""
-        chip, widest = chips.current(), max(widths)
-        block = chip.pointwise_block
-        if count <= block * chip.multiprocessors // 2:
-            block = max(block // 4, 256)
-        elif widest == 1 and even and count > _SOON:  # fewer programs, since starting them would take longer than reading
-            return 2 * block, max(4, block // 128)  # eight bytes: 2²¹ products took 2.4 µs with sixteen, so 1.7
-        elif widest == 8:
-            if self.costly:  # 12192752 cosines of float64 took 50.5 µs with eight warps, so 47.7; 500000 powers 7.2 with four
-                return (block // 4, 4) if count > _LITTLE else (block // 8, 8)
-            size = sum(widths)
-            if size == 16 and count <= _LITTLE:  # one: 300000 gelu of float64 took 2.7 µs with four, so 2.4
-                return block // 4, max(4, block // 128)
-            # Four for each thread: comparing a column of 337 float64 with a row of 44678 took 37.0 µs with two, so 22.6; but of 700
-            # with 1003 2.4 and 2.0.
-            if size < 16 or (size == 16 and count < _MANY and not flat) or (not reads and count > 2 * _LITTLE):
-                return block // 2, max(4, block // 256)
-            if size < 24 and even:  # comparisons: 2²¹ took 5.5 µs with half as many, so 4.9
-                return block // 2, max(4, block // 128)
-            # Two: 4553 x 127 comparisons of float64 that begin anywhere took 3.4 µs with four, so 2.1; every other of 4096 x 257
-            # of int64 3.0 and 2.1.
-            return block // 4, max(4, block // 256)
-        elif self.costly and widest == 4 and sum(widths) > 8:
-            # A warp alone, which waits for no other, so that of few programs none comes late: 2²⁰ powers took 4.4 µs with four, so
-            # 3.9. Of more two: 2²² took 13.5 µs with one, so 12.9.
-            return (block // 8, 1) if count <= _SOON else (block // 4, 2)
-        elif self.costly and (widest == 4 or count >= _MANY):
-            # 32 bytes for each thread: 600000 powers of float32 took 4.3 µs, so 3.4; 2²⁵ of bfloat16 61.6, so 53.9.
-            return block // max(1, widest // 2), 4
-        elif widest == 4 and count >= _MANY:
-            # Four for each thread: 2²⁵ inverse roots of float32 took 66.3 µs with eight, so 64.4.
-            return block // 2, max(4, block // 256)
-        # 1700000 sums of float32 took 3.9 µs with eight for each thread, so 3.1; but 3037536 gelu of float32 4.7 and 5.3.
-        soon = _SOON * (2 if widest == 4 and sum(widths) > 8 else 1)
-        return block, max(4, block // (128 if count <= soon else 256))
-
     def _build(self, rank: int, forms: tuple[str, ...], compute: torch.dtype) -> Kernel:
         # What is stored in the type it promotes to needs no rounding before; a comparison does.
         rounded = _ROUNDED.get(compute) if self.kind == "bool" else None
         source = generate(rank, forms, self.num_scalars, self.num_outputs, _COMPUTE[compute], self.kind == "condition", rounded)
-        module = load_source(f"{self.name}_{'flat' if rank == _FLAT else f'{rank}d'}", source)
+        module = load_source(f"{self.name}_{rank}d", source)
         module.__dict__["function"] = self.function
-        return Kernel(module.__dict__["pointwise"], _DIVISOR if rank == _FLAT else ())
+        return Kernel(module.__dict__["pointwise"])
 
 
-def pointwise(
-    kind: str = "same", scalars: int = 0, outputs: int = 1, costly: bool = False
-) -> Callable[[Callable[..., Any]], Pointwise]:
+def pointwise(kind: str = "same", scalars: int = 0, outputs: int = 1) -> Callable[[Callable[..., Any]], Pointwise]:
     """Decorator that makes a `Pointwise` of a scalar function written in Triton's language."""
-    return lambda function: Pointwise(function, kind, scalars, outputs, costly)
+    return lambda function: Pointwise(function, kind, scalars, outputs)
 
 
 def promoted(operands: Sequence[Any]) -> torch.dtype:
@@ -252,78 +196,34 @@ def _operand(value: Any, compute: torch.dtype, device: torch.device) -> Any:
     return float(value) if compute in _FLOATS else int(value)
 
 
-def _tile(plan: Plan, reads: bool, widest: int, costly: bool = False) -> tuple[int, int, int]:
-    """Rows, columns and warps of one program: long rows where the last dimension is contiguous for all, a square where layouts
-    cross. `reads`: not only what repeats itself; `widest`: bytes of the largest elements."""
-    chip, inner, warps = chips.current(), plan.sizes[-1], 4
+def _block(count: int, widest: int) -> tuple[int, int]:
+    """Elements and warps of a program of a dense operator: 4 KiB of the largest elements, or a quarter of that where programs would
+    not fill the chip."""
+    chip = chips.current()
+    block = max(chip.pointwise_block // 4, 2 * chip.pointwise_block // widest)
+    if count <= block * chip.multiprocessors // 2:
+        block = max(256, block // 4)
+    return block, max(4, block // (128 if count <= _SOON else 256))
+
+
+def _tile(plan: Plan, reads: bool, widest: int) -> tuple[int, int, int]:
+    """Rows, columns and warps of a program of any layout: long rows where the last dimension is contiguous for all, a square where
+    layouts cross. `reads`: not only what repeats itself; neighbours that lie apart come one by one, few to a thread."""
+    chip, inner = chips.current(), plan.sizes[-1]
+    few = widest == 8 or len(plan.sizes) == 1
     if plan.crossed:
-        # 25.8 against 27.5 µs for adding a turned matrix of 4096 squared (H200), as soon as there are programs enough.
         columns = 64 if plan.count >= 4 * 64 * 64 * chip.multiprocessors else 32
         elements = columns * columns
-    elif len(plan.sizes) == 1:
-        # Neighbours that lie apart, or backwards, do not come together: 14.8 µs for 3000003 halves with as many for each thread, so
-        # 6.2; and of eight bytes, stored one by one, best one for each (9.8 µs for 1658718 with four, so 7.1).
-        # If each takes long, then four for each, unless there are few (1357489 cosines 8.0 µs, so 6.1; 500000 powers 7.7 and 5.9).
-        few = costly and plan.count <= _LITTLE
-        single = widest == 8 and (inner % 16 != 0 or few)
-        columns = elements = chip.pointwise_block // (8 if single else 4)
-        warps = 4 if not single else 2 if costly and not few else 8
-    elif widest == 8 and reads:
-        # Two for each thread: 2²⁰ sums of int64 in halves of rows of 64 took 5.4 µs with eight, so 3.6; and fewer warps where rows
-        # are read backwards (a matrix of 32768 x 64 turned so took 12.1 µs, so 6.8).
-        back = any(stride < 0 for stride in plan.strides[len(plan.sizes) - 1 :: len(plan.sizes)])
-        columns = elements = chip.pointwise_block // (8 if back else 4)
-        warps = 4 if back else 8
     else:
-        # What hardly reads writes at three quarters of the bandwidth in half a block (21.6 against 16.6 µs for 64 MiB, H200).
-        # But of what takes long fewer for each thread: 40 x 13184 powers of a column and a row of float64 took 8.8 µs, so 6.0.
-        long = costly and widest == 8
-        elements = chip.pointwise_block // 2 if reads or long else chip.pointwise_block
-        columns = chip.pointwise_block // 2
-        warps = 8 if long or (plan.count <= _SOON and not _aligned(plan)) else 4
+        elements = chip.pointwise_block // (4 if few else 2 if reads else 1)
+        columns = min(elements, chip.pointwise_block // 2)
     columns = min(next_power(inner), columns)
     rows = max(1, min(elements // columns, next_power(plan.count // inner)))
-    return rows, columns, warps if widest == 8 or rows * columns >= 1024 else 4
-
-
-def _aligned(plan: Plan) -> bool:
-    """Whether all tensors have rows that a thread can take 16 bytes of at once."""
-    rank = len(plan.sizes)
-    return all(stride in (0, 1) if at % rank == rank - 1 else stride % 16 == 0 for at, stride in enumerate(plan.strides))
-
-
-def _flattens(plan: Plan, outputs: int, widest: int) -> bool:
-    """Whether rows of a dense result are better counted through than cut into tiles, which rows of such a length leave partly empty
-    or begin at odd places: dividing by a row's length then costs less (100000 x 33 powers took 31.6 µs in tiles)."""
-    if len(plan.sizes) != 2 or plan.count >= 1 << 30 or plan.wide or plan.crossed:
-        return False
-    inner = plan.sizes[1]
-    if any(stride != (inner, 1)[i % 2] for i, stride in enumerate(plan.strides[-2 * outputs :])):
-        return False
-    rows, columns, _ = _tile(plan, True, widest)
-    back = any(stride < 0 for stride in plan.strides[1::2])  # in several rows at once, for which lanes would run down the rows
-    # Of eight bytes too, if all that is read repeats itself: a column of 6411 float64 by a row of 1408 took 30.4 µs in tiles, so
-    # 19.5, and their powers 117 and 83.
-    repeating = widest == 8 and all(0 in plan.strides[at : at + 2] for at in range(0, len(plan.strides) - 2 * outputs, 2))
-    return inner % 16 != 0 or blocks(inner, columns) * columns > 1.1 * inner or (back and rows > 1) or repeating
-
-
-def _divisor(length: int) -> tuple[int, int, int]:
-    """A row's length, and by what its number is found without division: (n + the upper half of n · factor) >> shift."""
-    shift = (length - 1).bit_length()
-    factor = ((((1 << shift) - length) << 32) // length + 1) & 0xFFFFFFFF
-    return length, factor - (1 << 32 if factor >= 1 << 31 else 0), shift
-
-
-def _uneven(plan: Plan, forms: Sequence[str]) -> list[int]:
-    """The strides of all inputs that are not as dense as the result."""
-    read = [form for form in forms if form != "s"]
-    return [stride for i, form in enumerate(read) if form != "d" for stride in plan.strides[2 * i : 2 * i + 2]]
+    return rows, columns, 8 if few and not plan.crossed else 4
 
 
 def _forms(inputs: Sequence[Any], plan: Plan, rank: int) -> tuple[str, ...]:
-    """How a kernel reads each input: s a number, t a tile, d as the result lies, and where a tensor repeats itself c one column of
-    it or r one row."""
+    """How a kernel reads each input: s a number, t a tile, and where a tensor repeats itself c one column of it or r one row."""
     forms = []
     walk = iter(plan.strides)
     for x in inputs:
@@ -331,12 +231,8 @@ def _forms(inputs: Sequence[Any], plan: Plan, rank: int) -> tuple[str, ...]:
             forms.append("s")
             continue
         strides = [next(walk) for _ in plan.sizes]
-        if rank == _FLAT and strides == [plan.sizes[1], 1]:
-            forms.append("d")
-        elif rank in (0, 1) or (strides[-1] and any(strides[:-1])):
-            forms.append("t")
-        else:
-            forms.append("r" if strides[-1] else "c")
+        whole = rank in (0, 1) or (strides[-1] and any(strides[:-1]))
+        forms.append("t" if whole else "r" if strides[-1] else "c")
     return tuple(forms)
 
 
@@ -345,21 +241,31 @@ def _number(name: str, kind: str) -> str:
     return f"tl.full((), {name}, tl.int64).to(tl.float64, bitcast=True)" if kind == "tl.float64" else f"tl.full((), {name}, {kind})"
 
 
+class _Names(NamedTuple):
+    """What generated source calls things: inputs, numbers and results, how each tensor is read, what inputs are cast to, and the
+    arguments of the scalar function."""
+
+    inputs: list[str]
+    numbers: list[str]
+    outs: list[str]
+    tensors: dict[str, str]
+    casts: dict[str, tuple[str, ...]]
+    values: str
+
+
 def generate(
     rank: int, forms: Sequence[str], scalars: int, outputs: int, compute: str, condition: bool, rounded: str | None = None
 ) -> str:
     """Source of the kernel for `rank` collapsed dimensions (0: all operands dense); calls a global named `function`.
     `rounded`: the narrower type that operands are rounded to before they are computed with."""
-    inputs = [f"x{i}" for i in range(len(forms))]
-    extra = [f"s{i}" for i in range(scalars)]
-    outs = [f"y{i}" for i in range(outputs)]
-    tensors = {name: form for name, form in zip(inputs, forms, strict=True) if form != "s"}
+    inputs, extra, outs = ([f"{letter}{i}" for i in range(n)] for letter, n in (("x", len(forms)), ("s", scalars), ("y", outputs)))
     chain = (rounded, compute) if rounded else (compute,)
     casts = {name: ("tl.int1",) if condition and name == "x0" else chain for name in inputs}
     numbers = [_number(name, compute) if compute == "tl.float64" else name for name in extra]
     values = ", ".join([*(f"v_{name}" for name in inputs), *numbers])
-    body = {0: _dense, _FLAT: _flat}.get(rank, _strided)
-    return _HEADER + body(rank, inputs, extra, outs, tensors, casts, values)
+    tensors = {name: form for name, form in zip(inputs, forms, strict=True) if form != "s"}
+    names = _Names(inputs, extra, outs, tensors, casts, values)
+    return _HEADER + "\n".join(_strided(rank, names) if rank else _dense(names)) + "\n"
 
 
 _HEADER = '''"""Generated by trireme.kernels.aten.elementwise.pointwise; safe to delete."""
@@ -379,94 +285,58 @@ _PROGRAM = [
 ]
 
 
-def _access(
-    indent: str,
-    masks: dict[str, str],
-    inputs: list[str],
-    tensors: dict[str, str],
-    outs: list[str],
-    casts: dict[str, tuple[str, ...]],
-    values: str,
-    at: str,
-    flat: bool = True,
-) -> list[str]:
-    """Load, apply, store, with `at` naming each operand's offsets and `masks` what each form of access is limited to."""
+def _access(names: _Names, indent: str, masks: dict[str, str], at: str, blank: str) -> list[str]:
+    """Load, apply, store, with `at` naming each operand's offsets, `masks` what each form of access is limited to, and `blank` the
+    shape of a number."""
     lines = []
-    for name in inputs:
-        cast = "".join(f".to({kind})" for kind in casts[name])
-        if name in tensors:
-            place = f"{name} + {at.format(name=name)}{masks[tensors[name]]}"
-            lines.append(f"{indent}v_{name} = tl.load({place}){cast}")
-        elif casts[name] == ("tl.int1",):
-            lines.append(f"{indent}v_{name} = {name} != 0")
+    for name in names.inputs:
+        cast = "".join(f".to({kind})" for kind in names.casts[name])
+        if name in names.tensors:
+            value = f"tl.load({name} + {at.format(name=name)}{masks[names.tensors[name]]}){cast}"
+        elif names.casts[name] == ("tl.int1",):
+            value = f"{name} != 0"
         else:
-            number = _number(name, casts[name][-1])
-            lines.append(f"{indent}v_{name} = tl.broadcast_to({number}{cast}, {'(1,)' if flat else '(1, 1)'})")
-    results = [f"r_{name}" for name in outs]
-    lines.append(f"{indent}{', '.join(results)} = function({values})")
-    for name in outs:
-        place = f"{name} + {at.format(name=name)}"
-        lines.append(f"{indent}tl.store({place}, r_{name}.to({name}.dtype.element_ty){masks['t']})")
+            value = f"tl.broadcast_to({_number(name, names.casts[name][-1])}{cast}, {blank})"
+        lines.append(f"{indent}v_{name} = {value}")
+    lines.append(f"{indent}{', '.join(f'r_{name}' for name in names.outs)} = function({names.values})")
+    for name in names.outs:
+        lines.append(f"{indent}tl.store({name} + {at.format(name=name)}, r_{name}.to({name}.dtype.element_ty){masks['t']})")
     return lines
 
 
-def _dense(
-    rank: int, inputs: list[str], extra: list[str], outs: list[str], tensors: dict[str, str], casts: dict, values: str
-) -> str:
-    arguments = ", ".join([*inputs, *extra, *outs, "count"])
-    lines = [f"def pointwise({arguments}, BLOCK: tl.constexpr, TAIL: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr):"]
-    lines += _PROGRAM
-    lines += ["    at = program * BLOCK + tl.arange(0, BLOCK)"]
-    masked = _access("    ", {"t": ", mask=at < count"}, inputs, tensors, outs, casts, values, "at")
+def _dense(names: _Names) -> list[str]:
+    arguments = ", ".join([*names.inputs, *names.numbers, *names.outs, "count"])
+    masked = _access(names, "        ", {"t": ", mask=at < count"}, "at", "(1,)")
     # A ragged count would turn every access into single elements, so full blocks go without a mask.
-    plain = _access("        ", {"t": ""}, inputs, tensors, outs, casts, values, "at")
-    lines += ["    if TAIL and (program + 1) * BLOCK <= count:", *plain, "    else:", *["    " + line for line in masked]]
-    return "\n".join(lines) + "\n"
+    plain = _access(names, "        ", {"t": ""}, "at", "(1,)")
+    return [
+        f"def pointwise({arguments}, BLOCK: tl.constexpr, TAIL: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr):",
+        *_PROGRAM,
+        "    at = program * BLOCK + tl.arange(0, BLOCK)",
+        "    if TAIL and (program + 1) * BLOCK <= count:",
+        *plain,
+        "    else:",
+        *masked,
+    ]
 
 
-def _flat(
-    rank: int, inputs: list[str], extra: list[str], outs: list[str], tensors: dict[str, str], casts: dict, values: str
-) -> str:
-    operands = [name for name, form in tensors.items() if form != "d"]
-    strides = [f"{name}_{d}" for name in operands for d in range(2)]
-    arguments = ", ".join([*inputs, *extra, *outs, *_DIVISOR, *strides, "count"])
-    lines = [f"def pointwise({arguments}, BLOCK: tl.constexpr, TAIL: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr):"]
-    lines += _PROGRAM
-    lines += ["    at = program * BLOCK + tl.arange(0, BLOCK)"]
-    lines += ["    upper = tl.umulhi(at.to(tl.uint32), factor.to(tl.uint32)).to(tl.int32)"]
-    lines += ["    row = (upper + at) >> shift", "    column = at - row * length"]
-    for name in [*tensors, *outs]:
-        row, column = f"row * {name}_0", f"column * {name}_1"
-        places = {"d": "at", "c": row, "r": column, "t": f"{row} + {column}"}
-        lines.append(f"    at_{name} = {places[tensors.get(name, 'd')]}")
-    masks = dict.fromkeys("dcrt", ", mask=at < count")
-    masked = _access("    ", masks, inputs, tensors, outs, casts, values, "at_{name}")
-    plain = _access("        ", dict.fromkeys("dcrt", ""), inputs, tensors, outs, casts, values, "at_{name}")
-    lines += ["    if TAIL and (program + 1) * BLOCK <= count:", *plain, "    else:", *["    " + line for line in masked]]
-    return "\n".join(lines) + "\n"
-
-
-def _strided(
-    rank: int, inputs: list[str], extra: list[str], outs: list[str], tensors: dict[str, str], casts: dict, values: str
-) -> str:
-    sizes = [f"n{d}" for d in range(rank)]
-    operands = [*tensors, *outs]
-    strides = [f"{name}_{d}" for name in operands for d in range(rank)]
-    arguments = ", ".join([*inputs, *extra, *outs, "rows", "column_blocks", *sizes, *strides])
+def _strided(rank: int, names: _Names) -> list[str]:
+    last = rank - 1
+    walk = [f"n{d}" for d in range(rank)] + [f"{name}_{d}" for name in (*names.tensors, *names.outs) for d in range(rank)]
+    arguments = ", ".join([*names.inputs, *names.numbers, *names.outs, "rows", "column_blocks", *walk])
     lines = [f"def pointwise({arguments}, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr):"]
     lines += _PROGRAM
     lines += ["    row = (program // column_blocks) * ROWS + tl.arange(0, ROWS)"]
     lines += ["    column = (program % column_blocks) * COLUMNS + tl.arange(0, COLUMNS)"]
-    lines += [f"    mask = (row < rows)[:, None] & (column < n{rank - 1})[None, :]", "    rest = row"]
+    lines += [f"    mask = (row < rows)[:, None] & (column < n{last})[None, :]", "    rest = row"]
     for d in range(rank - 2, -1, -1):
         lines += [f"    index{d} = rest % n{d}" if d else f"    index{d} = rest", *([f"    rest = rest // n{d}"] if d else [])]
-    for name in operands:
-        outer = "(" + (" + ".join(f"index{d} * {name}_{d}" for d in range(rank - 1)) or "row * 0") + ")[:, None]"
-        inner = f"(column * {name}_{rank - 1})[None, :]"
-        lines.append(f"    at_{name} = " + {"c": outer, "r": inner}.get(tensors.get(name, "t"), f"{outer} + {inner}"))
-    masks = {"t": ", mask=mask", "c": ", mask=(row < rows)[:, None]", "r": f", mask=(column < n{rank - 1})[None, :]"}
-    lines += _access("    ", masks, inputs, tensors, outs, casts, values, "at_{name}", flat=False)
-    return "\n".join(lines) + "\n"
+    for name in (*names.tensors, *names.outs):
+        outer = "(" + (" + ".join(f"index{d} * {name}_{d}" for d in range(last)) or "row * 0") + ")[:, None]"
+        inner = f"(column * {name}_{last})[None, :]"
+        lines.append(f"    at_{name} = " + {"c": outer, "r": inner}.get(names.tensors.get(name, "t"), f"{outer} + {inner}"))
+    masks = {"t": ", mask=mask", "c": ", mask=(row < rows)[:, None]", "r": f", mask=(column < n{last})[None, :]"}
+    return lines + _access(names, "    ", masks, "at_{name}", "(1, 1)")
 
 
 def load_source(stem: str, source: str) -> ModuleType:

@@ -11,13 +11,13 @@ import triton
 import triton.language as tl
 
 from trireme.kernels import chips
-from trireme.kernels.launch import Unsupported, blocks, drawn, empty, empty_like, kernel_of_any, setting, unrepeatable
+from trireme.kernels.launch import Unsupported, blocks, empty, empty_like, kernel_of_any, setting, unrepeatable
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # The fewest rounds that pass every test of BigCrush (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 _ROUNDS = tl.constexpr(7)
 _COUNTERS = 512  # counters of one program: 2048 numbers
-_DROPPED = 256  # of dropout two counters a thread: none of its elements changes hands (42 against 47 µs for one, 8192 x 4096, H200)
+_DROPPED = 256  # of dropout two counters a thread: none of its elements changes hands
 
 
 _state = kernel_of_any("seed_low", "seed_high", "offset_low", "offset_high")  # others in every call, one compiled form for all
@@ -93,7 +93,8 @@ def _fill(out: torch.Tensor, normal: bool) -> torch.Tensor:
 
 
 def _drawn(count: int, device: torch.device) -> tuple[int, ...]:
-    state = drawn(chips.random_source(count, device))
+    unrepeatable()  # other numbers in every call
+    state = chips.random_state(count, device)
     if state is None:
         raise Unsupported("random numbers while a graph is recorded")
     return state
@@ -107,38 +108,25 @@ def _target(dtype: torch.dtype | None, layout: Any, device: torch.device | None,
 
 
 def rand(
-    size: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: torch.device | None = None,
+    size: Sequence[int], *, dtype: torch.dtype | None = None, layout: Any = None, device: torch.device | None = None,
     pin_memory: bool | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """uniform in [0, 1)"""
     return _fill(empty(size, **_target(dtype, layout, device, pin_memory)), False)
 
 
 def randn(
-    size: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: torch.device | None = None,
+    size: Sequence[int], *, dtype: torch.dtype | None = None, layout: Any = None, device: torch.device | None = None,
     pin_memory: bool | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """normal with mean 0 and variance 1"""
     return _fill(empty(size, **_target(dtype, layout, device, pin_memory)), True)
 
 
 def rand_like(
-    self: torch.Tensor,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: torch.device | None = None,
-    pin_memory: bool | None = None,
-    memory_format: torch.memory_format | None = None,
-) -> torch.Tensor:
+    self: torch.Tensor, *, dtype: torch.dtype | None = None, layout: Any = None, device: torch.device | None = None,
+    pin_memory: bool | None = None, memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:  # fmt: skip
     """uniform in [0, 1), shaped and laid out like x"""
     target = _target(dtype or self.dtype, layout, device or self.device, pin_memory)
     if target["dtype"] is self.dtype and target["device"] == self.device and memory_format in (None, torch.preserve_format):

@@ -10,35 +10,10 @@ import triton.language as tl
 
 from trireme.kernels import chips
 from trireme.kernels.aten.elementwise.layout import normalise, plan_reversed
-from trireme.kernels.aten.elementwise.pointwise import pointwise
 from trireme.kernels.aten.elementwise.unary import same
 from trireme.kernels.launch import Unsupported, blocks, empty, empty_like, kernel, next_power
 
 _WIDEST = 1 << 25  # of a row that is cut into blocks by a grid's second number, which ends at 65535
-
-
-@pointwise()
-def _turned_words(x):
-    """Two elements of 32 bits in one of 64, the other way round."""
-    return (x << 32) | ((x >> 32) & 0xFFFFFFFF)
-
-
-@pointwise()
-def _turned_halves(x):
-    """Four elements of 16 bits."""
-    pairs = ((x & 0xFFFF0000FFFF) << 16) | ((x >> 16) & 0xFFFF0000FFFF)
-    return (pairs << 32) | ((pairs >> 32) & 0xFFFFFFFF)
-
-
-@pointwise()
-def _turned_bytes(x):
-    """Eight elements of 8 bits."""
-    halves = ((x & 0xFF00FF00FF00FF) << 8) | ((x >> 8) & 0xFF00FF00FF00FF)
-    pairs = ((halves & 0xFFFF0000FFFF) << 16) | ((halves >> 16) & 0xFFFF0000FFFF)
-    return (pairs << 32) | ((pairs >> 32) & 0xFFFFFFFF)
-
-
-_TURNED = {1: _turned_bytes, 2: _turned_halves, 4: _turned_words}
 
 
 @kernel
@@ -82,7 +57,7 @@ def embedding(
     out = empty((*indices.shape, width), weight.dtype, weight.device)
     if out.numel():
         n = min(next_power(width), 2048)
-        # Programs enough for the chip, but no more than must be: 8192 rows of 768 took 11.3 µs in as many programs, torch 7.1.
+        # Programs enough for the chip, but no more than must be.
         m = max(1, min(1024 // n, next_power(count)), min(4096 // n, next_power(count // (4 * chips.current().multiprocessors))))
         grid = (blocks(count, m), blocks(width, n))
         _embedding(grid, weight, indices.contiguous(), out, count, width, weight.shape[0], weight.stride(0), M=m, N=n)
@@ -116,19 +91,8 @@ def flip(self: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
         return same(self)
     out = empty_like(self)
     if out.numel():
-        x, y, body = self, out, same
-        if self.dim() - 1 in chosen and self.element_size() in _TURNED and _even(self) and _even(out):
-            # Eight bytes at once, and their elements turned in a register: backwards, each element would be asked for by itself.
-            x, y, body = self.view(torch.int64), out.view(torch.int64), _TURNED[self.element_size()]
-        last = x
+        last = self
         for d in chosen:
-            last = last.narrow(d, x.shape[d] - 1, 1)
-        body.launch(plan_reversed(x, y, chosen), [last], [], [y], x.dtype)
+            last = last.narrow(d, self.shape[d] - 1, 1)
+        same.launch(plan_reversed(self, out, chosen), [last], [], [out], self.dtype)
     return out
-
-
-def _even(x: torch.Tensor) -> bool:
-    """Whether the rows are whole numbers of eight bytes that lie together."""
-    per = 8 // x.element_size()
-    steps = (x.shape[-1], x.storage_offset(), *x.stride()[:-1])
-    return x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(step % per == 0 for step in steps)

@@ -3,16 +3,13 @@ isfinite, isinf, isnan, bitwise_not. Knows scalar formulas; layout and types are
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
 
-from trireme.kernels.aten import scalar
+from trireme.kernels import scalar
 from trireme.kernels.aten.elementwise.pointwise import pointwise
 
 _HALVES = (torch.float16, torch.bfloat16)
-_BRIEF = (*_HALVES, torch.float64)  # types whose sines have fewer steps than the device library's
 
 
 @pointwise()
@@ -35,23 +32,23 @@ def _sin(x):
     return tl.sin(x)
 
 
-@pointwise("float", costly=True)
+@pointwise("float")
 def _quick_cos(x):
     return scalar.quick_cos(x)
 
 
-@pointwise("float", costly=True)
+@pointwise("float")
 def _quick_sin(x):
     return scalar.quick_sin(x)
 
 
 @pointwise("float")
-def _exp(x):
+def exp(x):
     return tl.exp(x)
 
 
 @pointwise("float")
-def _rsqrt(x):
+def rsqrt(x):
     return tl.rsqrt(x)
 
 
@@ -66,8 +63,8 @@ def _half_reciprocal(x):
 
 
 @pointwise("float")
-def _sigmoid(x):
-    return scalar.sigmoid(x)
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
 
 
 @pointwise("float")
@@ -90,7 +87,7 @@ def _gelu(x):
     return scalar.gelu(x)
 
 
-@pointwise(costly=True)
+@pointwise()
 def _half_gelu(x):
     return scalar.half_gelu(x)
 
@@ -126,31 +123,18 @@ def _logical_not(x):
 
 
 @pointwise("bool")
-def _isfinite(x):
+def isfinite(x):
     return (x - x) == 0
 
 
 @pointwise("bool")
-def _isinf(x):
+def isinf(x):
     return (x == x) & ((x - x) != (x - x))
 
 
 @pointwise("bool")
-def _isnan(x):
+def isnan(x):
     return x != x
-
-
-def _plain(function: Any) -> Any:
-    """The operator of a pointwise function that needs nothing beside its tensor."""
-
-    def apply(self: torch.Tensor) -> torch.Tensor:
-        return function(self)
-
-    return apply
-
-
-exp, rsqrt, sigmoid = _plain(_exp), _plain(_rsqrt), _plain(_sigmoid)
-isfinite, isinf, isnan = _plain(_isfinite), _plain(_isinf), _plain(_isnan)
 
 
 def reciprocal(self: torch.Tensor) -> torch.Tensor:
@@ -165,12 +149,12 @@ def tanh(self: torch.Tensor) -> torch.Tensor:
 
 def cos(self: torch.Tensor) -> torch.Tensor:
     """cos x"""
-    return (_quick_cos if self.dtype in _BRIEF else _cos)(self)
+    return (_quick_cos if self.dtype in _HALVES else _cos)(self)
 
 
 def sin(self: torch.Tensor) -> torch.Tensor:
     """sin x"""
-    return (_quick_sin if self.dtype in _BRIEF else _sin)(self)
+    return (_quick_sin if self.dtype in _HALVES else _sin)(self)
 
 
 def absolute(self: torch.Tensor) -> torch.Tensor:

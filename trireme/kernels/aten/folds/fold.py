@@ -5,20 +5,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
 from trireme.kernels.aten.elementwise.layout import normalise
-from trireme.kernels.aten.folds import value_cuts
-from trireme.kernels.aten.folds.cut import LONG, MANY, MOST_COUNTED, Cut
-from trireme.kernels.aten.scalar import multiple
+from trireme.kernels.aten.folds.cut import MOST_COUNTED, Lines
 from trireme.kernels.launch import Unsupported, shared_by
+from trireme.kernels.scalar import multiple
 
 _folds: dict[tuple[object, ...], Fold] = {}
 _MOST_FOLDS = 4096
-_SCATTERED = 1 << 18  # rows whose results are worth a second kernel that puts them where they belong
 
 
 @triton.jit
@@ -66,42 +65,22 @@ def ends(head, even, length):
     return at, tl.where(place < 16, at >= -head, at < length - head)
 
 
-@triton.jit
-def meeting_lanes(columns, width, shift, P: tl.constexpr, K: tl.constexpr):
-    """Of lines that hold whole rows of a matrix and begin `shift` elements before one: for each of P columns the K lanes that meet
-    it, and which of these there are; where there is none, lane 0"""
-    column, line = tl.arange(0, P * K) // K, tl.arange(0, P * K) % K
-    place = line * columns + column + shift
-    there = (column < columns) & (line < width // columns)
-    return tl.where(there, tl.where(place < width, place, place - width), 0), there
-
-
-def line_width(tile: int, columns: int) -> int:
-    """Elements of a line that fits a tile: whole rows of a matrix of so many columns, and a multiple of 16."""
-    return tile // math.lcm(columns, 16) * math.lcm(columns, 16)
-
-
+@dataclass(frozen=True)
 class Fold:
     """Row r starts at (r // inner) · outer_stride + (r % inner) · inner_stride; its elements lie `step` apart."""
 
-    def __init__(
-        self,
-        rows: int,
-        inner: int,
-        length: int,
-        strides: tuple[int, int, int],
-        shape: tuple[int, ...],
-        itemsize: int,
-        copied: bool = False,
-        turned: tuple[int, int] | None = None,
-    ) -> None:
-        self.rows, self.inner, self.length = rows, inner, length
-        self.walk = strides  # of the outer rows, of the inner rows, of the elements
-        self.step = strides[2]
-        self.shape = shape  # of the result
-        self.itemsize = itemsize  # bytes of an element
-        self.copied = copied  # the numbers are those of a contiguous copy, reduced dimensions last
-        self.turned = turned  # how far apart the results of outer and of inner rows lie; None: as the rows are counted
+    rows: int
+    inner: int
+    length: int
+    walk: tuple[int, int, int]  # strides of the outer rows, of the inner rows, of the elements
+    shape: tuple[int, ...]  # of the result
+    itemsize: int  # bytes of an element
+    copied: bool = False  # the numbers are those of a contiguous copy, reduced dimensions last
+    turned: tuple[int, int] | None = None  # how far apart results of outer and inner rows lie; None: as the rows are counted
+
+    @property
+    def step(self) -> int:
+        return self.walk[2]
 
     @functools.cached_property
     def numbered(self) -> tuple[int, int, int, int]:
@@ -123,85 +102,36 @@ class Fold:
 
     @functools.cached_property
     def of(self) -> int:
-        """What the compiler is to know of where lines of rows side by side begin and end (`lined_up`). Where threads take single
-        elements of few lines, all the same to them: 981 sums of 2728 bytes took 7.1 µs with that knowledge, so 3.9; but 740 of
-        12919 floats 8.2 and 11.2. Nor where they take single elements of eight bytes: 6000 x 32002 506 and 360."""
-        several = self.even or self.paired or self.cut.byte_pairs
-        told = self.itemsize < 8 and (self.length >= LONG or self.columns < 64)
-        return self._common if several or told else 1
-
-    @functools.cached_property
-    def of_value(self) -> int:
-        """The same for a fold to a value."""
-        return self._common if self.cut.half_pairs else self.of
-
-    @functools.cached_property
-    def _common(self) -> int:
-        """The power of two up to eight that divides where lines of rows side by side begin and end; 1 if sixteen does, or none."""
-        if not self.across:
+        """The power of two up to eight that divides where lines of rows side by side begin and end, for `lined_up`; 1 where sixteen
+        does, which the compiler finds itself, where none does, and for elements of eight bytes, which gain nothing."""
+        if not self.across or self.itemsize == 8:
             return 1
         inner, outer, _, step = self.numbered
         return shared_by(self.rows, step) if inner == 1 else shared_by(inner, outer, step)
 
     @functools.cached_property
-    def columns(self) -> int:
-        """Rows that lie side by side, where they do."""
-        return self.inner if self.inner > 1 else self.rows
-
-    @functools.cached_property
-    def even(self) -> bool:
-        """Whether lines of memory begin at multiples of 16 elements, or, those of rows side by side that are not too long, of as
-        many bytes or fewer; of others a thread takes single elements."""
+    def vector(self) -> int:
+        """Elements of a line of memory that a thread can take at once."""
+        inner, outer, inner_stride, step = self.numbered
         if self.across:
-            # Short rows of two bytes in pairs: 2000 x 6 x 1010 took 10.5 µs one by one, so 7.0; but 200 x 60 x 802 4.8 and 6.8.
-            short = self.length <= {1: 64, 2: 32}.get(self.itemsize, 0) or (self.itemsize == 1 and self.rows >= MANY)
-            enough = 16 if self.length > 256 else 4 if short else 8
-            several = self._common * self.itemsize >= enough and self.itemsize < 8 and self.length < LONG
-            return self.step % 16 == 0 or several
-        return self.rows == 1 or all(stride % 16 == 0 for stride in self.numbered[1:3])
+            common = math.gcd(self.rows, step) if inner == 1 else math.gcd(inner, outer, step)
+        elif self.step != 1:
+            common = 1
+        else:
+            common = math.gcd(16, *((outer, inner_stride) if self.rows > 1 else ()))
+        return math.gcd(common, max(1, 16 // self.itemsize))
 
     @functools.cached_property
-    def paired(self) -> bool:
-        """Whether many long rows lie side by side, and their lines begin at multiples of 4 bytes at least, but of fewer than
-        `even` ones."""
-        many = self.across and not self.even and self.rows >= MANY and 256 < self.length < LONG
-        return many and self.itemsize < 8 and self._common * self.itemsize >= 4 and self._common > 1
+    def shifted(self) -> bool:
+        """Whether rows are contiguous, begin anywhere, and are long enough for a program to start each where it can take much at
+        once."""
+        return self.step == 1 and self.numbered[0] == 1 and self.vector * self.itemsize < 16 and self.length > 1024
 
     @functools.cached_property
-    def anywhere(self) -> bool:
-        """Whether rows are contiguous, one after the other, and begin anywhere."""
-        return self.step == 1 and self.numbered[0] == 1 and not self.even
-
-    def lying(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` as outer rows, elements of a row, and inner rows."""
-        return x.as_strided((self.rows // self.inner, self.length, self.inner), (self.walk[0], self.step, self.walk[1]))
-
-    @functools.cached_property
-    def scattered(self) -> bool:
-        """Whether so many results lie far apart that a second kernel is to put them there: 2344891 of a byte took 44.6 µs, one by
-        one."""
-        return self.rows >= _SCATTERED and self.apart[1] > 1
-
-    def places(self, out: torch.Tensor) -> torch.Tensor:
-        """Results by outer and inner rows, where they lie `apart`."""
-        return out.as_strided((self.rows // self.inner, self.inner), self.apart)
-
-    @functools.cached_property
-    def cut(self) -> Cut:
-        """How it is cut into tiles on this chip."""
-        matrix = self.across and self.step == self.columns and self.walk[1 if self.inner > 1 else 0] == 1
-        lines = (self.across, self.columns, self.even, self._common, self.paired, self.anywhere, matrix)
-        return Cut(self.rows, self.length, self.itemsize, *lines)
-
-    @functools.cached_property
-    def of_values(self) -> dict[str, int]:
-        """What a fold to a value, which keeps one number for each lane, puts in the place of that."""
-        return value_cuts.of_values(self.cut)
-
-    @functools.cached_property
-    def in_lines(self) -> tuple[int, int] | None:
-        """Elements that a program takes at once, and its warps, where a fold to a value reads lines of whole rows of a matrix."""
-        return value_cuts.in_lines(self.cut)
+    def lines(self) -> Lines:
+        """These rows as memory holds them, for whoever cuts them into tiles."""
+        vector = max(1, 16 // self.itemsize) if self.shifted else self.vector
+        return Lines(self.rows, self.length, self.itemsize, self.across, vector)
 
 
 def fold(x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, turn: bool = False) -> tuple[torch.Tensor, Fold]:

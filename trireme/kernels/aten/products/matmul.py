@@ -1,4 +1,4 @@
-"""Matrix products: mm, addmm, bmm, mv. Knows three regimes: large tiles through tensor descriptors on a persistent grid,
+"""c = α a b + β bias: mm, addmm, bmm, mv. Knows three regimes: large tiles through tensor descriptors on a persistent grid,
 tiles through plain pointers, and few rows, where the matrix is streamed once and split along the summed dimension."""
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from trireme.kernels import chips
 from trireme.kernels.aten.calls import tune
 from trireme.kernels.aten.calls.originals import original
-from trireme.kernels.aten.counters import workspace
 from trireme.kernels.aten.elementwise.pointwise import Number
-from trireme.kernels.aten.products.streamed import asked, few_rows, in_tiles, one_matrix, settle, streams
+from trireme.kernels.aten.products.streamed import few_rows, in_tiles, one_matrix, streams
 from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_power, setting, unrepeatable
 from trireme.kernels.steps.tiles import place
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Up to this many rows (or columns) the other matrix is read once and decides the time.
-_FEW = 64
-_FEW_OF_ITEM = 32  # the same of each item of a batch
+_FEW = 32  # rows (or columns) up to which the other matrix is read once and decides the time
 _MOST_ITEMS = 65535  # which a grid's second and third numbers count
 _SMALL_ITEM = 2**22  # multiplications of an item of a batch that plain pointers do as fast as torch
 _VAST = 2**34  # multiplications beyond which even plain pointers beat torch, if only the result's rows lie unevenly
@@ -92,34 +89,6 @@ def _descriptor_tiles(
 
 
 @kernel
-def _split_tiles(
-    a, b, c, bias, parts, counters, m, n, k, part, c_m, bias_m, bias_n, alpha, beta,
-    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, PRECISION: tl.constexpr, LINE: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """c = a b (+ bias) where tiles alone do not fill the chip: programs share the summed dimension, the last one adds up"""
-    chips.begin(EARLY, OPEN=False)
-    tile_m, tile_n = place(tl.program_id(0), tl.cdiv(m, M), tl.cdiv(n, N), GROUP)
-    start = tl.program_id(1) * part
-    total = tl.zeros((M, N), tl.float32)
-    for at in range(start, tl.minimum(start + part, k), K):
-        if A_TURNED:
-            left = a.load([at, tile_m * M]).T
-        else:
-            left = a.load([tile_m * M, at])
-        if B_TURNED:
-            right = b.load([tile_n * N, at]).T
-        else:
-            right = b.load([at, tile_n * N])
-        total = tl.dot(left, right, total, input_precision=PRECISION)
-    row, column = tile_m * M + tl.arange(0, M), tile_n * N + tl.arange(0, N)
-    added = None
-    if bias is not None:  # as large as the sum, so not beside it
-        added = asked(bias, row, column, m, n, bias_m, bias_n, LINE)
-    settle(total, added, parts, counters, c, row, column, m, n, c_m, 1, alpha, beta, SPLITS)
-
-
-@kernel
 def _pointer_tiles(
     a, b, c, bias, m, n, k, a_item, a_m, a_k, b_item, b_k, b_n, c_item, c_m, bias_m, bias_n, alpha, beta,
     PRECISION: tl.constexpr, BIAS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
@@ -179,75 +148,43 @@ def precision(dtype: torch.dtype) -> str:
     return "tf32" if setting(chips.allows_tf32) else "tf32x3" if chips.current().descriptors else "ieee"
 
 
-def _config(
-    m: int, n: int, k: int, warps: int, stages: int, halves: bool = False, group: int = 8, splits: int = 1
-) -> dict[str, Any]:
-    return {"M": m, "N": n, "K": k, "GROUP": group, "HALVES": halves, "warps": warps, "stages": stages, "splits": splits}
+def _config(m: int, n: int, k: int, warps: int, stages: int, halves: bool = False, group: int = 8) -> dict[str, Any]:
+    return {"M": m, "N": n, "K": k, "GROUP": group, "HALVES": halves, "warps": warps, "stages": stages}
 
 
 _TORCH = {"torch": True}  # a candidate like others: what torch does faster stays torch's
-_STREAMED = {"streamed": True}
 
 
 # Candidates for half types on Hopper, from the largest tile to the smallest; warps of 4 make one warpgroup.
 _TILES = [
-    _config(128, 256, 64, 8, 4, True),
-    _config(128, 256, 64, 8, 3),
-    _config(128, 256, 64, 8, 3, True),
-    _config(256, 128, 64, 8, 4, True),
-    _config(256, 128, 64, 8, 3),
-    _config(128, 256, 64, 8, 4, True, 16),
-    _config(128, 256, 64, 8, 4, True, 4),
-    _config(128, 128, 64, 8, 4),
-    _config(128, 128, 64, 4, 4),
-    _config(128, 128, 128, 8, 3),
-    _config(128, 64, 64, 4, 5),
-    _config(64, 128, 64, 4, 5),
-    _config(64, 64, 128, 4, 4),
-    _config(128, 64, 128, 4, 4),
-    _config(64, 128, 128, 4, 4),
-    _config(64, 128, 64, 4, 7),
-    _config(64, 64, 128, 4, 5),
-]
+    _config(*cut)
+    for cut in [
+        (128, 256, 64, 8, 4, True), (128, 256, 64, 8, 3), (128, 256, 64, 8, 3, True), (256, 128, 64, 8, 4, True),
+        (256, 128, 64, 8, 3), (128, 256, 64, 8, 4, True, 16), (128, 256, 64, 8, 4, True, 4), (128, 128, 64, 8, 4),
+        (128, 128, 64, 4, 4), (128, 128, 128, 8, 3), (128, 64, 64, 4, 5), (64, 128, 64, 4, 5), (64, 64, 128, 4, 4),
+        (128, 64, 128, 4, 4), (64, 128, 128, 4, 4), (64, 128, 64, 4, 7), (64, 64, 128, 4, 5),
+    ]
+]  # fmt: skip
 _LARGE = _TILES[0]
 _SMALLER = [_TILES[14], _TILES[16]]  # those of them that keep up with torch where one round of them fills the chip
-# Tiles for shapes of which whole tiles leave processors idle.
-_SPLIT_TILES = [(64, 64, 128, 4, 4), (64, 128, 64, 4, 5), (64, 128, 128, 4, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 4),
-                (128, 256, 64, 8, 3), (64, 256, 64, 4, 4)]  # fmt: skip
-
-
-def _split_configs(m: int, n: int, k: int) -> list[dict[str, Any]]:
-    """Cuts of the summed dimension that give every multiprocessor about one program, or two."""
-    found = []
-    for tile_m, tile_n, tile_k, warps, stages in _SPLIT_TILES:
-        if tile_m > 64 and m <= 64:
-            continue
-        tiles = blocks(m, tile_m) * blocks(n, tile_n)
-        once = chips.current().multiprocessors // tiles
-        for splits in dict.fromkeys((once, 2 * once)):
-            if 2 <= splits <= min(16, k // (2 * tile_k)):
-                found.append(_config(tile_m, tile_n, tile_k, warps, stages, splits=splits))
-    return found
 
 
 def _used(p: _Problem, config: dict[str, Any]) -> float:
     """What is needed of all that the chip computes in the rounds these tiles take: 0.97 where 128 of 132 processors have one."""
     batch, m, n, _ = p.sizes
-    tile, splits = config["M"] * config["N"], config.get("splits", 1)
+    tile = config["M"] * config["N"]
     rounds = blocks(_programs(p, config), chips.current().multiprocessors)
-    return batch * m * n * splits / (rounds * chips.current().multiprocessors * tile)
+    return batch * m * n / (rounds * chips.current().multiprocessors * tile)
 
 
 def _programs(p: _Problem, config: dict[str, Any]) -> int:
     batch, m, n, _ = p.sizes
-    return blocks(m, config["M"]) * blocks(n, config["N"]) * batch * config.get("splits", 1)
+    return blocks(m, config["M"]) * blocks(n, config["N"]) * batch
 
 
 def _keeps_up(p: _Problem, config: dict[str, Any], measured: bool = False) -> bool:
-    """Whether these tiles are as fast as torch's, which has cuts for all shapes. The largest ones reach 1.02 times what is used of
-    the chip, over 170 shapes on an H200 (1024 x 5120 x 5120 0.66 of torch's speed with 0.61, 4096 x 5120 x 5120 1.00 with 0.97);
-    smaller ones 0.96 to 1.14 in one round, in several 0.77 to 0.92 unless they were `measured` for the class of such shapes. Sums
-    so short that storing takes as long were 0.88 to 0.94 (2048 x 768 x 50264), long ones in smaller tiles 0.73 to 0.91."""
+    """Whether these tiles are as fast as torch's, which has cuts for all shapes: if they use nearly all of the chip in the rounds
+    they take, smaller ones in one round only, and sums are long enough to hide what storing takes. `measured`: for such shapes."""
     depth = p.sizes[3]
     if measured or config["M"] * config["N"] >= _LARGE["M"] * _LARGE["N"]:
         return _used(p, config) >= 0.95 and depth >= 1024
@@ -288,10 +225,6 @@ class _Described:
         p = self.problem
         if config.get("torch"):
             _by_torch(p)
-        elif config.get("streamed"):
-            _stream(p)
-        elif config.get("splits", 1) > 1:
-            self._split(config)
         else:
             self._persistent(config)
 
@@ -312,18 +245,6 @@ class _Described:
         _descriptor_tiles((min(tiles, chips.current().multiprocessors),), *self._operands(config), result, p.bias, batch, m, n, k,
                           *p.bias_walk, p.alpha, p.beta, A_TURNED=self.a_turned, B_TURNED=self.b_turned,
                           PRECISION=precision(p.a.dtype), BIAS=p.bias_kind, **constants)  # fmt: skip
-
-    def _split(self, config: dict[str, Any]) -> None:
-        p = self.problem
-        _, m, n, k = p.sizes
-        tile_m, tile_n, tile_k = config["M"], config["N"], config["K"]
-        part = blocks(blocks(k, config["splits"]), tile_k) * tile_k
-        splits, tiles = blocks(k, part), blocks(m, tile_m) * blocks(n, tile_n)
-        parts, counters = workspace(p.a.device, splits * m * n, tiles)
-        _split_tiles((tiles, splits), *self._operands(config), self.c, p.bias, parts, counters, m, n, k, part, self.c.stride(0),
-                     *p.bias_walk, p.alpha, p.beta, A_TURNED=self.a_turned, B_TURNED=self.b_turned,
-                     PRECISION=precision(p.a.dtype), LINE=p.bias_kind == 1, M=tile_m, N=tile_n, K=tile_k,
-                     GROUP=config["GROUP"], SPLITS=splits, warps=config["warps"], stages=config["stages"])  # fmt: skip
 
 
 def _by_torch(p: _Problem) -> None:
@@ -365,8 +286,6 @@ def _by_descriptors(p: _Problem) -> bool:
         if not fitting:
             return False
         name, default, candidates = f"{name}.batched.{m & -m}.{k & -k}", fitting[0], [_TORCH, *fitting]
-    elif m <= 512 and len(candidates) > 1:
-        candidates = [_TORCH, *_split_configs(m, n, k), *_TILES]
     config = tune.choose(name, tune.shape_class(m * batch, n, k), default, candidates, described.run)
     if config.get("torch") or not _keeps_up(p, config, config is not default):
         _leave("tiles of this size leave too much of the chip idle")
@@ -375,31 +294,13 @@ def _by_descriptors(p: _Problem) -> bool:
     return True
 
 
-def _by_few(p: _Problem) -> None:
-    """Runs a product of few rows: streamed, or in tiles that split the summed dimension where that was measured to be faster."""
-    _, m, n, k = p.sizes
-    described = _described(p) if 1 < m <= _FEW and n > m and p.a.element_size() == 2 and p.bias_kind < 2 else None
-    if described is None or described.a_turned or not described.b_turned:
-        if min(m, n) > 32:
-            _leave("33 to 64 rows: 8.4 against 12.8 µs for 64 x 4096 x 4096 streamed")
-        _stream(p)
-        return
-    default = _STREAMED if m <= 32 else _TORCH
-    candidates = [_STREAMED, _TORCH, *_split_configs(m, n, k)]
-    config = tune.choose(f"few{described.name}", tune.shape_class(m, n, k), default, candidates, described.run)
-    if config.get("torch"):
-        _leave("torch's own kernel was measured to be faster")
-        config = _STREAMED
-    described.run(config)
-
-
 def _stream(p: _Problem) -> None:
     _, m, n, _ = p.sizes
     x, w, y, bias = p.a, p.b.transpose(1, 2), p.c, p.bias
     if m > _FEW or n <= m:
         x, w, y, bias = w, x, y.transpose(1, 2), None if bias is None else bias.t()
     if not streams(x.shape[1], w):
-        _leave("torch streams these faster: 22.5 against 60.5 µs for 12 x 1 x 3000 x 1000")
+        _leave("torch streams these faster")
     few_rows(x, w, y, bias, p.alpha, p.beta, precision(x.dtype))
 
 
@@ -409,7 +310,7 @@ def _by_pointers(p: _Problem) -> None:
         raise Unsupported("more items than a grid's second number counts, or elements too far apart for 32 bits")
     half = p.a.element_size() == 2
     if not _suits_pointers(p):
-        _leave("by plain pointers 154 against 28 µs for 8 x 1000 x 1000 x 1000")
+        _leave("plain pointers are slow for large items")
     tile_m, tile_n = min(128 if half else 64, max(16, next_power(m))), min(128 if half else 64, max(16, next_power(n)))
     tile_k = min(64 if half else 32, max(16, next_power(k)))
     grid = (blocks(m, tile_m) * blocks(n, tile_n), batch)
@@ -432,9 +333,9 @@ def _leave_by_shape(a: torch.Tensor, batch: int, m: int, n: int, k: int) -> None
     """Leaves what torch does faster in all the ways we have."""
     few = min(m, n)
     if a.dtype is torch.float32 and (batch > 1 or few > _FEW):
-        _leave("float32: 51 against 35 TFLOP/s at 4096 cubed, with tf32 394 against 249")
+        _leave("float32 in tiles")
     if batch > 1 and k <= 256 and few >= 128:
-        _leave("batches of shallow products: 93 against 133 µs for 32 x 2048 x 128 x 2048")
+        _leave("batches of shallow products")
 
 
 def _run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, alpha: float, beta: float) -> torch.Tensor:
@@ -459,9 +360,7 @@ def _run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, alpha: flo
         return c.zero_() if bias is None else c.copy_(bias * beta)
     _leave_by_shape(a, batch, m, n, k)
     problem = _Problem(a, b, c, bias, alpha, beta)
-    if batch == 1 and min(m, n) <= _FEW:
-        _by_few(problem)
-    elif min(m, n) <= _FEW_OF_ITEM and batch <= _MOST_ITEMS:
+    if min(m, n) <= _FEW and batch <= _MOST_ITEMS:
         _stream(problem)
     elif not _by_descriptors(problem):
         _by_pointers(problem)

@@ -1,5 +1,5 @@
-"""Products with few rows: a matrix streamed once past them, or each of a batch past its own. Knows how to split the stream over the
-chip and to add the parts in a fixed order; which operand is the few-rowed one is `matmul`'s business."""
+"""y = α x wᵀ + β bias of few rows: a matrix streamed once past them, or each of a batch past its own.
+Knows how to split the stream over the chip and to add parts in a fixed order; which operand has few rows is `matmul`'s business."""
 
 from __future__ import annotations
 
@@ -11,21 +11,17 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
-from trireme.kernels.aten import relay
 from trireme.kernels.aten.calls import tune
-from trireme.kernels.aten.counters import workspace
-from trireme.kernels.aten.products import streamed_cuts as cuts
-from trireme.kernels.aten.products import streamed_or_torch
-from trireme.kernels.aten.products.streamed_lanes import goes_by_lanes
-from trireme.kernels.aten.products.streamed_room import longest_copied
-from trireme.kernels.aten.scalar import multiple
+from trireme.kernels.aten.counters import arrive, workspace
+from trireme.kernels.aten.products.streamed_cuts import Few
 from trireme.kernels.launch import Unsupported, blocks, kernel, next_power, shared_by
+from trireme.kernels.scalar import multiple
 
 
 @triton.jit
 def asked(bias, row, column, rows, n, bias_m, bias_n, LINE: tl.constexpr):
-    """The bias of a tile, or of all its rows if it is one LINE for them (32 x 4096 x 6144 took 14.3 µs with one for each, so 13.6);
-    asked for before a sum that leaves room for it, so that nothing waits for it at the end"""
+    """The bias of a tile, or of all its rows if it is one LINE for them; asked for before a sum that leaves room for it, so that
+    nothing waits for it at the end"""
     if LINE:
         found = tl.load(bias + column.to(tl.int64) * bias_n, mask=column < n, other=0.0)[None, :]
     else:
@@ -45,7 +41,7 @@ def settle(total, added, parts, counters, y, row, column, rows, n, y_m, y_n, alp
         counters += tl.program_id(2) * tl.num_programs(0)
         at = row[:, None] * n + column[None, :]
         tl.store(parts + tl.program_id(1).to(tl.int64) * rows * n + at, total, mask=mask)
-        last = relay.arrive(counters + tl.program_id(0)) == SPLITS - 1
+        last = arrive(counters + tl.program_id(0)) == SPLITS - 1
     if last:
         if SPLITS > 1:
             total = tl.zeros_like(total)
@@ -187,8 +183,8 @@ def streams(rows: int, w: torch.Tensor) -> bool:
     """Whether few rows go past matrices [items, n, k] as fast as torch's do."""
     (items, n, k), along = w.shape, _lies_along(w)
     lines = w if along else w.transpose(1, 2)
-    described = one_matrix(lines, 1, 2) is not None
-    return streamed_or_torch.ours(items, rows, n, k, along, lines.stride(1), described, w.element_size())
+    copyable = chips.current().descriptors and one_matrix(lines, 1, 2) is not None
+    return Few(items, rows, n, k, along, w.element_size(), copyable).ours(lines.stride(1))
 
 
 def few_rows(
@@ -205,12 +201,11 @@ def few_rows(
     bias_walk = (0, 0) if bias is None else bias.stride()
     copies = chips.current().descriptors and items * max(n, k) < 2**31
     all_w = one_matrix(w if along else w.transpose(1, 2), 1, 2) if copies else None
-    facts = (items, rows, n, k, along, x.element_size(), all_w is not None)
-    by_lanes = goes_by_lanes(*facts)
+    few = Few(items, rows, n, k, along, x.element_size(), all_w is not None)
+    by_lanes = few.by_lanes
     room = next_power(rows) if by_lanes else max(16, next_power(rows))
-    # A copy of rows that are not there takes its time: 4 x 3584 x 4608 8.4 µs with it, 6.9 without.
+    # A copy of rows that are not there takes its time.
     all_x = one_matrix(x, 1, 2) if copies and not by_lanes and rows == room else None
-    longest = longest_copied(items, k, along)
     x_of, w_of = (_shared(walk, length, k) for walk, length in ((x_walk, rows), (w_walk, n)))
 
     def run(config: dict[str, Any]) -> None:
@@ -225,19 +220,19 @@ def few_rows(
         if by_lanes:
             _lanes(grid, x, w, y, bias, parts, counters, *sizes, W_OF=w_of, **constants)
             return
-        tall = all_w if config.get("copied") and tile_k <= longest else None
+        tall = all_w if config.get("copied") and tile_k <= few.longest else None
         thin = all_x if tall is not None else None
         streamed = w if tall is None else in_tiles(tall, *((tile_n, tile_k) if along else (tile_k, tile_n)))
-        few = x if thin is None else in_tiles(thin, room, tile_k)
-        _tensor(grid, few, streamed, y, bias, parts, counters, *sizes, X_COPIED=thin is not None, W_COPIED=tall is not None,
+        low = x if thin is None else in_tiles(thin, room, tile_k)
+        _tensor(grid, low, streamed, y, bias, parts, counters, *sizes, X_COPIED=thin is not None, W_COPIED=tall is not None,
                 W_OF=1 if tall is not None else w_of, PRECISION=precision, **constants)  # fmt: skip
 
     name, shape = f"rows.{room}.{x.element_size()}.{int(along)}", tune.shape_class(n, k)
     if items > 1:
-        name, shape = f"{name}.batched.{min(longest, 256)}", tune.shape_class(items, n, k)
+        name, shape = f"{name}.batched.{min(few.longest, 256)}", tune.shape_class(items, n, k)
     if copies and not by_lanes and all_w is None:
         name += ".apart"  # lines that no descriptor takes want cuts of their own
     config = tune.remembered(name, shape)
     if config is None:
-        config = tune.choose(name, shape, cuts.default(*facts), cuts.candidates(*facts), run)
+        config = tune.choose(name, shape, few.cut(), few.candidates(), run)
     run(config)

@@ -1,4 +1,5 @@
-"""Cross entropy over class indices, with its gradient. Knows rows of logits; probabilities as targets stay torch's."""
+"""loss = −log softmax(x)[target]: cross entropy over class indices, with its gradient.
+Knows rows of logits; probabilities as targets stay torch's."""
 
 from __future__ import annotations
 
@@ -18,7 +19,6 @@ from trireme.kernels.launch import Unsupported, blocks, empty, kernel, next_powe
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _NONE, _MEAN = 0, 1  # of the reductions; the third adds up
 _MANY = 1 << 16  # losses that one program does not add up alone
-_LONG = 1 << 14  # classes of which one program does not add up a row alone, if rows are few
 
 
 @triton.jit
@@ -34,87 +34,39 @@ def _of_target(row, lse, target, weight, classes, ignored, smoothing):
 
 @kernel
 def _forward(
-    x, targets, weight, losses, shares, logs, classes, ignored, smoothing,
-    SMOOTHED: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
+    x, targets, weight, losses, shares, logs, rows, classes, ignored, smoothing,
+    SMOOTHED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """loss = (1 − s) w_t (lse − x_t) + s / C Σ w_c (lse − x_c); shares = w_t; logs = lse = log Σ exp x"""
+    """loss = (1 − s) w_t (lse − x_t) + s / C Σ w_c (lse − x_c); shares = w_t; logs = lse = log Σ exp x; of M rows, N classes at
+    once, of which each lane keeps a running maximum and sum"""
     chips.begin(EARLY, OPEN=False)
-    row = tl.program_id(0).to(tl.int64)
-    # A thread keeps one maximum and one sum for LANES neighbours, so that a sum is rescaled once for all of them.
-    place = tl.arange(0, N // LANES)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    top = tl.full((N // LANES,), float("-inf"), tl.float32)
-    total = tl.zeros((N // LANES,), tl.float32)
-    weighted = tl.zeros((N // LANES,), tl.float32)
-    weights = tl.zeros((N // LANES,), tl.float32)
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    base = x + row.to(tl.int64) * classes
+    top = tl.full((M, N), float("-inf"), tl.float32)
+    total = tl.zeros((M, N), tl.float32)
+    weighted = tl.zeros((M, N), tl.float32)
+    weights = tl.zeros((M, N), tl.float32)
     for at in range(0, classes, N):
-        column = at + place
-        mask = column < classes
-        value = tl.load(x + row * classes + column, mask=mask, other=float("-inf")).to(tl.float32)
-        higher = tl.maximum(top, tl.max(value, 1))
-        finite = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(top - finite) + tl.sum(tl.exp(value - finite[:, None]), 1)
-        top = higher
+        column = (at + tl.arange(0, N))[None, :]
+        mask = (row < rows)[:, None] & (column < classes)
+        value = tl.load(base[:, None] + column, mask=mask, other=float("-inf")).to(tl.float32)
+        top, total = softmax.risen(top, total, value)
         if SMOOTHED:
             w = tl.where(mask, 1.0, 0.0)
             if weight is not None:
                 w = tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
-            weights += tl.sum(w, 1)
-            weighted += tl.sum(tl.where(mask, w * value, 0.0), 1)
-    peak = tl.max(top, 0)
-    lse = peak + tl.log(tl.sum(tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak)), 0))
-    target = tl.load(targets + row)
-    loss, share, valid = _of_target(x + row * classes, lse, target, weight, classes, ignored, smoothing)
-    if SMOOTHED:
-        loss += smoothing / classes * (lse * tl.sum(weights, 0) - tl.sum(weighted, 0))
-    tl.store(losses + row, tl.where(valid, loss, 0.0).to(losses.dtype.element_ty))
-    tl.store(shares + row, share)
-    tl.store(logs + row, lse)
-
-
-@kernel
-def _forward_short(
-    x, targets, weight, losses, shares, logs, rows, classes, ignored, smoothing,
-    SMOOTHED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """`_forward` of M rows that fit a tile together"""
-    chips.begin(EARLY, OPEN=False)
-    row = tl.program_id(0) * M + tl.arange(0, M)
-    column = tl.arange(0, N)[None, :]
-    mask = (row < rows)[:, None] & (column < classes)
-    base = x + row.to(tl.int64) * classes
-    value = tl.load(base[:, None] + column, mask=mask, other=float("-inf")).to(tl.float32)
-    peak = tl.max(value, 1)
+            weights += w
+            weighted += tl.where(mask, w * value, 0.0)
+    peak = tl.max(top, 1)
     finite = tl.where(peak == float("-inf"), 0.0, peak)
-    lse = peak + tl.log(tl.sum(tl.exp(value - finite[:, None]), 1))
+    lse = peak + tl.log(tl.sum(tl.where(top == float("-inf"), 0.0, total * tl.exp(top - finite[:, None])), 1))
     target = tl.load(targets + row, mask=row < rows, other=-1)
     loss, share, valid = _of_target(base, lse, target, weight, classes, ignored, smoothing)
     if SMOOTHED:
-        w = tl.where(mask, 1.0, 0.0)
-        if weight is not None:
-            w = tl.load(weight + column, mask=column < classes, other=0.0).to(tl.float32)
-        loss += smoothing / classes * (lse * tl.sum(tl.broadcast_to(w, (M, N)), 1) - tl.sum(tl.where(mask, w * value, 0.0), 1))
-    tl.store(losses + row, tl.where(valid, loss, 0.0).to(losses.dtype.element_ty), mask=row < rows)
+        loss += smoothing / classes * (lse * tl.sum(weights, 1) - tl.sum(weighted, 1))
+    tl.store(losses + row, tl.where(valid & (row < rows), loss, 0.0).to(losses.dtype.element_ty), mask=row < rows)
     tl.store(shares + row, share, mask=row < rows)
     tl.store(logs + row, lse, mask=row < rows)
-
-
-@kernel
-def _forward_joined(
-    x, targets, weight, tops, totals, losses, shares, logs, parts, classes, ignored, S: tl.constexpr, EARLY: tl.constexpr
-):
-    """`_forward` of a row of which the maxima and sums of all parts are known"""
-    chips.begin(EARLY, OPEN=False)
-    row = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, S)
-    top = tl.load(tops + row * parts + split, mask=split < parts, other=float("-inf"))
-    total = tl.load(totals + row * parts + split, mask=split < parts, other=0.0)
-    peak = tl.max(top, 0)
-    lse = peak + tl.log(tl.sum(tl.where(top == float("-inf"), 0.0, total * tl.exp(top - peak)), 0))
-    target = tl.load(targets + row)
-    loss, share, valid = _of_target(x + row * classes, lse, target, weight, classes, ignored, 0.0)
-    tl.store(losses + row, tl.where(valid, loss, 0.0).to(losses.dtype.element_ty))
-    tl.store(shares + row, share)
-    tl.store(logs + row, lse)
 
 
 @kernel
@@ -170,12 +122,12 @@ def _rows(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 def _block(classes: int) -> int:
-    return min(next_power(classes), 8192)
+    return min(next_power(classes), 4096)
 
 
 def _together(rows: int, n: int) -> int:
     """How many rows of so many columns one program takes: short ones together, since only so many programs begin in a microsecond
-    (524288 rows of 4 took 392 µs on an H200, each in a program of its own)."""
+    ."""
     return max(1, min(2048 // n, next_power(rows)))
 
 
@@ -187,19 +139,8 @@ def _evaluate(
     shares, logs = empty((2, rows), torch.float32, x.device)
     n = _block(classes)
     m = _together(rows, n)
-    if m > 1:
-        _forward_short((blocks(rows, m),), x, targets, weight, losses, shares, logs, rows, classes, ignored, float(smoothing),
-                       SMOOTHED=smoothing > 0, M=m, N=n)  # fmt: skip
-        return losses, shares, logs
-    if smoothing == 0 and rows < chips.current().multiprocessors and classes > _LONG:
-        tops, totals, _ = softmax.partial_sums(x, rows, classes, classes, False)
-        parts = tops.shape[1]
-        _forward_joined(
-            (rows,), x, targets, weight, tops, totals, losses, shares, logs, parts, classes, ignored, S=next_power(parts)
-        )
-        return losses, shares, logs
-    _forward((rows,), x, targets, weight, losses, shares, logs, classes, ignored, float(smoothing),
-             SMOOTHED=smoothing > 0, N=n, LANES=8 if classes % 16 == 0 else 1, warps=row_warps(n))  # fmt: skip
+    _forward((blocks(rows, m),), x, targets, weight, losses, shares, logs, rows, classes, ignored, float(smoothing),
+             SMOOTHED=smoothing > 0, M=m, N=n, warps=row_warps(m * n))  # fmt: skip
     return losses, shares, logs
 
 
@@ -207,7 +148,7 @@ def _finish(losses: torch.Tensor, shares: torch.Tensor, shape: torch.Size, reduc
     if reduction == _NONE:
         return losses.view(shape)
     if losses.numel() > _MANY:
-        losses, shares = (reduce.sum_all(x).view(1) for x in (losses, shares))
+        losses, shares = (reduce.sum_dim(x).view(1) for x in (losses, shares))
     out = empty((), dtype, losses.device)
     n = _block(losses.numel())
     _total((1,), losses, shares, out, losses.numel(), MEAN=reduction == _MEAN, N=n, warps=row_warps(n))
@@ -236,7 +177,7 @@ class _CrossEntropy(torch.autograd.Function):
         rows, classes = flat.shape
         grads = grad.float().reshape(-1).contiguous()  # the gradient of a sum comes as one number, expanded
         if reduction == _MEAN:
-            grads = grads / reduce.sum_all(shares)
+            grads = grads / reduce.sum_dim(shares)
         dx = torch.empty_like(flat)
         weight_total = float(classes) if weight is None or smoothing == 0 else float(weight.sum())
         n = _block(classes)
@@ -263,13 +204,9 @@ def _check(x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, s
 
 
 def cross_entropy_loss_forward(
-    self: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    reduction: int = _MEAN,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> torch.Tensor:
+    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = _MEAN,
+    ignore_index: int = -100, label_smoothing: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
     """−log softmax(x)[target], averaged, summed or kept"""
     _check(self, target, weight, label_smoothing)
     weight = None if weight is None else weight.contiguous()
@@ -279,13 +216,9 @@ def cross_entropy_loss_forward(
 
 
 def cross_entropy_loss(
-    self: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    reduction: int = _MEAN,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> torch.Tensor:
+    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = _MEAN,
+    ignore_index: int = -100, label_smoothing: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
     """cross entropy, differentiable in the logits"""
     _check(self, target, weight, label_smoothing)
     if weight is not None and weight.requires_grad:

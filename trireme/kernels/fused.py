@@ -7,8 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trireme.kernels import chips
-from trireme.kernels.aten import scalar
+from trireme.kernels import chips, scalar
 from trireme.kernels.aten.calls.repeat import repeating
 from trireme.kernels.aten.elementwise.pointwise import pointwise
 from trireme.kernels.aten.rowwise import norms
@@ -174,7 +173,7 @@ def _skip_rms(
     _require_contiguous(x, residual)
     length = x.shape[-1]
     weight = None if weight is None else weight.contiguous()
-    y, _ = norms.rms_rows(norms.as_rows(x, length), residual, weight, eps, keep=False)
+    y = norms.rms_rows(norms.as_rows(x, length), residual, weight, eps)
     return y.view(x.shape), residual
 
 
