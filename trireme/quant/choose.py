@@ -11,17 +11,18 @@ from importlib.metadata import entry_points
 from trireme.errors import BadConfig
 from trireme.quant.base import Dense, Stored, WeightMethod
 from trireme.quant.int8 import Int8
+from trireme.quant.online import rounded
 
-METHODS: dict[str, type[WeightMethod]] = {"none": Dense, "int8": Int8}
+METHODS: dict[str, type[WeightMethod]] = {"none": Dense, "int8": Int8} | {kind: rounded(kind) for kind in ("int4", "fp8", "mxfp4")}
 
 
 def choose(option: str, parts: list[Stored], native: Mapping[str, type[WeightMethod]]) -> type[WeightMethod]:
     """`native` are the backend's own methods, by option name or by stored kind (a GGUF block type kept as it is); its "auto" is for
     what has no method by kind."""
     if option == "auto":
-        kinds = {part.kind for part in parts}
-        kept = native.get(next(iter(kinds))) if len(kinds) == 1 else None
-        return kept or native.get("auto") or native.get("none") or Dense
+        kept = {native.get(part.kind) for part in parts}
+        (only,) = kept if len(kept) == 1 else (None,)
+        return only or native.get("auto") or native.get("none") or Dense
     method = native.get(option) or METHODS.get(option) or _plugged(option)
     if method is None:
         known = sorted({*METHODS, *(name for name in native if name.islower())})

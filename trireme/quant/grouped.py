@@ -251,7 +251,7 @@ def _bytes(stored: Composite, device: torch.device | str) -> Grouped:
     return Grouped(codes, scales, group, None, of, input_scale=given)
 
 
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 def _fp4(stored: Composite, device: torch.device | str) -> Grouped:
@@ -267,7 +267,7 @@ def _fp4(stored: Composite, device: torch.device | str) -> Grouped:
         whole = _tensor(stored, "global", device).float().reshape(())
         wide = scales.float() / whole if stored.form.facts["divides"] else scales.float() * whole
     group, of = _groups(stored, device)
-    return Grouped(codes, _by_row(stored, "scales", wide), group, None, of, torch.tensor(_E2M1, device=device))
+    return Grouped(codes, _by_row(stored, "scales", wide), group, None, of, torch.tensor(E2M1, device=device))
 
 
 def _table(stored: Composite, device: torch.device | str) -> Grouped:

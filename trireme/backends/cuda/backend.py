@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trireme.backends.base import Backend
 from trireme.backends.cuda import device as gpu
+from trireme.backends.cuda.methods import FLOATS, WHOLE
 from trireme.backends.cuda.ops import CudaOps
 from trireme.config import DeviceOptions
 from trireme.kernels import chips
@@ -38,6 +39,7 @@ class Cuda(Backend):
         super().__init__(options, rank)
         self.device = gpu.select(rank)
         self.kv_kinds = gpu.kv_kinds(self.device)
+        self.methods = WHOLE | FLOATS if "fp8" in self.kv_kinds else WHOLE
         self.ops = CudaOps(pdl=chips.current().early)
         self.graphs = gpu.Graphs(self.device, self.workspace_bytes())
 

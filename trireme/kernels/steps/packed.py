@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trireme.kernels import chips
-from trireme.kernels.launch import blocks, kernel_of_any, next_power
+from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 
 MAX_ROWS = 256
 
@@ -56,6 +56,12 @@ def pack(codes: Tensor, width: int) -> Tensor:
     return words.view(rows, columns // 8)
 
 
+def unpack(words: Tensor, width: int) -> Tensor:
+    """The numbers of some rows, in the order of their columns.  words: [rows, columns / 8]"""
+    planes = words.view(len(words), -1, 1, width) >> torch.arange(0, 32, 4, dtype=torch.int32, device=words.device).view(8, 1)
+    return (planes & 15).flatten(1).to(torch.uint8)
+
+
 def width_for(columns: int, group: int) -> int:
     """How wide the planes are: 0 where there is no width for it."""
     for width in WIDTHS:
@@ -64,7 +70,7 @@ def width_for(columns: int, group: int) -> int:
     return 0
 
 
-WIDTHS = (64, 32, 16)
+WIDTHS = (16, 32, 64)
 _ONE = {torch.bfloat16: "0x3F803F80", torch.float16: "0x3C003C00"}
 _OVER = {torch.bfloat16: (128, "0x43004300"), torch.float16: (1024, "0x64006400")}  # a number or-ed to this is added to it
 # e2m1: where its exponent and fraction go, what is left of the rest, and what brings the exponent to that of the wide type
@@ -104,7 +110,7 @@ def _number(words, away, T: tl.constexpr, KIND: tl.constexpr, TYPE: tl.constexpr
     """Number T of each word; whole numbers with `away` added to what they are over."""
     code = (words >> (4 * T)) & 15
     if KIND == "int4":
-        return (code.to(tl.float32) + away.to(tl.float32) + (128.0 if TYPE == tl.bfloat16 else 1024.0)).to(TYPE)
+        return (code.to(tl.float32) + away.to(tl.float32) + (128.0 if tl.bfloat16 == TYPE else 1024.0)).to(TYPE)
     exponent, fraction = (code >> 1) & 3, (code & 1).to(tl.float32) * 0.5
     size = tl.where(exponent == 0, fraction, (1.0 + fraction) * tl.exp2((exponent - 1).to(tl.float32)))
     return tl.where(code >= 8, -size, size).to(TYPE)
@@ -200,6 +206,44 @@ def linear(
     return out
 
 
+@kernel
+def _dense(
+    words, scales, zeros, out, N, K: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr,
+    ZEROS: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
+):  # fmt: skip
+    """OUTPUTS rows of one block of the matrix itself."""
+    n, at, j = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1), tl.arange(0, WIDTH)
+    half: tl.constexpr = out.dtype.element_ty
+    over: tl.constexpr = 128.0 if half == tl.bfloat16 else 1024.0
+    there = tl.minimum(n, N - 1)
+    w = tl.load(words + there.to(tl.int64)[:, None] * (K // 8) + at * WIDTH + j[None, :])
+    for t in tl.static_range(8):
+        first = at * 8 * WIDTH + t * WIDTH
+        away = tl.full([OUTPUTS], -over - 8.0, tl.float32)
+        if ZEROS:
+            away = -over - tl.load(zeros + first // GROUP * N + there).to(tl.float32)
+        moved = tl.broadcast_to(away.to(half)[:, None], [OUTPUTS, WIDTH])
+        if HOW is None:
+            q = _number(w, moved, t, KIND, half)
+        else:
+            q = tl.inline_asm_elementwise(HOW[t], "=r,r,r,r", [w, moved], dtype=out.dtype.element_ty, is_pure=True, pack=2)
+        value = q.to(tl.float32) * tl.load(scales + first // GROUP * N + there).to(tl.float32)[:, None]
+        tl.store(out + there.to(tl.int64)[:, None] * K + first + j[None, :], value.to(half), mask=(n < N)[:, None])
+
+
+def dense(weight: FourBits, dtype: torch.dtype) -> Tensor:
+    """The matrix itself, for so many rows that reading it once more costs little."""
+    out = torch.empty((weight.rows, weight.columns), dtype=dtype, device=weight.words.device)
+    how = None if chips.current().interpreted else unpacking(weight.kind, dtype)
+    _dense(
+        (blocks(weight.rows, 16), weight.columns // (8 * weight.width)), weight.words, weight.scales,
+        weight.words if weight.zeros is None else weight.zeros, out, weight.rows, K=weight.columns,
+        GROUP=min(weight.group, weight.columns), WIDTH=weight.width, OUTPUTS=16, ZEROS=weight.zeros is not None,
+        KIND=weight.kind, HOW=how, warps=4,
+    )  # fmt: skip
+    return out
+
+
 PARTIAL_VALUES = 1 << 23
 
 
@@ -210,9 +254,16 @@ def workspace(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def choose(rows: int, outputs: int, inner: int) -> Config:
-    """How a product is cut."""
-    tile = 64
-    most = 16 if rows <= 16 else min(next_power(rows), 128)
-    tiles, many = blocks(outputs, tile) * blocks(rows, most), chips.current().multiprocessors
-    splits = max(min(many // tiles, 8, PARTIAL_VALUES // (rows * outputs)), 1)
-    return Config(tile, most, 4, 3, splits)
+    """The best cut of those measured on an H200, by rows."""
+    many = chips.current().multiprocessors
+    if rows <= 16:
+        # two warps: the small matrix unit takes weights as they are unpacked, the large one waits for four warps of them
+        tile = 64 if outputs > 2048 else 32
+        return Config(tile, 16, 2, 3, _splits(4 * many // blocks(outputs, tile), rows, outputs))
+    most = min(next_power(rows), 64)
+    tiles = blocks(outputs, 128) * blocks(rows, most)
+    return Config(128, most, 4, 3, _splits(2 * many // tiles, rows, outputs))
+
+
+def _splits(wanted: int, rows: int, outputs: int) -> int:
+    return max(min(wanted, 8, PARTIAL_VALUES // (rows * outputs)), 1)

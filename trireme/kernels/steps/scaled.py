@@ -1,6 +1,6 @@
 """Products with weights of eight bits, whole numbers or floats, that have a scale for each row, group or block.
 
-    y[m, n] = bias[n] + sum_k x[m, k] (w[n, k] - zero[g, n]) scale[g, n // high]          g = k // group
+    y[m, n] = bias[n] + sum_k x[m, k] (w[n, k] - zero[g, n]) scale[g, n]          g = k // group
 
 One row, and weights with zeros, take x as it is; more rows take it in eight bits too, with a scale for each row, which doubles what
 the matrix units do. Knows nothing of layers or files.
@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 from trireme.kernels.steps.packed import PARTIAL_VALUES, Config, workspace
 
-LEAST = 1e-12  # of what a row is scaled by: a row of zeros stays one
+MOST_WIDE = 64  # rows of 16 bits
 
 
 @dataclass
@@ -27,10 +26,9 @@ class EightBits:
     """A matrix [rows, columns] as the kernels read it."""
 
     codes: Tensor  # [rows, columns] int8 or float8_e4m3fn
-    scales: Tensor  # [groups, rows / high] float32
+    scales: Tensor  # [groups, rows] float32
     zeros: Tensor | None  # [groups, rows] float32
     group: int  # columns
-    high: int = 1  # rows
 
     @property
     def rows(self) -> int:
@@ -63,13 +61,15 @@ def quantize(x: Tensor, dtype: torch.dtype, pdl: bool = False) -> tuple[Tensor, 
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     width = next_power(inner)
     most = 127.0 if dtype == torch.int8 else 448.0
-    _quantize((rows,), x, q, scale, inner, x.stride(0), WIDTH=width, MOST=most, PDL=pdl, dependent=pdl, warps=8 if width > 2048 else 4)
+    _quantize(
+        (rows,), x, q, scale, inner, x.stride(0), WIDTH=width, MOST=most, PDL=pdl, dependent=pdl, warps=8 if width > 2048 else 4
+    )
     return q, scale
 
 
 @kernel
 def _one_row(
-    x, codes, scales, bias, out, K, N, GROUP: tl.constexpr, HIGH: tl.constexpr, OUTPUTS: tl.constexpr, INNER: tl.constexpr,
+    x, codes, scales, bias, out, K, N, GROUP: tl.constexpr, OUTPUTS: tl.constexpr, INNER: tl.constexpr,
     EVEN: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """OUTPUTS values of the product of one row as it is."""
@@ -93,13 +93,13 @@ def _one_row(
             v = tl.load(x + here, mask=here < K, other=0.0).to(tl.float32)
         part = w.to(tl.float32) * v[None, :]
         if GROUP != 0:
-            groups = scales + (here // GROUP)[None, :] * tl.cdiv(N, HIGH) + (there // HIGH)[:, None]
+            groups = scales + (here // GROUP)[None, :] * N + there[:, None]
             part *= tl.load(groups, mask=(here < K)[None, :], other=0.0)
         acc += part
         w = tl.load(row + start + INNER, mask=(here + INNER < K)[None, :], other=0.0, eviction_policy="evict_first")
     y = tl.sum(acc, 1)
     if GROUP == 0:
-        y *= tl.load(scales + there // HIGH)
+        y *= tl.load(scales + there)
     if BIASED:
         y += tl.load(bias + there).to(tl.float32)
     tl.store(out + n, y.to(out.dtype.element_ty), mask=n < N)
@@ -108,11 +108,11 @@ def _one_row(
 @kernel_of_any("M")
 def _rows(
     x, sizes, codes, scales, bias, out, partial, counters, M, K, N, share,
-    GROUP: tl.constexpr, HIGH: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, SPLITS: tl.constexpr,
+    GROUP: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, SPLITS: tl.constexpr,
     EVEN: tl.constexpr, OFTEN: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """OUTPUTS columns of ROWS rows of eight bits, over one share of the inner axis."""
-    # x: [M, K]; sizes: [M]; codes: [N, K]; scales: [groups, N / HIGH]; out: [M, N]; partial: [SPLITS, M, N] float32
+    # x: [M, K]; sizes: [M]; codes: [N, K]; scales: [groups, N]; out: [M, N]; partial: [SPLITS, M, N] float32
     block, split = tl.program_id(0), tl.program_id(1)
     n, m, k = block * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, INNER)
     there = tl.minimum(n, N - 1)
@@ -138,7 +138,7 @@ def _rows(
         else:
             joined = tl.dot(w, v.T, out_dtype=kind).to(tl.float32)
             if GROUP != 0:
-                joined *= tl.load(scales + start // GROUP * tl.cdiv(N, HIGH) + there // HIGH)[:, None]
+                joined *= tl.load(scales + start // GROUP * N + there)[:, None]
             acc += joined
     total = acc.to(tl.float32)
     cell = m[None, :] * N + n[:, None]
@@ -154,7 +154,7 @@ def _rows(
         for other in tl.static_range(SPLITS):
             total += tl.load(partial + other * M * N + cell, mask=inside, other=0.0, cache_modifier=".cg")
     if GROUP == 0:
-        total *= tl.load(scales + there // HIGH)[:, None]
+        total *= tl.load(scales + there)[:, None]
     total *= tl.load(sizes + m, mask=m < M, other=0.0)[None, :]
     if BIASED:
         total += tl.load(bias + there).to(tl.float32)[:, None]
@@ -196,7 +196,7 @@ def _wide_rows(
         else:
             q = tl.inline_asm_elementwise(HOW, "=r,=r,r", [w], dtype=x.dtype.element_ty, is_pure=True, pack=4)
         if ZEROS:
-            q = q - tl.load(zeros + start // GROUP * N + there).to(x.dtype.element_ty)[:, None]
+            q = (q.to(tl.float32) - tl.load(zeros + start // GROUP * N + there)[:, None]).to(x.dtype.element_ty)
         acc += tl.dot(q, v.T) * tl.load(scales + start // GROUP * N + there)[:, None]
     cell = m[None, :] * N + n[:, None]
     inside = (m < M)[None, :] & (n < N)[:, None]
@@ -224,15 +224,18 @@ class Cut(Config):
     often: bool = False
 
 
-def one_row(x: Tensor, weight: EightBits, bias: Tensor | None = None, *, cut: Cut | None = None, pdl: bool = False) -> Tensor:
+def one_row(
+    x: Tensor, weight: EightBits, bias: Tensor | None = None, *, cut: Cut | None = None, pdl: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
     """The product of one row as it is.  x: [1, columns]"""
     inner, outputs = x.shape[1], weight.rows
     cut = cut or Cut(4, 1, 4, inner=1024)
-    out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((1, outputs), dtype=dtype or x.dtype, device=x.device)
     group = 0 if weight.group >= inner else weight.group
     _one_row(
         (blocks(outputs, cut.outputs),), x, weight.codes, weight.scales, x if bias is None else bias, out, inner, outputs,
-        GROUP=group, HIGH=weight.high, OUTPUTS=cut.outputs, INNER=cut.inner, EVEN=inner % cut.inner == 0, BIASED=bias is not None,
+        GROUP=group, OUTPUTS=cut.outputs, INNER=cut.inner, EVEN=inner % cut.inner == 0, BIASED=bias is not None,
         PDL=pdl, dependent=pdl, warps=cut.warps, stages=cut.stages,
     )  # fmt: skip
     return out
@@ -246,26 +249,29 @@ def rows(
     (count, inner), outputs = q.shape, weight.rows
     cut = cut or choose(count, outputs, inner)
     group = 0 if weight.group >= inner else weight.group
-    step = min(cut.inner, group) if group else cut.inner
+    step = min(cut.inner, group & -group) if group else cut.inner
     out = torch.empty((count, outputs), dtype=dtype, device=q.device)
     share = blocks(blocks(inner, step), cut.splits) * step
     splits = blocks(inner, share)
     partial, counters = workspace(q.device) if splits > 1 else (q, q)
     _rows(
         (blocks(outputs, cut.outputs), splits, blocks(count, cut.rows)), q, sizes, weight.codes, weight.scales,
-        q if bias is None else bias, out, partial, counters, count, inner, outputs, share, GROUP=group, HIGH=weight.high,
+        q if bias is None else bias, out, partial, counters, count, inner, outputs, share, GROUP=group,
         OUTPUTS=cut.outputs, ROWS=cut.rows, INNER=step, SPLITS=splits, EVEN=inner % step == 0, OFTEN=cut.often,
         BIASED=bias is not None, PDL=pdl, dependent=pdl, warps=cut.warps, stages=cut.stages,
     )  # fmt: skip
     return out
 
 
-def wide_rows(x: Tensor, weight: EightBits, bias: Tensor | None = None, *, cut: Cut | None = None, pdl: bool = False) -> Tensor:
+def wide_rows(
+    x: Tensor, weight: EightBits, bias: Tensor | None = None, *, cut: Cut | None = None, pdl: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
     """The product of rows as they are with whole numbers.  x: [rows, columns]"""
     (count, inner), outputs = x.shape, weight.rows
     cut = cut or choose(count, outputs, inner)
-    step = min(cut.inner, weight.group, inner & -inner)
-    out = torch.empty((count, outputs), dtype=x.dtype, device=x.device)
+    step = min(cut.inner, weight.group & -weight.group, inner & -inner)
+    out = torch.empty((count, outputs), dtype=dtype or x.dtype, device=x.device)
     share = blocks(inner // step, cut.splits) * step
     splits = blocks(inner, share)
     partial, counters = workspace(x.device) if splits > 1 else (x, x)
@@ -280,8 +286,17 @@ def wide_rows(x: Tensor, weight: EightBits, bias: Tensor | None = None, *, cut: 
 
 
 def choose(count: int, outputs: int, inner: int) -> Cut:
-    """How a product is cut."""
-    most = 16 if count <= 16 else min(next_power(count), 128)
-    tiles, many = blocks(outputs, 64) * blocks(count, most), chips.current().multiprocessors
-    splits = max(min(many // tiles, 8, PARTIAL_VALUES // (count * outputs)), 1)
-    return Cut(64, most, 4, 4, splits, inner=128)
+    """The best cut of those measured on an H200, by rows."""
+    many = chips.current().multiprocessors
+    if count <= 16:
+        tile = 128 if outputs >= 64 * many else 64
+        splits = 2 * many // blocks(outputs, tile) // (tile // 64)
+        return Cut(tile, 16, 4, 4, _splits(splits, count, outputs), inner=256)
+    if count <= 64:
+        most = next_power(count)
+        return Cut(64, most, 4, 4, _splits(2 * many // blocks(outputs, 64), count, outputs), inner=128)
+    return Cut(128, min(next_power(count), 256), 8, 4 if count <= 128 else 5, 1, inner=128)
+
+
+def _splits(wanted: int, rows: int, outputs: int) -> int:
+    return max(min(wanted, 8, PARTIAL_VALUES // (rows * outputs)), 1)

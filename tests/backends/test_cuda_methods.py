@@ -1,0 +1,106 @@
+"""The GPU's weight methods against the decoded weights: formats as they are stored, cut, in an order, and quantized at load."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+
+from tests.quant.packers import FORMATS
+from trireme.backends.cuda.methods import FLOATS, WHOLE, Packed, Scaled
+from trireme.backends.cuda.ops import CudaOps
+from trireme.hub.composite import Composite
+from trireme.hub.safetensors import read_safetensors
+from trireme.hub.schemes import join
+from trireme.hub.weights import Weight
+from trireme.kernels import chips
+from trireme.quant import Dense, WeightMethod, choose, decode
+
+DEVICE = torch.device("cpu" if chips.current().interpreted else "cuda")
+METHODS = WHOLE | FLOATS
+OPS = CudaOps()
+ROWS, COLUMNS = 32, 256
+
+NATIVE = {
+    "gptq 4 bit": Packed, "gptq 4 bit with zeros, version 1": Packed, "gptq 3 bit": Packed, "gptq in an order": Packed,
+    "awq": Packed, "words 4 with zeros": Packed, "mxfp4": Packed, "gptq 8 bit": Scaled, "words 8": Scaled, "int8 by row": Scaled,
+    "int8 groups": Scaled, "fp8, one scale": Scaled, "fp8 by row": Scaled, "fp8 blocks": Scaled, "nf4": Dense, "nvfp4": Dense,
+}  # fmt: skip
+
+
+def stored(tmp_path: pathlib.Path, name: str) -> Composite:
+    file = tmp_path / "model.safetensors"
+    tensors = FORMATS[name][0](ROWS, COLUMNS)[0]
+    save_file({"m" + end: value.clone(memory_format=torch.contiguous_format) for end, value in tensors.items()}, file)
+    (found,) = join(read_safetensors(file), {}).values()
+    assert isinstance(found, Composite)
+    return found
+
+
+def close(method: WeightMethod, x: Tensor, dense: Tensor, bias: Tensor, loss: float) -> None:
+    wanted = x.double() @ dense.double().t() + bias.double()
+    found = method.linear(OPS, x)
+    assert found.dtype == x.dtype and float((found.double() - wanted).norm() / wanted.norm()) < loss
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_formats(name: str, tmp_path: pathlib.Path) -> None:
+    matrix, bias = stored(tmp_path, name), torch.randn(2 * ROWS, device=DEVICE).bfloat16()
+    torch.manual_seed(1)
+    parts = [matrix, matrix.rows(np.arange(ROWS)[::-1].copy())]
+    method = choose("auto", parts, METHODS).load(parts, bias, torch.bfloat16, DEVICE)
+    assert type(method) is NATIVE[name]
+    dense = torch.cat([decode(part, torch.float32, DEVICE) for part in parts])
+    loss = 0.06 if matrix.kind in ("I8C", "F8T", "F8C", "F8B") else 0.01  # whose activations are rounded to eight bits
+    if type(method) is not Dense:
+        close(method, torch.randn(3, COLUMNS, device=DEVICE).bfloat16(), dense, bias, loss)
+    assert method.num_bytes() < 2 * dense.numel() or type(method) is Dense
+
+
+@pytest.mark.parametrize("name", ["gptq 4 bit", "fp8 by row", "int8 groups"])
+def test_logits_are_wide(name: str, tmp_path: pathlib.Path) -> None:
+    matrix = stored(tmp_path, name)
+    method = choose("auto", [matrix], METHODS).load([matrix], None, torch.bfloat16, DEVICE)
+    x = torch.randn(1, COLUMNS, device=DEVICE).bfloat16()
+    found, wanted = method.logits(OPS, x), x.double() @ decode(matrix, torch.float64, DEVICE).t()
+    assert found.dtype == torch.float32 and float((found.double() - wanted).norm() / wanted.norm()) < 0.06
+
+
+def test_many_rows(tmp_path: pathlib.Path) -> None:
+    for name in ("gptq 4 bit", "int8 groups"):
+        matrix = stored(tmp_path, name)
+        method = choose("auto", [matrix], METHODS).load([matrix], None, torch.bfloat16, DEVICE)
+        x = torch.randn(150, COLUMNS, device=DEVICE).bfloat16()
+        close(method, x, decode(matrix, torch.float32, DEVICE), torch.zeros(ROWS, device=DEVICE), 0.01)
+
+
+def test_a_cut_through_a_group_is_decoded(tmp_path: pathlib.Path) -> None:
+    matrix = stored(tmp_path, "gptq 4 bit").columns(slice(16, 144))
+    method = choose("auto", [matrix], METHODS).load([matrix], None, torch.bfloat16, DEVICE)
+    assert type(method) is Dense
+    assert torch.equal(method.weight, decode(matrix, torch.bfloat16, DEVICE))
+
+
+@pytest.mark.parametrize("kind, loss", [("int8", 0.03), ("fp8", 0.06), ("int4", 0.12), ("mxfp4", 0.2)])
+def test_quantized_at_load(kind: str, loss: float) -> None:
+    values = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)
+    part, x = Weight("m", "F32", values), torch.randn(3, COLUMNS, device=DEVICE).bfloat16()
+    method = choose(kind, [part], METHODS).load([part], None, torch.bfloat16, DEVICE)
+    assert type(method) in (Packed, Scaled)
+    close(method, x, torch.from_numpy(values).to(DEVICE), torch.zeros(ROWS, device=DEVICE), loss)
+    for table, lost in ((part, loss), (Weight("t", "F32", np.tile(values, (100, 1))), 0.06)):  # the second is a vocabulary
+        found = (
+            choose(kind, [table], METHODS)
+            .load([table], None, torch.bfloat16, DEVICE)
+            .embed(OPS, torch.tensor([3, 30], device=DEVICE))
+        )
+        wanted = torch.from_numpy(values[[3, 30]]).to(DEVICE)
+        assert float((found.float() - wanted).norm() / wanted.norm()) < lost
