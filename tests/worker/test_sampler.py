@@ -17,6 +17,7 @@ from tiny_models import LENGTH, VOCAB, prompt
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from trireme.ops import Ops
 from trireme.types import FinishReason, SamplingParams, TokenLogprobs
 from trireme.worker.sampler import uniform
 from trireme.worker.tables import Step
@@ -327,3 +328,10 @@ def test_log_probabilities_of_a_step_come_in_one_copy(folder: pathlib.Path) -> N
             counts[scored].append((launching.count, collecting.count))
             drive.scheduler.update(sampled)
     assert [(launching, collecting + 1) for launching, collecting in counts[False]] == counts[True]
+
+
+def test_random_numbers_are_the_same_on_host_and_device() -> None:
+    draw = np.random.default_rng(5)
+    seeds, positions = draw.integers(0, 2**64, 1000, dtype=np.uint64), draw.integers(0, 2**20, 1000, dtype=np.int32)
+    found = Ops().uniforms(torch.from_numpy(seeds.view(np.int64)), torch.from_numpy(positions))
+    assert np.array_equal(found.numpy(), uniform(seeds, positions.astype(np.uint64)))

@@ -96,3 +96,30 @@ def test_columns_that_find_no_room_travel_by_themselves_unchanged() -> None:
     shares, counts = np.array([0.25, 0.75], np.float32), np.array([3, 4], np.int64)
     assert tables.packed.at(tables.packed.put(shares)).view(torch.float32).tolist() == shares.tolist()
     assert tables.packed.at(tables.packed.put(counts)).tolist() == counts.tolist()
+
+
+@pytest.mark.parametrize("padding", [None, Padding(4, 4, True, True)])
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_a_step_that_settles_is_where_its_rows_are(ahead: int, padding: Padding | None) -> None:
+    """A plan's starts may be too far where its rows' lengths are settled on the device; where they are right, nothing changes."""
+    backend, rows, lengths = Reference(DeviceOptions()), [4, 0, 2], [3, 9, 5]
+    right, settled = (Tables(backend, 8, 64, BANDS, 64) for _ in range(2))
+    ids = torch.tensor([7, 8, 9, 0][: padding.sequences if padding else 3])
+    for i in range(4):
+        starts = [length - 1 + i for length in lengths]
+        plan = admissions(rows, lengths) if not i else decode(i, rows, starts)
+        exact = right.fill(plan, None, padding and padding._replace(settled=False))
+        too_far = [start + ahead * (i > 0) for start in starts]
+        step = settled.fill(msgspec.structs.replace(plan, starts=too_far, drafts=[0, 0, 0]), None, padding)
+        for _ in range(2):  # as often as a step is run, as a graph's first one is twice
+            settled.settle(step)
+            assert settled_columns(step) == settled_columns(exact), i
+            settled.append(step, ids)
+        right.append(exact, ids)
+        assert torch.equal(settled.tokens, right.tokens)
+    last = settled.exact(msgspec.structs.replace(decode(4, rows, [40, 41, 42]), drafts=[0, 0, 0]))
+    assert last.starts == [length + 3 for length in lengths] and not last.drafts
+
+
+def settled_columns(step: Step) -> dict[str, list[int]]:
+    return {name: step.column(name).tolist() for name in NAMES}

@@ -424,7 +424,27 @@ def _gated_linear(ops: Ops, d: Draw, rows: int, kind: str, bias: bool) -> Result
 def _tables() -> Iterator[Case]:
     for page in (1, 4, 7):
         yield Case("step_inputs", f"pages of {page}", lambda ops, d, p=page: _inputs(ops, d, p), EXACT)
+    yield Case("uniforms", "any seed", _uniforms, EXACT)
     yield Case("append_tokens", "some broken", _append, EXACT)
+    for name, said in (("known lengths", [9, 30, 4]), ("lengths of its own", [-1, -1, 4]), ("both", [9, -1, 4])):
+        yield Case("settle", name, lambda ops, d, s=said: _settle(ops, d, s), EXACT)
+
+
+def _settle(ops: Ops, d: Draw, said: list[int]) -> Result:
+    """Sequences of one token, of three, and of a chunk that is where it was planned; two tokens and a choice pad the step."""
+    columns = {
+        "ends": d.int32([12, 31, 4]), "said": d.int32(said), "states_from": d.int32([3, 0, -1]),
+        "query_starts": d.int32([0, 1, 4, 8]), "lengths": d.int32([12, 31, 4]), "positions": d.int32([0] * 10),
+        "reach": d.int32([12, 29, 30, 31, 20, 20, 20, 20, 1, 1]), "pick_sequences": d.int32([0, 1, -1]),
+        "pick_positions": d.int32([12, 31, 0]),
+    }  # fmt: skip
+    ops.settle(d.int32([28, 0, 0, 10]), columns)
+    return tuple(columns[name] for name in ("lengths", "positions", "reach", "pick_positions"))
+
+
+def _uniforms(ops: Ops, d: Draw) -> Result:
+    seeds = torch.from_numpy(d.numbers.integers(-(2**63), 2**63, 50, dtype=np.int64)).to(d.device)
+    return ops.uniforms(seeds, d.integers(0, 2**20, 50))
 
 
 def _inputs(ops: Ops, d: Draw, page: int) -> Result:

@@ -6,7 +6,7 @@ ones. Knows tensors; nothing of models, requests or devices. Token counts come f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -214,6 +214,25 @@ class Ops:
         row, position = rows.long(), positions.long()
         return tokens[row, position], pages[row, position // page_size] * page_size + positions % page_size
 
+    def settle(self, lengths: Tensor, columns: Mapping[str, Tensor]) -> None:
+        """Moves a step that was planned too far to where its sequences really are, in place. All of int32.
+
+        lengths: tokens of each sequence, by its slot.  columns, by sequence: `ends`, where the plan lets each end; `said`, its
+        length where the host knows it, below 0 where it is lengths[states_from]; `query_starts`, with the end of the last.
+        Written: `lengths` by sequence; `positions` and `reach` by token; `pick_positions`, for the sequences `pick_sequences`.
+        """
+        starts, ends, reach = columns["query_starts"], columns["ends"], columns["reach"]
+        known = torch.where(columns["said"] >= 0, columns["said"], lengths[columns["states_from"].clamp_min(0).long()])
+        token = torch.arange(len(reach), device=reach.device, dtype=torch.int32)
+        sequence = torch.searchsorted(starts[1:], token, right=True).clamp_max(len(ends) - 1)
+        live = token < starts[-1:]
+        position = known[sequence] - starts[sequence + 1] + token
+        columns["lengths"].copy_(known)
+        columns["positions"].copy_(torch.where(live, position, 0))
+        reach.copy_(torch.where(live & (known < ends)[sequence], position + 1, reach))
+        picks = columns["pick_sequences"]
+        columns["pick_positions"].copy_(torch.where(picks >= 0, known[picks.clamp_min(0).long()], 0))
+
     def append_tokens(self, tokens: Tensor, rows: Tensor, positions: Tensor, ids: Tensor) -> None:
         """tokens[rows[i], positions[i]] = ids[i]; 0 for an id below 0."""
         tokens[rows.long(), positions.long()] = ids.clamp_min(0).to(torch.int32)
@@ -244,6 +263,15 @@ class Ops:
         kept = torch.zeros_like(p, dtype=torch.float64).scatter(1, ids, torch.where(keep, p, 0.0).double())
         return torch.where(temperature == 0, self.sample_greedy(logits), pick(kept, uniform))
 
+    def uniforms(self, seeds: Tensor, positions: Tensor) -> Tensor:
+        """[0, 1) from (seed, position): two rounds of the splitmix64 finaliser, the top 24 bits.  seeds: 64 bits as int64"""
+        x = seeds + (positions.long() + 1) * _GOLDEN  # whole numbers of 64 bits wrap around
+        for _ in range(2):
+            x = (x ^ _shifted(x, 30)) * _FIRST
+            x = (x ^ _shifted(x, 27)) * _SECOND
+            x = x ^ _shifted(x, 31)
+        return (_shifted(x, 40).double() / (1 << 24)).float()
+
     def choose_greedy(self, logits: Tensor) -> Tensor:
         """As sample_greedy, and -1 for a row whose largest logit is not a finite number."""
         ids = self.sample_greedy(logits).long()
@@ -267,6 +295,14 @@ def pick(weights: Tensor, uniform: Tensor) -> Tensor:
     chosen = (total <= uniform.double().unsqueeze(1) * total[:, -1:]).sum(-1)
     last = weights.shape[1] - 1 - (weights > 0).flip(-1).int().argmax(-1)  # rounding may carry the target past the end
     return torch.minimum(chosen, last)
+
+
+_GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """x >> bits as of a number without a sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind) -> Tensor:

@@ -1,6 +1,7 @@
 """Does a backend run whole models? Small random ones, through worker, KV cache and sampler, against the reference backend.
 
-Plans are written by hand here: chunked prompts, mixed steps, decodes, scattered pages. Knows no scheduler and no real checkpoint.
+Plans are written by hand here: chunked prompts, mixed steps, decodes, scattered pages, starts that are the most they can be. Knows
+no scheduler and no real checkpoint.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from torch import Tensor
 
@@ -27,6 +29,7 @@ from trireme.types import SamplingParams
 from trireme.worker.worker import LocalWorker
 
 VOCAB, LENGTH, PAGE, ROWS = 257, 64, 4, 4
+MOST_TOO_FAR = 3
 TOLERANCE = 2e-4  # of the largest logit, in float32, through all layers
 
 _LLAMA: dict[str, Any] = {
@@ -59,12 +62,15 @@ def check_models(name: str) -> Iterator[Finding]:
                 exact, found = (run(other, pathlib.Path(folder)) for other in ("reference", name))
                 error, note = difference(found.logits, exact.logits), ""
                 # A graph or a fused sampler runs only where nobody watches the layers.
-                chosen = run(name, pathlib.Path(folder), watch=False).tokens
-                wrong = sum(a != b for a, b in zip(chosen, exact.tokens, strict=True)) / len(exact.tokens)
+                wrong, settled = (
+                    sum(a != b for a, b in zip(tokens, exact.tokens, strict=True)) / len(exact.tokens)
+                    for tokens in (run(name, pathlib.Path(folder), watch=False, too_far=far).tokens for far in (False, True))
+                )
             except Exception as failure:  # whatever a backend raises is a finding about it
-                error, wrong, note = math.inf, math.inf, f"{type(failure).__name__}: {failure}".splitlines()[0]
+                error, wrong, settled, note = math.inf, math.inf, math.inf, f"{type(failure).__name__}: {failure}".splitlines()[0]
         yield Finding("model", title, "float32", error, TOLERANCE, note)
         yield Finding("sampler", title, "float32", wrong, 0.0, note)
+        yield Finding("lengths", title, "float32", settled, 0.0, note)
 
 
 # --- a checkpoint of random numbers ---------------------------------------------------------------------------------------------
@@ -125,8 +131,11 @@ class Outcome:
     tokens: list[int] = field(default_factory=list)  # in the order they were sampled
 
 
-def run(name: str, folder: pathlib.Path, watch: bool = True, num_steps: int = 12) -> Outcome:
-    """Prompts in chunks beside decodes, then decodes alone. `watch` keeps the logits, through the hooks on layers."""
+def run(name: str, folder: pathlib.Path, watch: bool = True, too_far: bool = False, num_steps: int = 14) -> Outcome:
+    """Prompts in chunks beside decodes, decodes alone, then one more with rules.
+
+    watch: keeps the logits, through the hooks on layers; too_far: the plans let rows that generate begin behind where they are
+    """
     settings = {"backend": name, "dtype": "float32", "max_model_len": LENGTH, "page_size": PAGE, "kv_tokens": ROWS * LENGTH}
     worker = LocalWorker(resolve(settings | {"max_running": ROWS, "max_step_tokens": 64}, environ={}), folder)
     numbers = np.random.default_rng(3)
@@ -138,9 +147,10 @@ def run(name: str, folder: pathlib.Path, watch: bool = True, num_steps: int = 12
 
     def steps() -> None:
         for step in range(1, num_steps + 1):
-            admitted = [waiting.pop(0)] if waiting else []
+            admitted = [waiting.pop(0)] if len(waiting) > 1 or (waiting and step > 8) else []
             rows.extend(admitted)
-            worker.launch(_plan(step, rows, len(admitted), free))
+            plan = _plan(step, rows, len(admitted), free)
+            worker.launch(_too_far(plan, rows, numbers) if too_far else plan)
             outcome.tokens.extend(worker.collect().tokens)
 
     if watch:
@@ -170,8 +180,16 @@ def _plan(step: int, rows: list[_Sequence], admitted: int, free: list[int], chun
         plan.samples.append(last)
         sequence.computed += count
         sequence.generated += last
-        while sequence.pages * PAGE < sequence.computed:
+        while sequence.pages * PAGE < sequence.computed + MOST_TOO_FAR:
             plan.page_rows.append(row)
             plan.page_ids.append(free.pop())
             sequence.pages += 1
     return plan
+
+
+def _too_far(plan: Plan, rows: list[_Sequence], numbers: np.random.Generator) -> Plan:
+    """The plan as it is where tokens of earlier steps may turn out not to count: rows that generate start as far as they can be."""
+    behind = [sequence.computed > len(sequence.prompt) for sequence in rows]
+    ahead = numbers.integers(0, MOST_TOO_FAR + 1, len(rows)) * behind
+    starts = (np.array(plan.starts) + ahead).tolist()
+    return msgspec.structs.replace(plan, starts=starts, drafts=[0] * len(rows))

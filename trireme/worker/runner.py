@@ -104,6 +104,8 @@ class Runner:
         for fork in plan.forks:
             if fork.parent != NO_PARENT:
                 self.sampler.fork(fork)
+        if plan.drafts and self.sampler.mode(plan.rows) == "ruled":
+            plan = self.tables.exact(plan)  # rules look at the tokens before
         size = self._size(plan)
         standing = self._standing(size) if size else None
         padding, mode = size if size and standing is Standing.WANTED else (None, "")
@@ -172,6 +174,7 @@ class Runner:
                     cache.copy(*copies)
 
     def _forward(self, step: Step) -> Tensor:
+        self.tables.settle(step)
         plans = [self.backend.ops.plan_attention(layout) for layout in step.layouts]
         tokens, slots = self.tables.inputs(step)
         views = [View(*band) for band in zip(slots, step.layouts, plans, strict=True)]
@@ -187,15 +190,15 @@ class Runner:
         sampling = [row for row, samples in zip(rows, plan.samples, strict=True) if samples]
         if not sampling:
             return None
-        mode = self.sampler.mode(sampling)
+        mode, settled = self.sampler.mode(sampling), bool(plan.drafts)
         if len(sampling) == len(rows) and set(plan.counts) == {1}:
             sequences = next(size for size in self.graph_sizes if size >= len(rows))
-            return Padding(sequences, sequences, True), mode
+            return Padding(sequences, sequences, True, settled), mode
         tokens, most = sum(plan.counts), self.graph_sizes[-1]
         if not self.graph_tokens or tokens > self.graph_tokens[-1]:
             return None
         sequences = next(size for size in (*(min(few, most) for few in self.backend.graph_batches), most) if size >= len(rows))
-        return Padding(next(size for size in self.graph_tokens if size >= tokens), sequences, False), mode
+        return Padding(next(size for size in self.graph_tokens if size >= tokens), sequences, False, settled), mode
 
     def _standing(self, size: Size) -> Standing | None:
         """What is known of a size before this step of it; None if nothing is. A first step with prompts runs as it comes."""

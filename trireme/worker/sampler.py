@@ -77,7 +77,9 @@ class Sampler:
             self.grammars.prepare(rows, lengths, self.tables.tokens)
 
     def uniforms(self, plan: Plan) -> np.ndarray:
-        """The random number in [0, 1) of each row for the token after its last."""
+        """The random number in [0, 1) of each row for the token after its last; its seed, where the device alone can tell which."""
+        if plan.drafts:
+            return self.seeds[plan.rows]
         positions = np.asarray(plan.starts, dtype=np.uint64) + np.asarray(plan.counts, dtype=np.uint64)
         with np.errstate(over="ignore"):
             return uniform(self.seeds[plan.rows], positions)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from trireme.ops import StepLayout
 
 Column = slice | Tensor  # a part of the packed buffer, or a tensor that found no room there
 Update = tuple[Tensor, Column, Column]  # flat table, index of 64 bits, values
+SETTLED = ("ends", "said", "states_from", "query_starts", "lengths", "positions", "reach", "pick_sequences", "pick_positions")
 FLOATS = ("temperature", "top_p", "min_p", "uniform")  # per sequence, as float32 bits in the int32 buffer
 
 
@@ -42,6 +44,7 @@ class Step:
     make_layouts: Callable[[Step], list[StepLayout]]
     padded: bool  # whether some sequences only pad
     room: int  # captured as a step with prompts: how many tokens it has room for; 0 else
+    settled: bool = False  # whether the device says how long its sequences are; the plan's numbers are the most they can be
 
     def begin(self, name: str) -> int:
         """Where a column begins in the buffer."""
@@ -105,6 +108,7 @@ class Padding(NamedTuple):
     tokens: int
     sequences: int
     decode: bool  # whether every sequence has one token and samples
+    settled: bool = False  # whether it begins by settling how long its sequences are
 
 
 class Tables:
@@ -134,6 +138,8 @@ class Tables:
         scratch = torch.tensor(self.scratch_pages, dtype=torch.int32, device=device).view(-1, 1, 1)
         self.all_pages = scratch.repeat(1, max_rows + 1, self.pages_per_row)
         self.page_tables = list(self.all_pages)  # by band: [all rows, pages]
+        self.lengths = backend.zeros((2 * (max_rows + 1),), torch.int32)  # by slots as of states: tokens of the rows below
+        self.known = np.zeros(max_rows + 1, dtype=np.int32)  # tokens of each row; below 0 where only the device knows
         self.num_held = np.zeros((len(bands), max_rows + 1), dtype=np.int64)
         self.num_prompt = np.ones(max_rows + 1, dtype=np.int32)
         self.sampling = {name: np.zeros(max_rows + 1, dtype=np.float32) for name in FLOATS[:3]}
@@ -145,17 +151,18 @@ class Tables:
     def fill(self, plan: Plan, uniforms: np.ndarray | None, padding: Padding | None = None) -> Step:
         """Takes a plan's changes into the tables and lays its columns into the device's buffer, padded for a captured graph.
 
-        uniforms: each row's random number; None where all are greedy
+        uniforms: each row's random number, or its seed where the step is to be settled; None where all are greedy
         """
+        assert not any(plan.drafts), "nothing here checks drafts"
         if self._goes_on(plan, padding):
             return self._one_further(plan, uniforms)
         step = self._lay_out(plan, uniforms, padding)
-        self.before = (plan, padding, step) if padding is not None and padding.decode else None
+        self.before = (plan, padding, step) if padding is not None and padding.decode and not step.settled else None
         return step
 
     def _goes_on(self, plan: Plan, padding: Padding | None) -> bool:
         """Whether this is the step before once more, each row one token further, as most steps of long answers are."""
-        if self.before is None or plan.admit or plan.forks:
+        if self.before is None or plan.admit or plan.forks or plan.drafts:
             return False
         before, size, _ = self.before
         return padding == size and plan.rows == before.rows and plan.starts == [start + 1 for start in before.starts]
@@ -166,6 +173,7 @@ class Tables:
         _, padding, last = self.before
         count, host, starts = len(plan.rows), self.packed.repeat(), last.starts.copy()
         starts[:count] += 1
+        self.known[last.rows[:count]] += 1
         for name in ("lengths", "positions", "reach", "pick_positions"):
             host[last.begin(name) : last.begin(name) + count] += 1
         for name, slots in self._states(last.rows[:count], starts[:count]).items():
@@ -190,13 +198,19 @@ class Tables:
         lengths, put = starts + counts, self.packed.put
         tokens = padding.tokens if padding else int(ends[-1])
         columns = {"rows": put(rows), "query_starts": put(ends), "lengths": put(lengths)}
-        columns |= {name: put(slots) for name, slots in self._states(rows, starts).items()}
+        settled = bool(plan.drafts)
+        columns |= {name: put(values) for name, values in self._bounds(rows, lengths, samples, settled).items()}
+        columns |= {name: put(slots) for name, slots in self._states(rows, starts, settled).items()}
         columns |= self._token_columns(rows, starts, counts, ends, tokens)
         columns |= self._pick_columns(rows, lengths, samples, uniforms, padding)
+        if settled:
+            columns["pick_sequences"] = put(np.flatnonzero(samples), padding.sequences if padding else 0, -1)
         columns["logits_at"] = put(_wanted(ends[1:], logits), count if padding else 0)
         self._send(plan)
         padded, room = count > len(plan.rows), tokens if padding and not padding.decode else 0
-        return Step(rows, starts, counts, logits, samples, tokens, columns, self.packed.target, self._layouts, padded, room)
+        return Step(
+            rows, starts, counts, logits, samples, tokens, columns, self.packed.target, self._layouts, padded, room, settled
+        )
 
     def _layouts(self, step: Step) -> list[StepLayout]:
         first = StepLayout(
@@ -215,9 +229,18 @@ class Tables:
         )
         return [first, *(dataclasses.replace(first, page_table=table) for table in self.page_tables[1:])]
 
-    def _states(self, rows: np.ndarray, starts: np.ndarray) -> dict[str, np.ndarray]:
+    def _bounds(self, rows: np.ndarray, ends: np.ndarray, samples: np.ndarray, settled: bool) -> dict[str, np.ndarray]:
+        """What the device needs to settle a step; notes what the host knows after it."""
+        before = self.known[rows]
+        self.known[rows] = np.where(samples, -1 if settled else ends + 1, before)
+        if not settled:
+            return {}
+        said = np.where(samples, before, ends)  # what has sampled nothing yet is where the plan says
+        return {"ends": ends, "said": said, "grows": samples.astype(np.int32)}
+
+    def _states(self, rows: np.ndarray, starts: np.ndarray, settled: bool = False) -> dict[str, np.ndarray]:
         """Which state each sequence goes on from and which it leaves. A row's first step begins without one, whatever is there."""
-        if not self.keeps_states:
+        if not self.keeps_states and not settled:
             return {}
         before = self.state_slots[rows]
         self.state_slots[rows] = after = before ^ 1
@@ -252,7 +275,10 @@ class Tables:
         columns: dict[str, Column] = {}
         if uniforms is not None:
             columns = {name: put(values[chosen]) for name, values in self.sampling.items()}
-            columns |= {"uniform": put(uniforms[picks], count), "top_k": put(self.top_k[chosen])}
+            if uniforms.dtype == np.uint64:
+                columns["seeds"] = put(uniforms[picks].view(np.int32), 2 * count)
+            random = np.zeros(len(picks), np.float32) if "seeds" in columns else uniforms[picks]
+            columns |= {"uniform": put(random, count), "top_k": put(self.top_k[chosen])}
         return columns | {"pick_rows": put(chosen), "pick_positions": put(lengths[picks], count)}
 
     def _note_rows(self, plan: Plan) -> None:
@@ -261,6 +287,7 @@ class Tables:
             sampling = admit.sampling
             self.num_held[:, admit.row] = admit.begins or 0
             self.state_slots[admit.row] = 2 * admit.row
+            self.known[admit.row] = len(admit.tokens) // 4
             self.num_prompt[admit.row] = admit.num_prompt
             for name in self.sampling:
                 self.sampling[name][admit.row] = getattr(sampling, name)
@@ -268,8 +295,14 @@ class Tables:
         for fork in plan.forks:
             if fork.parent != NO_PARENT:
                 self.num_held[0, fork.row] = -(-fork.length // self.page_size)
-                for column in (self.num_prompt, self.top_k, *self.sampling.values()):
+                assert self.known[fork.parent] >= 0, (
+                    f"row {fork.parent}, which only the device knows the length of, cannot be forked"
+                )
+                for column in (self.known, self.num_prompt, self.top_k, *self.sampling.values()):
                     column[fork.row] = column[fork.parent]
+        starts = dict(zip(plan.rows, plan.starts, strict=True)) if plan.told_rows else {}
+        for row in plan.told_rows:
+            self.known[row] = starts[row] + 1
 
     def _send(self, plan: Plan) -> None:
         """Sends the columns, and behind them the plan's new tokens and pages, which then go where they belong."""
@@ -349,6 +382,30 @@ class Tables:
     def append(self, step: Step, ids: Tensor) -> None:
         """Puts sampled tokens where the next step will look for them."""
         self.backend.ops.append_tokens(self.tokens, step.pick_rows, step.pick_positions, ids)
+        if step.settled:
+            length, grows, slots = (step.column(name) for name in ("lengths", "grows", "states_to"))
+            self.lengths.index_copy_(0, slots.long(), length + grows)
+
+    def settle(self, step: Step) -> None:
+        """Moves a step whose plan said only how long its sequences can be to where they are; does nothing for other steps."""
+        if not step.settled:
+            return
+        ops = self.backend.ops
+        ops.settle(self.lengths, {name: step.column(name) for name in SETTLED})
+        if "seeds" in step.columns:
+            seeds = step.column("seeds").view(torch.int64)
+            step.floats["uniform"].copy_(ops.uniforms(seeds, step.pick_positions))
+
+    def exact(self, plan: Plan) -> Plan:
+        """The plan with the lengths that its rows really have; waits for the device."""
+        known, rows = self.known.copy(), np.asarray(plan.rows)
+        lost = np.flatnonzero(known < 0)
+        if len(lost):
+            known[lost] = self.lengths[torch.from_numpy(self.state_slots[lost]).to(self.lengths.device).long()].cpu().numpy()
+        for admit in plan.admit:
+            known[admit.row] = len(admit.tokens) // 4
+        starts = np.where(plan.samples, known[rows] - np.asarray(plan.counts), plan.starts)
+        return msgspec.structs.replace(plan, starts=starts.tolist(), drafts=[])
 
 
 class _Packed:
