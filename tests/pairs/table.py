@@ -147,6 +147,13 @@ def rows(options: Options, strength: int = 2) -> list[Row]:
     return covering(names, excluded(options), strength)
 
 
+def alone(options: Options) -> list[Row]:
+    """Each value of a request by itself in captured steps: beside one that takes a slower way, a fault of it would hide."""
+    captured = [value.name for value in options["backend"] if value.given["graphs"]]
+    asked = [(option, value.name) for option, known in options.items() if option in REQUEST for value in known[1:]]
+    return [PLAINEST | {"backend": backend, option: name} for backend in captured for option, name in asked]
+
+
 def values(row: Row, options: Options) -> list[Value]:
     """The row's values of these options."""
     return [value for option, known in options.items() for value in known if value.name == row[option]]

@@ -11,12 +11,12 @@ from trireme.backends import reason_against
 from .cover import Row
 from .plain import Bodies
 from .runs import PROMPT, check_row, request_of
-from .table import PLAINEST, REQUEST, exact, on, rows, short
+from .table import PLAINEST, REQUEST, alone, exact, on, rows, short
 
 HERE = on("reference", "cpu")
 GPU = on("cuda")
-ROWS = rows(exact(HERE)) + rows(HERE)
-GPU_ROWS = rows(exact(GPU)) + rows(GPU)
+ROWS = rows(exact(HERE)) + rows(HERE) + alone(HERE)
+GPU_ROWS = rows(exact(GPU)) + rows(GPU) + alone(GPU)
 OF_REQUESTS = [(option, value.name) for option, known in REQUEST.items() for value in known[1:]]
 
 
