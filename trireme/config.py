@@ -89,6 +89,7 @@ class ServeOptions:
     http_workers: int = setting(1, "HTTP processes; all share one router")
     served_model_name: str | None = setting(None, "the model's name in the API (default: what it was called by)")
     api_key: tuple[str, ...] = setting((), "a key clients must send; may be given several times (also TRIREME_API_KEY)")
+    admin_key: str | None = setting(None, "the key of /admin/ routes, such as the reload of weights; without one they are denied")
     drain_timeout: float = setting(30.0, "seconds that running requests get to finish when the server is asked to end")
     idle_unload: float = setting(0.0, "free the weights after so many quiet seconds, load them again on demand (0: never)")
     heartbeat_timeout: float = setting(6.0, "seconds of silence after which a process counts as hung and is replaced")

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 HIDDEN, LAYERS, HEADS, WIDTH = 32, 2, 2, 64
 
 
-def write_tiny(folder: pathlib.Path, context: int = 1 << 16, chat_template: str = "") -> pathlib.Path:
+def write_tiny(folder: pathlib.Path, context: int = 1 << 16, chat_template: str = "", seed: int = 7) -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
     vocab = write_tokenizer(folder, chat_template)
     config = {
@@ -32,7 +32,7 @@ def write_tiny(folder: pathlib.Path, context: int = 1 << 16, chat_template: str 
         "eos_token_id": 0,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(_weights(vocab), folder / "model.safetensors")
+    save_file(_weights(vocab, seed), folder / "model.safetensors")
     return folder
 
 
@@ -50,8 +50,8 @@ def write_tokenizer(folder: pathlib.Path, chat_template: str = "") -> int:
     return len(vocab)
 
 
-def _weights(vocab: int) -> dict[str, np.ndarray]:
-    random = np.random.default_rng(7)
+def _weights(vocab: int, seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
 
     def noise(*shape: int) -> np.ndarray:
         return (random.standard_normal(shape) * 1.4 * shape[-1] ** -0.5).astype(np.float32)

@@ -22,6 +22,7 @@ from trireme.api.ollama.chat import Ollama
 from trireme.api.openai.chat_completions import ChatCompletions
 from trireme.api.openai.completions import Completions
 from trireme.api.openai.responses import Responses
+from trireme.api.operation.admin import Admin
 from trireme.api.operation.openapi import openapi_document
 from trireme.api.operation.probes import Probes
 from trireme.api.service import Service
@@ -81,7 +82,7 @@ class _Handlers:
 
     def __init__(self, service: Service, shelf: Shelf):
         self.service = service
-        self.probes = Probes(service)
+        self.probes, self.admin = Probes(service), Admin(service)
         self.chat, self.completions = ChatCompletions(service), Completions(service)
         self.responses = Responses(service, shelf)
         self.files = Files(shelf)
@@ -110,6 +111,7 @@ class _Handlers:
             RouteEntry("GET", "/load", probes.load),
             RouteEntry("GET", "/metrics", probes.metrics),
             RouteEntry("GET", "/openapi.json", self._openapi),
+            RouteEntry("POST", "/admin/reload", self.admin.reload),
             RouteEntry("POST", "/tokenize", probes.tokenize),
             RouteEntry("POST", "/detokenize", probes.detokenize),
             RouteEntry("GET", "/tokenizer_info", probes.tokenizer_info),

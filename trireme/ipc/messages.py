@@ -140,9 +140,21 @@ class Failed(msgspec.Struct, array_like=True, tag="failed"):
     details: str = ""
 
 
+class Reload(msgspec.Struct, array_like=True, tag="reload"):
+    """Between two plans, when nothing is in flight: the weights of this folder take the place of those that are loaded."""
+
+    path: str
+
+
+class Reloaded(msgspec.Struct, array_like=True, tag="reloaded"):
+    """A rank's answer to Reload."""
+
+    problem: str = ""  # why the folder was refused, in one line; then the old weights are still there
+
+
 class Stop(msgspec.Struct, array_like=True, tag="stop"):
     """The last message to a rank."""
 
 
-ToWorker = Start | Plan | Stop
-FromWorker = Ready | Phase | Beat | Sampled | Failed
+ToWorker = Start | Plan | Reload | Stop
+FromWorker = Ready | Phase | Beat | Sampled | Reloaded | Failed

@@ -1,9 +1,9 @@
 """The messages between the server's processes: HTTP, router, detokenizer, supervisor. No tensors, no HTTP.
 
-HTTP -> router         Hello, Submit, Abort, Ask          router -> HTTP         Welcome, Taken, Lost, Told, Crowd
+HTTP -> router         Hello, Submit, Abort, Ask, Renew   router -> HTTP         Welcome, Taken, Lost, Told, Crowd, Renewed
 router -> detokenizer  Welcome, Follow, Gained, Forget    detokenizer -> router  Hello, Abort (a stop string was met)
 detokenizer -> HTTP    Welcome, Said                      HTTP -> detokenizer    Hello
-child -> supervisor    Alive, Standing, Failed            supervisor -> child    Begin, Standing, Drain, Stop
+child -> supervisor    Alive, Standing, Serves, Failed    supervisor -> child    Begin, Standing, Drain, Stop
 """
 
 from __future__ import annotations
@@ -69,6 +69,28 @@ class Told(msgspec.Struct, array_like=True, tag="told"):
 
     number: int
     stats: dict[str, Any]
+
+
+class Renew(msgspec.Struct, array_like=True, tag="renew"):
+    """An operator wants the weights of this folder served from now on."""
+
+    number: int
+    path: str
+    seconds: float  # that answers under way get to finish with the old weights
+
+
+class Renewed(msgspec.Struct, array_like=True, tag="renewed"):
+    """The answer to Renew: which version of the weights is served, and why not the new one if that failed."""
+
+    number: int
+    version: int
+    problem: Problem | None = None
+
+
+class Serves(msgspec.Struct, array_like=True, tag="serves"):
+    """The router to the supervisor: from now on processes are started with the model at this path."""
+
+    path: str
 
 
 class Taken(msgspec.Struct, array_like=True, tag="taken"):
@@ -167,10 +189,10 @@ class Drain(msgspec.Struct, array_like=True, tag="drain"):
 
 ROUTER_SOCKET, DETOKENIZER_SOCKET = "router.sock", "detokenizer.sock"
 
-ToRouter = Hello | Submit | Abort | Ask
-FromRouter = Welcome | Taken | Lost | Told | Crowd
+ToRouter = Hello | Submit | Abort | Ask | Renew
+FromRouter = Welcome | Taken | Lost | Told | Crowd | Renewed
 ToDetokenizer = Hello
 RouterToDetokenizer = Welcome | Follow | Gained | Forget
 FromDetokenizer = Welcome | Said
 ToChild = Begin | Standing | Drain | Stop
-FromChild = Alive | Standing | Failed
+FromChild = Alive | Standing | Serves | Failed

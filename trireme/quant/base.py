@@ -114,6 +114,11 @@ class WeightMethod(Protocol):
 
     def embed(self, ops: Ops, ids: Tensor) -> Tensor: ...
 
+    def take(self, new: WeightMethod) -> bool:
+        """Takes the values of `new`, of the same kind, into its own tensors, whose addresses captured steps hold. False: it cannot,
+        and `new` is to be used itself."""
+        return False
+
     def num_bytes(self) -> int: ...
 
     def logits(self, ops: Ops, x: Tensor) -> Tensor:
@@ -132,6 +137,20 @@ class WeightMethod(Protocol):
     def stack(cls, matrices: list[list[Stored]], biases: list[Tensor | None], dtype: torch.dtype, device: torch.device) -> Stack:
         """Several matrices of one shape, each for its own group of rows; each is given as `load` takes one."""
         return Stack([cls.load(parts, bias, dtype, device) for parts, bias in zip(matrices, biases, strict=True)])
+
+
+def take_tensors(old: object, new: object) -> bool:
+    """`take` for a method whose values are plain tensors among its attributes. On a CPU they may be maps of a file: not written."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for name, held in vars(old).items():
+        if isinstance(held, Tensor):
+            value = getattr(new, name, None)
+            if not isinstance(value, Tensor) or held.device.type == "cpu" or (value.shape, value.dtype) != (held.shape, held.dtype):
+                return False
+            pairs.append((held, value))
+    for held, value in pairs:
+        held.copy_(value)
+    return True
 
 
 class Stack:
@@ -195,6 +214,9 @@ class Dense(WeightMethod):
 
     def embed(self, ops: Ops, ids: Tensor) -> Tensor:
         return ops.embedding(ids, self.weight)
+
+    def take(self, new: WeightMethod) -> bool:
+        return take_tensors(self, new)
 
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.weight, self.bias) if t is not None)

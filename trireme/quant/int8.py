@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trireme.ops import Ops
-from trireme.quant.base import Stored, WeightMethod, decode
+from trireme.quant.base import Stored, WeightMethod, decode, take_tensors
 
 
 class Int8(WeightMethod):
@@ -26,6 +26,9 @@ class Int8(WeightMethod):
     def embed(self, ops: Ops, ids: Tensor) -> Tensor:
         rows = ops.embedding(ids, self.q).to(self.dtype)
         return rows * ops.embedding(ids, self.scale.unsqueeze(1)).to(self.dtype)
+
+    def take(self, new: WeightMethod) -> bool:
+        return take_tensors(self, new)
 
     def num_bytes(self) -> int:
         bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()

@@ -14,10 +14,11 @@ from trireme.sched.request import NO_ROW, Task
 class Group:
     """The requests of one prompt, until nobody waits for it any more."""
 
-    __slots__ = ("leader", "lease", "num_waiting", "pauses")
+    __slots__ = ("has_begun", "leader", "lease", "num_waiting", "pauses")
 
     def __init__(self, size: int):
         self.num_waiting = size  # requests that have not had the prompt computed
+        self.has_begun = False  # whether one of them has had a row
         self.leader: Task | None = None  # computes the prompt, or has done so
         self.lease: Holding | None = None
         self.pauses = 0  # the leader's, when it had computed the prompt
@@ -66,7 +67,11 @@ class Groups:
         """The task computes its prompt itself, and so for its group."""
         group = self._of.get(task)
         if group is not None:
-            group.leader = task
+            group.leader, group.has_begun = task, True
+
+    def has_begun(self, task: Task) -> bool:
+        group = self._of.get(task)
+        return group is not None and group.has_begun
 
     def unseated(self, task: Task) -> None:
         """The task has lost its row. If it led its group it goes by itself from now on: it may have tokens that the others lack."""

@@ -53,6 +53,7 @@ class Scheduler:
         self.memory = Memory(capacity.num_pages, capacity.slots_per_page, caching and capacity.num_pages > 0)
         self.rows = Rows(options.max_running)
         self.version = 0  # of the weights: what was computed with others is not found
+        self.holds = False  # whether requests that have not begun stay in the queue
         self.num_drafts = 0  # tokens that the workers may have drafted for each row that generates
         self._waiting = Waiting()
         self._tasks: dict[str, Task] = {}
@@ -113,6 +114,10 @@ class Scheduler:
             return False
         self._finish(task, reason)
         return True
+
+    def begun(self) -> list[str]:
+        """The requests of which something has been computed."""
+        return [id for id, task in self._tasks.items() if self._has_begun(task)]
 
     @property
     def num_waiting(self) -> int:
@@ -272,7 +277,13 @@ class Scheduler:
 
     def _ready(self, task: Task) -> bool:
         """Whether the task need not wait for an unanswered step, nor for its group's prompt."""
+        if self.holds and not self._has_begun(task):
+            return False
         return task.ready_after <= self._answered and self._groups.may_go(task)
+
+    def _has_begun(self, task: Task) -> bool:
+        """Whether something of its answer has been computed, for it or for another of its group."""
+        return task.cached >= 0 or self._groups.has_begun(task)
 
     def _has_budget(self, task: Task, draft: Draft) -> bool:
         """Where prompts are computed whole: whether this one fits the step. The first in a step may make it longer."""

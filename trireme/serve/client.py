@@ -28,6 +28,8 @@ from trireme.ipc.serving import (
     Gain,
     Hello,
     Lost,
+    Renew,
+    Renewed,
     Said,
     Standing,
     Submit,
@@ -40,6 +42,7 @@ from trireme.types import SamplingParams
 
 RETRY_SECONDS = 0.1  # between attempts to reach a process that is not up yet
 STATS_SECONDS = 5.0
+RELOAD_SECONDS = 1800.0  # for reading the largest models from a slow disk
 
 
 @dataclass
@@ -193,7 +196,7 @@ class Client:
         self._inboxes: dict[str, _Inbox] = {}
         self._router: AsyncChannel | None = None
         self._detokenizer: AsyncChannel | None = None
-        self._questions: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._questions: dict[int, asyncio.Future[Any]] = {}
         self._crowd = Crowd(0, False)  # as the router last said
         self._numbers = itertools.count()
         self._standing, self._stood_at = Standing("starting"), time.monotonic()
@@ -262,13 +265,24 @@ class Client:
 
     async def stats(self) -> dict[str, Any]:
         """The scheduler's numbers (sched.scheduler.Stats as a dict) and the router's: restarts, uptime, ..."""
+        return (await self._ask(Ask(next(self._numbers)), STATS_SECONDS)).stats
+
+    async def reload(self, path: str, seconds: float) -> int:
+        """Has the weights of another folder served; returns their version. Raises why that cannot be."""
+        answer = await self._ask(Renew(next(self._numbers), path, seconds), seconds + RELOAD_SECONDS)
+        if answer.problem is not None:
+            raise answer.problem.error()
+        return answer.version
+
+    async def _ask(self, message: Ask | Renew, timeout: float) -> Any:
+        """Waits for the router's answer of the same number."""
         if self._router is None:
             raise Unavailable("The router is being restarted.", "try again in a moment")
-        number = next(self._numbers)
+        number = message.number
         question = self._questions[number] = asyncio.get_running_loop().create_future()
-        self._router.post(Ask(number))
+        self._router.post(message)
         try:
-            return await asyncio.wait_for(question, STATS_SECONDS)
+            return await asyncio.wait_for(question, timeout)
         except TimeoutError:
             raise Unavailable("The router does not answer.", "try again in a moment") from None
         finally:
@@ -370,10 +384,10 @@ class Client:
                     self._inboxes[key].fail(message.problem.error())
         elif isinstance(message, Crowd):
             self._crowd = message
-        elif isinstance(message, Told) and message.number in self._questions:
+        elif isinstance(message, Told | Renewed) and message.number in self._questions:
             question = self._questions[message.number]
             if not question.done():
-                question.set_result(message.stats)
+                question.set_result(message)
 
     def _cut(self, key: str) -> None:
         """Ends a stream whose reader may never look again: its memory, here and on the device, is needed by others."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from trireme.errors import TriremeError
 from trireme.ipc.channel import Channel
-from trireme.ipc.messages import Plan, Ready, Sampled
+from trireme.ipc.messages import Plan, Ready, Reloaded, Sampled
 from trireme.ipc.serving import Standing
 
 HEALTHY_SECONDS = 60.0  # after so long without a failure the next one counts as the first
@@ -44,6 +44,10 @@ class Ranks(Protocol):
     def launch(self, plan: Plan) -> None: ...
 
     def collected(self) -> Sampled | None: ...
+
+    def reload(self, path: str) -> None: ...
+
+    def reloaded(self) -> Reloaded | None: ...
 
     def kill(self) -> None: ...
 

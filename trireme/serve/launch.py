@@ -21,10 +21,11 @@ from trireme.worker.group import RankGroup
 
 
 def run_router(begin: Begin, config: Config, control: Channel) -> None:
-    def open_ranks(report: Callable[[str, float], None]) -> RankGroup:
-        return RankGroup(config, pathlib.Path(begin.path), report, config.serve.heartbeat_timeout, begin.folder)
+    def open_ranks(path: pathlib.Path, report: Callable[[str, float], None]) -> RankGroup:
+        return RankGroup(config, path, report, config.serve.heartbeat_timeout, begin.folder)
 
-    router = Router(config, control, listen_at(os.path.join(begin.folder, ROUTER_SOCKET)), open_ranks)
+    listener = listen_at(os.path.join(begin.folder, ROUTER_SOCKET))
+    router = Router(config, control, listener, open_ranks, pathlib.Path(begin.path))
     settle_memory()
     router.run()
 

@@ -6,8 +6,10 @@ Knows plans and progress; nothing of who asked, of text or of sockets to clients
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from trireme.config import Config
@@ -16,10 +18,13 @@ from trireme.ipc.switchboard import Switchboard
 from trireme.sched.capacity import Capacity
 from trireme.sched.scheduler import Scheduler
 from trireme.sched.stats import Stats
-from trireme.serve.crew import Crew, OpenRanks
+from trireme.serve.crew import Crew, Ranks
+from trireme.serve.reloading import Reloading, Tell
 from trireme.types import FinishReason, Progress, Request
 
 BEAT_SECONDS = 0.5
+
+OpenRanks = Callable[[pathlib.Path, Callable[[str, float], None]], Ranks]  # (model, report of phases) -> ranks that begin to load
 
 # What the scheduler counts from its beginning; a new one after a restart goes on from the old one's numbers.
 COUNTED = ("cache_queries", "cache_hits", "preemptions", "steps", "tokens_scheduled", "tokens_generated", "masked_rows")
@@ -28,13 +33,16 @@ COUNTED = ("cache_queries", "cache_hits", "preemptions", "steps", "tokens_schedu
 class Replica:
     """Its owner calls `tend` in every turn, then `update` and `schedule`."""
 
-    def __init__(self, config: Config, board: Switchboard, open_ranks: OpenRanks):
-        self.config, self.crew = config, Crew(open_ranks)
+    def __init__(self, config: Config, board: Switchboard, open_ranks: OpenRanks, path: pathlib.Path):
+        self.config, self.path = config, path
+        self.crew = Crew(lambda report: open_ranks(self.path, report))
         self.scheduler: Scheduler | None = None  # while ranks are ready
         self.active_at = time.monotonic()  # when there was last something to do
         self._board, self._in_flight = board, 0
         self._past: Counter[str] = Counter()
         self._speaking, self._tended = False, 0.0
+        self.version = 0  # of the weights: how often they were reloaded
+        self.reloading: Reloading | None = None
 
     # ---- schedule, run, update
 
@@ -73,6 +81,34 @@ class Replica:
         if self.scheduler is not None:
             self.scheduler.abort(id, reason)
 
+    # ---- new weights
+
+    def reload(self, path: pathlib.Path, seconds: float, tell: Tell) -> None:
+        """Begins to serve the weights of another folder; `tell` hears how it ended."""
+        assert self.scheduler is not None
+        self.reloading = Reloading(str(path), seconds, self.scheduler, tell)
+
+    def overdue(self) -> list[str]:
+        """Requests that must end now, so that new weights can come."""
+        return self.reloading.overdue() if self.reloading else []
+
+    def see_to_reload(self) -> bool:
+        """A reload's share of a turn; True when new weights have just come. Raises what ended the ranks."""
+        reloading, ranks = self.reloading, self.crew.ranks
+        if reloading is None or ranks is None:
+            return False
+        try:
+            reloading.turn(ranks, self._in_flight)
+        except TriremeError as error:
+            self.crew.lose(error)
+            raise
+        if not reloading.is_over:
+            return False
+        self.reloading, self.active_at = None, time.monotonic()
+        if reloading.has_changed:
+            self.version, self.path = self.version + 1, pathlib.Path(reloading.path)
+        return reloading.has_changed
+
     # ---- the ranks come and go
 
     def tend(self) -> bool:
@@ -105,8 +141,11 @@ class Replica:
         self.scheduler = Scheduler(self.config.schedule, capacity, step_seconds=self.config.serve.step_seconds)
         self._in_flight, self.active_at = 0, time.monotonic()
 
-    def close_scheduler(self) -> None:
+    def close_scheduler(self, error: TriremeError | None = None) -> None:
         """The ranks are gone, or about to go: what was counted is kept."""
+        if self.reloading is not None and error is not None:
+            self.reloading.fail(error)
+        self.reloading = None
         if self.scheduler is not None:
             stats = self.scheduler.stats()
             self._past.update({name: getattr(stats, name) for name in COUNTED})
@@ -114,7 +153,7 @@ class Replica:
 
     def sleep_when_idle(self, quiet: float) -> None:
         """Frees weights and KV after so many seconds without anything to do."""
-        if self.crew.is_ready and not self._in_flight and time.monotonic() - self.active_at > quiet:
+        if self.crew.is_ready and not (self._in_flight or self.reloading) and time.monotonic() - self.active_at > quiet:
             self.close_scheduler()
             self.crew.sleep()
             self.watch()
@@ -125,4 +164,4 @@ class Replica:
         stats: dict[str, Any] = {field.name: numbers.get(field.name, 0) for field in dataclasses.fields(Stats)}
         stats |= {name: stats[name] + self._past[name] for name in COUNTED}
         crew = {"worker_starts": self.crew.num_starts, "worker_restarts": self.crew.num_restarts, "state": self.crew.standing.name}
-        return stats | {"in_flight": self._in_flight, **crew}
+        return stats | {"in_flight": self._in_flight, "weights_version": self.version, **crew}

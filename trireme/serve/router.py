@@ -5,6 +5,7 @@ Knows the scheduler and who asked for what; nothing of text, HTTP or tensors.
 
 from __future__ import annotations
 
+import pathlib
 import sys
 import time
 from typing import Any
@@ -24,24 +25,27 @@ from trireme.ipc.serving import (
     Gained,
     Lost,
     Problem,
+    Renew,
+    Renewed,
+    Serves,
     Standing,
     Submit,
     Taken,
     Told,
 )
 from trireme.ipc.switchboard import Switchboard
-from trireme.serve.crew import OpenRanks
 from trireme.serve.peers import DETOKENIZER, Peers
-from trireme.serve.replica import BEAT_SECONDS, Replica
+from trireme.serve.reloading import refused
+from trireme.serve.replica import BEAT_SECONDS, OpenRanks, Replica
 from trireme.types import FinishReason, Progress
 
 
 class Router:
-    def __init__(self, config: Config, control: Channel, listener: Any, open_ranks: OpenRanks):
+    def __init__(self, config: Config, control: Channel, listener: Any, open_ranks: OpenRanks, path: pathlib.Path):
         self.config, self.control = config, control
         self.board = Switchboard()
         self.peers = Peers(self.board, listener, self._came, self._heard, self._gone)
-        self.replicas = [Replica(config, self.board, open_ranks)]
+        self.replicas = [Replica(config, self.board, open_ranks, path)]
         self._owners: dict[str, str] = {}  # request -> HTTP process
         self._held: list[tuple[str, Submit]] = []  # waiting for sleeping workers to wake
         self._crowd = Crowd(0, False)
@@ -80,7 +84,10 @@ class Router:
         if self.config.serve.idle_unload and not self._owners:
             replica.sleep_when_idle(self.config.serve.idle_unload)
         gained = replica.update()
+        self._end_overdue(replica)
         try:
+            if replica.see_to_reload():
+                self.board.post(self.control, Serves(str(replica.path)))
             replica.schedule()
         except TriremeError as error:
             self._lose_workers(replica, error)
@@ -104,8 +111,30 @@ class Router:
     def _lose_workers(self, replica: Replica, error: TriremeError) -> None:
         print(f"trireme: {error}", file=sys.stderr, flush=True)
         replica.watch()
-        replica.close_scheduler()
+        replica.close_scheduler(error)
         self._lose_all(WorkerDied(error.cause, "send the request again; the workers are being restarted"))
+
+    # ---- new weights
+
+    def _renew(self, client: str, order: Renew) -> None:
+        replica = self.replica
+
+        def tell(error: TriremeError | None) -> None:
+            problem = Problem.of(error) if error else None
+            self.peers.post(client, Renewed(order.number, replica.version + (error is None), problem))
+
+        refusal = refused(replica.scheduler is not None, replica.reloading is not None)
+        if refusal is not None:
+            tell(refusal)
+        else:
+            replica.reload(pathlib.Path(order.path), order.seconds, tell)
+
+    def _end_overdue(self, replica: Replica) -> None:
+        """Answers under way have their time with the old weights, and no more."""
+        ids = [id for id in replica.overdue() if id in self._owners]
+        for id in ids:
+            replica.abort(id)
+        self._lose(ids, Unavailable("The server takes new weights; the answer was ended.", "send the request again"))
 
     # ---- requests come and go
 
@@ -202,6 +231,8 @@ class Router:
             self._submit(peer, message)
         elif isinstance(message, Abort):
             self._abort(message.ids, message.reason)
+        elif isinstance(message, Renew):
+            self._renew(peer, message)
         elif isinstance(message, Ask):
             self.peers.post(peer, Told(message.number, self.stats()))
 

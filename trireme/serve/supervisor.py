@@ -25,7 +25,7 @@ from trireme.errors import TriremeError, WorkerDied
 from trireme.ipc.channel import Channel, pair
 from trireme.ipc.lifeline import show_stacks
 from trireme.ipc.messages import Failed, Ready, Stop
-from trireme.ipc.serving import Alive, Begin, Drain, FromChild, Standing
+from trireme.ipc.serving import Alive, Begin, Drain, FromChild, Serves, Standing
 from trireme.ipc.switchboard import Switchboard
 from trireme.serve.crew import FAILURES_TO_TELL, HEALTHY_SECONDS, backoff
 from trireme.serve.display import Display
@@ -172,6 +172,8 @@ class Supervisor:
             child.beat(message)
         elif isinstance(message, Standing):
             self._standing = message
+        elif isinstance(message, Serves):
+            self.orders.path = pathlib.Path(message.path)
         elif isinstance(message, Failed):
             child.last_words = message.line
             if message.details:

@@ -25,7 +25,7 @@ from trireme.config import Config
 from trireme.errors import TriremeError, WorkerDied
 from trireme.ipc.channel import Channel, ChannelClosed, pair
 from trireme.ipc.lifeline import show_stacks
-from trireme.ipc.messages import Beat, Failed, FromWorker, Phase, Plan, Ready, Sampled, Start, Stop
+from trireme.ipc.messages import Beat, Failed, FromWorker, Phase, Plan, Ready, Reload, Reloaded, Sampled, Start, Stop
 from trireme.worker.limit import StepLimit
 
 SILENCE_SECONDS = 5.0  # a rank that has not beaten for so long is hung
@@ -77,6 +77,7 @@ class RankGroup:
         store = os.path.join(self._folder.name, "store")
         self._sampled: deque[Sampled] = deque()
         self._limit = StepLimit(config.device.collective_timeout)
+        self._reloaded: list[Reloaded] = []
         self._closed = False
         self.ranks: list[_Rank] = []
         try:
@@ -108,9 +109,26 @@ class RankGroup:
 
     def launch(self, plan: Plan) -> None:
         self._limit.begin(sum(plan.counts))
+        self._post(plan)
+
+    def reload(self, path: str) -> None:
+        """Has every rank take the weights of a folder; `reloaded` tells how it went. Nothing may be in flight."""
+        self._post(Reload(path))
+
+    def reloaded(self) -> Reloaded | None:
+        """The ranks' common answer, once all have spoken."""
+        if len(self._reloaded) < self.size:
+            return None
+        answers, self._reloaded = self._reloaded, []
+        if any(answer.problem for answer in answers) and not all(answer.problem for answer in answers):
+            self.kill()
+            raise WorkerDied("Some ranks took new weights and some did not; the group was ended.", "see above for the reason")
+        return answers[0]
+
+    def _post(self, message: Plan | Reload) -> None:
         for rank in self.ranks:
             try:
-                rank.channel.post(plan)
+                rank.channel.post(message)
             except ChannelClosed:
                 self._end(rank, rank.ending())
 
@@ -159,6 +177,8 @@ class RankGroup:
                 if isinstance(message, Sampled):
                     self._sampled.append(message)
                     self._limit.end()
+                elif isinstance(message, Reloaded):
+                    self._reloaded.append(message)
                 elif isinstance(message, Beat):
                     rank.busy = message.busy_seconds
                 elif isinstance(message, Ready):

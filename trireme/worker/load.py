@@ -34,6 +34,8 @@ class Loaded:
     dtype: torch.dtype
     max_model_len: int
     weight_bytes: int
+    checkpoint: Checkpoint
+    asked: dict[str, tuple[int, ...]]  # what the leaves have read
 
 
 def load_model(config: Config, path: pathlib.Path, backend: Backend, mesh: Mesh, report: Report) -> Loaded:
@@ -41,12 +43,11 @@ def load_model(config: Config, path: pathlib.Path, backend: Backend, mesh: Mesh,
     checkpoint = Checkpoint.open(path, read_pickle)
     model, cfg, env = build_model(config, checkpoint, backend, mesh)
     names = 1 if config.model.random_weights else max(len(checkpoint.names()), 1)
-    done = 0
+    asked: dict[str, tuple[int, ...]] = {}
 
     def read(name: str, shape: tuple[int, ...]) -> Stored:
-        nonlocal done
-        done += 1
-        report("weights", min(done / names, 1.0))
+        asked[name] = shape
+        report("weights", min(len(asked) / names, 1.0))
         return Noise(name, shape) if config.model.random_weights else stored_tensor(checkpoint, name, shape)
 
     with torch.inference_mode():
@@ -56,7 +57,7 @@ def load_model(config: Config, path: pathlib.Path, backend: Backend, mesh: Mesh,
         if left_out and backend.rank == 0:
             print(f"trireme: {checkpoint.path.name} has tensors that are left out: {left_out}.", file=sys.stderr, flush=True)
     report("weights", 1.0)
-    return Loaded(model, cfg, env.dtype, env.max_len, weight_bytes(model))
+    return Loaded(model, cfg, env.dtype, env.max_len, weight_bytes(model), checkpoint, asked)
 
 
 _ILL_FORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)

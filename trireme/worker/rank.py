@@ -21,7 +21,7 @@ from trireme.config import from_groups
 from trireme.errors import TriremeError, WorkerDied
 from trireme.ipc.channel import Channel, ChannelClosed
 from trireme.ipc.lifeline import prepare_child, tie_to_parent
-from trireme.ipc.messages import Beat, Failed, Phase, Plan, Start, Stop, ToWorker
+from trireme.ipc.messages import Beat, Failed, Phase, Plan, Reload, Reloaded, Start, Stop, ToWorker
 from trireme.worker.worker import LocalWorker
 
 BEAT_SECONDS = 0.5
@@ -109,20 +109,23 @@ def _serve(start: Start, channel: Channel, send: Any) -> None:
     gc.freeze()  # a full collection would look through all that was imported: 90 ms between two tokens of somebody
     send(worker.ready)
     answer = _Answering(worker, pulse, send if start.rank == 0 else lambda sampled: None)
-    for plan in _plans(channel, worker.rest):
+    for order in _orders(channel, worker.rest):
+        if isinstance(order, Reload):
+            send(Reloaded(worker.reload(pathlib.Path(order.path))))
+            continue
         pulse.begin()
-        worker.launch(plan)
+        worker.launch(order)
         answer.due()
 
 
-def _plans(channel: Channel, rest: Callable[[], bool]) -> Iterator[Plan]:
+def _orders(channel: Channel, rest: Callable[[], bool]) -> Iterator[Plan | Reload]:
     """What is to be done, until the end is said. When nothing comes for a while, `rest` is called until it has no more to do."""
     patience: float | None = REST_SECONDS
     while not isinstance(message := channel.receive(patience), Stop):
         if message is None:
             patience = PIECE_SECONDS if rest() else None
         else:
-            assert isinstance(message, Plan)
+            assert isinstance(message, Plan | Reload)
             yield message
             patience = REST_SECONDS if patience is not None else None
 

@@ -127,6 +127,11 @@ class Runner:
         trial = Trial(size, time.perf_counter() - begun, stop()) if size and stop else None
         self.launched.append(Launched(plan, answer, self.backend.mark(), scores, scored, pick.errors, trial))
 
+    def forget(self) -> None:
+        """Drops what was recorded: it holds addresses of weights that are not used any more."""
+        self.graphs.clear()
+        self.known.clear()
+
     def rehearse(self, counts: list[int], mode: str) -> None:
         """Records a step of sequences with so many tokens before anybody wants it, on the scratch row, which nobody reads."""
         scratch, count = self.tables.scratch_row, len(counts)

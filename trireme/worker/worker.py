@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trireme.backends import open_backend
 from trireme.config import Config
+from trireme.errors import BadConfig, TriremeError
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer
@@ -24,7 +25,8 @@ from trireme.parallel import Group, Mesh
 from trireme.types import SamplingParams
 from trireme.worker.capture import capture
 from trireme.worker.grammar import Grammars
-from trireme.worker.load import Report, load_model
+from trireme.worker.load import Report, load_model, stored_tensor
+from trireme.worker.reload import like, take
 from trireme.worker.room import make_room
 from trireme.worker.runner import Caches, Runner
 from trireme.worker.sampler import Sampler
@@ -58,7 +60,7 @@ class LocalWorker:
         tables = Tables(backend, max_rows, room.max_model_len, room.bands, config.schedule.max_step_tokens, bool(room.states))
         self.grammars = Grammars(lambda: _grammar_tokens(path, loaded.cfg.vocab), loaded.cfg.vocab)
         sampler = Sampler(backend.ops, tables, max_rows, self.grammars)
-        self.model, self.backend = loaded.model, backend
+        self.model, self.backend, self._config, self._loaded = loaded.model, backend, config, loaded
         self.runner = Runner(loaded.model, backend, caches, tables, sampler, max_rows)
         self.depth, self.size = backend.depth, size
         self._chores = self._later()
@@ -102,6 +104,21 @@ class LocalWorker:
 
     def collect(self) -> Sampled:
         return self.runner.collect()
+
+    def reload(self, path: pathlib.Path) -> str:
+        """New weights in the place of the old ones; why not, in a line, where they do not fit. Nothing may be in flight."""
+        loaded = self._loaded
+        try:
+            if self._config.model.random_weights:
+                raise BadConfig("The served weights are random.", "serve a model's own weights to reload them")
+            new = like(path, loaded.checkpoint, loaded.cfg, loaded.asked)
+        except TriremeError as error:
+            return str(error)
+        if not take(self.model, lambda name, shape: stored_tensor(new, name, shape)):
+            self.runner.forget()
+        loaded.checkpoint = new
+        self._warm_up()
+        return ""
 
     def rest(self) -> bool:
         """Does one piece of what may be wanted later, for moments in which no plan comes; says whether there may be more."""

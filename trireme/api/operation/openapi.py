@@ -24,6 +24,7 @@ from trireme.api.openai.protocol import (
     TokenizeRequest,
 )
 from trireme.api.openai.responses_protocol import ResponsesRequest
+from trireme.api.operation.admin import ReloadRequest
 from trireme.api.stored.batches import BatchRequest
 
 _BODIES: dict[str, type] = {
@@ -38,6 +39,7 @@ _BODIES: dict[str, type] = {
     "/generate_stream": GenerateRequest,
     "/tokens": TokensRequest,
     "/tokenize": TokenizeRequest,
+    "/admin/reload": ReloadRequest,
     "/detokenize": DetokenizeRequest,
     "/api/chat": OllamaChatRequest,
     "/api/generate": OllamaGenerateRequest,

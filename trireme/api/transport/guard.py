@@ -23,6 +23,7 @@ from trireme.config import ServeOptions
 from trireme.serve.patience import PUSH
 
 MAX_HEADERS = 32 << 10  # bytes in all
+ADMIN = "/admin/"  # how the paths begin that only the admin key opens
 PROBES = frozenset({"/health", "/live", "/ready"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 
@@ -73,23 +74,27 @@ class Guard:
         self._check_origin(headers)
         preflight = scope["method"] == "OPTIONS" and self._known_origin(headers)
         is_open = scope["path"] in self.open_paths and scope["method"] in ("GET", "HEAD")
+        if scope["path"].startswith(ADMIN):
+            self._check_admin(headers)
+            return
         if not self._keys or is_open or preflight:
             return
         scope["state"]["tenant"] = self._tenant(headers)
 
+    def _check_admin(self, headers: dict[bytes, bytes]) -> None:
+        """Denied unless the server was given a key for it, whatever other keys there are."""
+        if not self.options.admin_key:
+            cause = "This server takes no admin requests. Fix: start it with --admin-key, and send that key."
+            raise Failure(403, cause, kind="permission_error", code="admin_denied")
+        if not hmac.compare_digest(_given(headers), _digest(self.options.admin_key)):
+            raise _unauthorized("No valid admin key came with the request. Fix: send `Authorization: Bearer ADMIN_KEY`.")
+
     def _tenant(self, headers: dict[bytes, bytes]) -> str:
         """A name for the key that was sent, or a 401. Every key is compared, each in constant time."""
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        given = _digest_bytes(token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b""))
+        given = _given(headers)
         matches = [hmac.compare_digest(given, key) for key in self._keys]
         if not any(matches):
-            raise Failure(
-                401,
-                "No valid API key came with the request. Fix: send `Authorization: Bearer KEY`.",
-                kind="authentication_error",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
+            raise _unauthorized("No valid API key came with the request. Fix: send `Authorization: Bearer KEY`.")
         return hashlib.sha256(b"trireme tenant" + given).hexdigest()[:32]
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
@@ -199,6 +204,17 @@ class _Exchange:
                 "client": client[0] if client else None,
             },
         )
+
+
+def _given(headers: dict[bytes, bytes]) -> bytes:
+    """The digest of the key that was sent."""
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    return _digest_bytes(token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b""))
+
+
+def _unauthorized(message: str) -> Failure:
+    bearer = {"www-authenticate": "Bearer"}
+    return Failure(401, message, kind="authentication_error", code="invalid_api_key", headers=bearer)
 
 
 def _digest(key: str) -> bytes:

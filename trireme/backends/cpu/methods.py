@@ -67,6 +67,9 @@ class Packed(WeightMethod):
         assert isinstance(ops, CpuOps) and len(self.weights) == 1, type(ops)
         return ops.packed_embedding(self.weights[0], ids)
 
+    def take(self, new: WeightMethod) -> bool:
+        return False  # packed weights may be read-only maps of the pack cache
+
     def num_bytes(self) -> int:
         return sum(weight.nbytes for weight in self.weights)
 

@@ -1,0 +1,83 @@
+"""New weights in the place of those that are loaded. Knows checkpoints and leaves; nobody computes meanwhile.
+
+A captured graph holds the addresses of weights. So values are copied into the old tensors where that can be; where it cannot (the
+CPU's packed weights may be read-only maps of a file), the new ones are used where they are, and steps are recorded anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trireme.errors import BadCheckpoint
+from trireme.hub.checkpoint import Checkpoint
+from trireme.hub.storage import check_storage
+from trireme.hub.tokenizer import Tokenizer
+from trireme.layers import Module, Read
+from trireme.models import ModelConfig, model_class
+from trireme.quant import DECODED
+from trireme.worker.load import read_pickle, stored_tensor
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def like(path: pathlib.Path, old: Checkpoint, cfg: ModelConfig, asked: Shapes) -> Checkpoint:
+    """The checkpoint at `path`, if its weights can take the place of the old ones; `asked` are the tensors that leaves read."""
+    new = Checkpoint.open(path, read_pickle)
+    fix = "give weights of the model that is served, or start a server for this one"
+    found = model_class(new.config).config(new.config)
+    ignored = {"raw"}  # the config as it is written, with fields that change nothing
+    for field in dataclasses.fields(cfg):
+        if field.name not in ignored and getattr(found, field.name, None) != getattr(cfg, field.name):
+            raise BadCheckpoint(f"{path} is another model: its {field.name} differs.", fix)
+    check_storage(new.path, new.entries(), new.config, DECODED)
+    for name, shape in asked.items():
+        stored_tensor(new, name, shape)
+    if new.eos_token_ids() != old.eos_token_ids() or _spelling(path) != _spelling(old.path):
+        raise BadCheckpoint(f"{path} has another tokenizer.", fix)
+    return new
+
+
+def _spelling(path: pathlib.Path) -> list[str] | None:
+    """What the tokenizer makes of its first ids; None where there is no tokenizer."""
+    try:
+        tokenizer = Tokenizer.open(path)
+    except BadCheckpoint:
+        return None
+    return [str(tokenizer.vocab_size), *(tokenizer.token_text(token) for token in range(tokenizer.vocab_size))]
+
+
+@torch.inference_mode()
+def take(module: Module, read: Read, path: str = "") -> bool:
+    """Pulls new weights for everything below. False: some are not where the old ones were."""
+    stays = True
+    if type(module).load is Module.load:
+        for name, child in module.children():
+            stays &= take(child, read, f"{path}.{name}" if path else name)
+        return stays
+    before = [(part, dict(vars(part))) for _, part in module.walk()]
+    module.load(read, path)
+    for part, held in before:
+        for name, new in list(vars(part).items()):
+            old = held.get(name)
+            if new is old or not (isinstance(new, Tensor) or hasattr(new, "linear")):
+                continue
+            if _takes(old, new):
+                setattr(part, name, old)
+            else:
+                stays = False
+    return stays
+
+
+def _takes(old: Any, new: Any) -> bool:
+    if not isinstance(new, Tensor):
+        return type(old) is type(new) and hasattr(old, "take") and old.take(new)
+    if not isinstance(old, Tensor) or old.shape != new.shape or old.dtype != new.dtype or old.device.type == "cpu":
+        return False
+    old.copy_(new)
+    return True
