@@ -1,4 +1,4 @@
-"""POST /admin/reload on a real server: under load every answer is wholly of one version, and nothing of the old weights is found."""
+"""POST /admin/reload on a real server: every answer is wholly of one version, and nothing of the old weights is found."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A kind of device: its ops, the layers and weight methods it would rather write itself, its memory, streams and graphs.
 
-An empty subclass is a slow, working port. Nothing above this folder names a vendor.
+An empty subclass is a slow, working port. Nothing above this folder names a vendor. Backends bring weight methods and layers, not
+only ops: packed weights and fused norms do not fit an op that takes a dense matrix.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What attention needs to be told: where the step's tokens and their KV live, and which kind of attention a layer has.
 
-Knows positions, pages and slots; nothing of models or of how a device computes.
+Knows positions, pages and slots; nothing of models or of how a device computes. A backend's `plan_attention` sees a
+step's layout as numpy on the host and as tensors on the device, and no layers. So the layout is described here.
 """
 
 from __future__ import annotations

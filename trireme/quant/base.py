@@ -19,7 +19,10 @@ from trireme.quant.grouped import KINDS, composite, grouped
 
 
 class Stored(Protocol):
-    """One tensor of a checkpoint, still on disk. Selecting is lazy; `raw` reads only what is selected."""
+    """One tensor of a checkpoint, still on disk. Selecting is lazy; `raw` reads only what is selected.
+
+    Described here, where it is used: `hub`, which makes it, may not import torch, and `layers` may not import `hub`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -112,7 +115,9 @@ class WeightMethod(Protocol):
 
     def linear(self, ops: Ops, x: Tensor) -> Tensor: ...
 
-    def embed(self, ops: Ops, ids: Tensor) -> Tensor: ...
+    def embed(self, ops: Ops, ids: Tensor) -> Tensor:
+        """Rows by id, so that a model that ties embedding and head keeps one matrix and never decodes it whole."""
+        ...
 
     def take(self, new: WeightMethod) -> bool:
         """Takes the values of `new`, of the same kind, into its own tensors, whose addresses captured steps hold. False: it cannot,

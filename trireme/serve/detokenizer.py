@@ -1,6 +1,7 @@
 """The detokenizer process: tokens in from the router, text out to the HTTP process that asked, stop strings back to the router.
 
-Knows text and tokens; nothing of HTTP, and nothing of how the tokens were made.
+Knows text and tokens; nothing of HTTP, and nothing of how the tokens were made. Text goes straight to the HTTP process and
+not back through the router, whose loop is the one that must not wait.
 """
 
 from __future__ import annotations
