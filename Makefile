@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 MODEL ?= smollm2
 
-.PHONY: serve chat test test-wide test-models test-clients soak lint format bench clean
+.PHONY: serve chat test test-wide test-models test-clients soak lint format bench wheel clean
 
 serve: $(VENV)/.installed
 	$(BIN)/trireme serve $(MODEL)
@@ -43,17 +43,17 @@ bench: $(VENV)/.installed
 	$(BIN)/trireme bench latency
 	$(BIN)/trireme bench throughput --sharegpt
 
+# A wheel with compiled CPU kernels, in dist/. For another kind of machine: make wheel WHEEL_MACHINE=aarch64 CC=aarch64-linux-gnu-gcc
+wheel: $(VENV)/.installed
+	WHEEL_NEEDS_KERNELS=1 WHEEL_MACHINE=$(WHEEL_MACHINE) $(if $(WHEEL_MACHINE),CC=$(CC)) \
+	  $(PIP) wheel . -q --no-deps --no-build-isolation -w dist
+	@ls dist/*.whl
+
 clean:
 	rm -rf $(VENV) build *.egg-info
 
-$(VENV)/bin/pip:
-	$(PYTHON) -m venv $(VENV)
-
-$(VENV)/.installed: requirements.txt pyproject.toml | $(VENV)/bin/pip
-	@echo "Setting up $(VENV) (once; torch is about 200 MB) ..."
-	$(PIP) install -q torch==$$(sed -n 's/^torch==//p' requirements.txt)
-	$(PIP) install -q -r requirements.txt setuptools
-	$(PIP) install -q --no-deps --no-build-isolation -e .
+$(VENV)/.installed: requirements.txt pyproject.toml tools/environment.py
+	$(PYTHON) tools/environment.py $(VENV)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt

@@ -61,12 +61,13 @@ def compiler() -> str | None:
 
 
 @functools.cache
-def library_name() -> str:
-    """Named after the sources and flags, so that a stale build is never loaded."""
-    digest = hashlib.sha256(repr((COMMON, PLAIN, PORTABLE, VARIANTS.get(machine()))).encode())
+def library_name(target: str | None = None) -> str:
+    """Named after the kind of machine, the sources and the flags, so that a stale build is never loaded."""
+    target = target or machine()
+    digest = hashlib.sha256(repr((COMMON, PLAIN, PORTABLE, VARIANTS.get(target))).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
-    return f"libtrireme_cpu-{machine()}-{digest.hexdigest()[:12]}.so"
+    return f"libtrireme_cpu-{target}-{digest.hexdigest()[:12]}.so"
 
 
 def find(cache: pathlib.Path) -> pathlib.Path | None:
@@ -116,7 +117,7 @@ def build(folder: pathlib.Path, command: list[str] | None = None, target: str | 
         )
         if done.returncode:
             raise BuildFailed(f"linking failed: {done.stderr.strip().splitlines()[-1:]}")
-        final = folder / library_name()
+        final = folder / library_name(target)
         partial = folder / f".{final.name}.{os.getpid()}"
         shutil.copy(linked, partial)
         os.replace(partial, final)  # another process building at the same time puts the same file there
