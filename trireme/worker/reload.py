@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,31 +15,23 @@ from torch import Tensor
 
 from trireme.errors import BadCheckpoint
 from trireme.hub.checkpoint import Checkpoint
-from trireme.hub.storage import check_storage
 from trireme.hub.tokenizer import Tokenizer
 from trireme.layers import Module, Read
-from trireme.models import ModelConfig, model_class
-from trireme.quant import DECODED
-from trireme.worker.load import read_pickle, stored_tensor
-
-Shapes = Mapping[str, tuple[int, ...]]
+from trireme.models import ModelConfig
+from trireme.worker.load import Loaded, check_strays, stored_tensor
 
 
-def like(path: pathlib.Path, old: Checkpoint, cfg: ModelConfig, asked: Shapes) -> Checkpoint:
-    """The checkpoint at `path`, if its weights can take the place of the old ones; `asked` are the tensors that leaves read."""
-    new = Checkpoint.open(path, read_pickle)
+def like(loaded: Loaded, new: Checkpoint, found: ModelConfig) -> None:
+    """Refuses a checkpoint whose weights cannot take the place of the loaded ones; `found` is its config, as it was understood."""
     fix = "give weights of the model that is served, or start a server for this one"
-    found = model_class(new.config).config(new.config)
-    ignored = {"raw"}  # the config as it is written, with fields that change nothing
-    for field in dataclasses.fields(cfg):
-        if field.name not in ignored and getattr(found, field.name, None) != getattr(cfg, field.name):
-            raise BadCheckpoint(f"{path} is another model: its {field.name} differs.", fix)
-    check_storage(new.path, new.entries(), new.config, DECODED)
-    for name, shape in asked.items():
+    for field in dataclasses.fields(found):
+        if field.name != "raw" and getattr(found, field.name) != getattr(loaded.cfg, field.name):
+            raise BadCheckpoint(f"{new.path} is another model: its {field.name} differs.", fix)
+    for name, shape in loaded.asked.items():
         stored_tensor(new, name, shape)
-    if new.eos_token_ids() != old.eos_token_ids() or _spelling(path) != _spelling(old.path):
-        raise BadCheckpoint(f"{path} has another tokenizer.", fix)
-    return new
+    check_strays(new, loaded.model, found, loaded.asked)
+    if new.eos_token_ids() != loaded.checkpoint.eos_token_ids() or _spelling(new.path) != _spelling(loaded.checkpoint.path):
+        raise BadCheckpoint(f"{new.path} has another tokenizer.", fix)
 
 
 def _spelling(path: pathlib.Path) -> list[str] | None:

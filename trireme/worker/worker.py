@@ -25,7 +25,7 @@ from trireme.parallel import Group, Mesh
 from trireme.types import SamplingParams
 from trireme.worker.capture import capture
 from trireme.worker.grammar import Grammars
-from trireme.worker.load import Report, load_model, stored_tensor
+from trireme.worker.load import Report, build_model, load_model, read_pickle, stored_tensor
 from trireme.worker.reload import like, take
 from trireme.worker.room import make_room
 from trireme.worker.runner import Caches, Runner
@@ -60,7 +60,7 @@ class LocalWorker:
         tables = Tables(backend, max_rows, room.max_model_len, room.bands, config.schedule.max_step_tokens, bool(room.states))
         self.grammars = Grammars(lambda: _grammar_tokens(path, loaded.cfg.vocab), loaded.cfg.vocab)
         sampler = Sampler(backend.ops, tables, max_rows, self.grammars)
-        self.model, self.backend, self._config, self._loaded = loaded.model, backend, config, loaded
+        self.model, self.backend, self._config, self._loaded, self._mesh = loaded.model, backend, config, loaded, mesh
         self.runner = Runner(loaded.model, backend, caches, tables, sampler, max_rows)
         self.depth, self.size = backend.depth, size
         self._chores = self._later()
@@ -111,7 +111,8 @@ class LocalWorker:
         try:
             if self._config.model.random_weights:
                 raise BadConfig("The served weights are random.", "serve a model's own weights to reload them")
-            new = like(path, loaded.checkpoint, loaded.cfg, loaded.asked)
+            new = Checkpoint.open(path, read_pickle)
+            like(loaded, new, build_model(self._config, new, self.backend, self._mesh)[1])
         except TriremeError as error:
             return str(error)
         if not take(self.model, lambda name, shape: stored_tensor(new, name, shape)):
