@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import re
+import sys
 import tomllib
 import types
 import typing
@@ -176,12 +178,21 @@ OTHER_VARIABLES = frozenset(
 )
 
 
+# What Kubernetes sets in every pod of a namespace that has a Service called trireme: addresses, no settings.
+_SERVICE_LINK = re.compile(r"TRIREME(_[A-Z0-9_]*)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    return _SERVICE_LINK.fullmatch(name) is not None and (name != "TRIREME_PORT" or "://" in value)
+
+
 def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name[len("TRIREME_") :].lower(): value
-        for name, value in environ.items()
-        if name.startswith("TRIREME_") and name not in OTHER_VARIABLES
-    }
+    ours = {name: value for name, value in environ.items() if name.startswith("TRIREME_") and name not in OTHER_VARIABLES}
+    links = [name for name, value in ours.items() if _is_service_link(name, value)]
+    if links:
+        some = ", ".join(sorted(links)[:2])
+        print(f"trireme: {len(links)} variables of a Kubernetes Service are passed over ({some} ...).", file=sys.stderr)
+    return {name[len("TRIREME_") :].lower(): value for name, value in ours.items() if name not in links}
 
 
 def _from_file(path: pathlib.Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from trireme.api.operation.metrics import Metrics
 from trireme.cli.serve import add_arguments
 from trireme.command.flags import config_from
 from trireme.config import ServeOptions, resolve
+from trireme.errors import BadConfig
 from trireme.ipc.switchboard import Switchboard
 from trireme.serve.client import State
 from trireme.serve.replica import Replica
@@ -74,7 +75,7 @@ def test_documented_metrics_are_exported(exported: str) -> None:
 
 
 def test_every_number_that_is_documented_is_exported_even_while_the_model_is_unloaded() -> None:
-    replica = Replica(resolve({}, environ={}), Switchboard(), lambda heard: None)  # type: ignore[arg-type,return-value]
+    replica = Replica(resolve({}, environ={}), Switchboard(), lambda path, heard: None, DEPLOY)  # type: ignore[arg-type,return-value]
     metrics = Metrics("trireme", "m")
     metrics.count("http_requests", 1, "/v1/chat/completions", "200")
     exported = metrics.exposition(replica.stats(), State("sleeping"), backend="cpu", dtype="float32").decode()
@@ -93,7 +94,7 @@ def test_every_number_that_is_documented_is_exported_even_while_the_model_is_unl
 
 
 def test_kubernetes_starts_what_exists() -> None:
-    deployment, service = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    claim, deployment, service = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     args = served(["--host", "0.0.0.0", *container["args"]])
@@ -103,6 +104,38 @@ def test_kubernetes_starts_what_exists() -> None:
     assert container["livenessProbe"]["httpGet"]["path"] == "/live", "a pod that loads is not killed for it"
     assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert pod["enableServiceLinks"] is False and container["imagePullPolicy"] == "IfNotPresent"
+    patch = yaml.safe_load((DEPLOY / "kubernetes-gpu.yaml").read_text())["spec"]["template"]["spec"]["containers"][0]
+    assert patch["name"] == container["name"] and "nvidia.com/gpu" in patch["resources"]["limits"]
+
+
+def test_the_variables_that_kubernetes_sets_are_no_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    links = {
+        "TRIREME_PORT": "tcp://10.0.0.1:80",
+        "TRIREME_SERVICE_HOST": "10.0.0.1",
+        "TRIREME_SERVICE_PORT": "80",
+        "TRIREME_SERVICE_PORT_HTTP": "80",
+        "TRIREME_PORT_80_TCP": "tcp://10.0.0.1:80",
+        "TRIREME_PORT_80_TCP_PROTO": "tcp",
+        "TRIREME_PORT_80_TCP_PORT": "80",
+        "TRIREME_PORT_80_TCP_ADDR": "10.0.0.1",
+        "TRIREME_GPU_SERVICE_HOST": "10.0.0.2",
+        "TRIREME_GPU_PORT": "tcp://10.0.0.2:80",
+    }
+    assert resolve({}, environ={**links, "TRIREME_MAX_RUNNING": "7"}).schedule.max_running == 7
+    assert capsys.readouterr().err.count("\n") == 1
+    assert resolve({}, environ={"TRIREME_PORT": "9000"}).serve.port == 9000
+    with pytest.raises(BadConfig, match="Unknown setting 'ports'"):
+        resolve({}, environ={"TRIREME_PORTS": "80"})
+
+
+def test_compose_starts_what_exists() -> None:
+    service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["trireme"]
+    assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+    args = served(["--host", "0.0.0.0", *service["command"]])
+    assert int(service["stop_grace_period"].removesuffix("s")) > args.drain_timeout
+    assert service["ports"] == [f"127.0.0.1:{args.port}:{args.port}"]
 
 
 def test_systemd_starts_what_exists() -> None:
@@ -114,11 +147,12 @@ def test_systemd_starts_what_exists() -> None:
     assert int(unit["Service"]["TimeoutStopSec"]) > served(words).drain_timeout
 
 
-def test_docker_starts_what_exists() -> None:
-    text = (DEPLOY / "Dockerfile").read_text()
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
+def test_docker_starts_what_exists(name: str) -> None:
+    text = (DEPLOY / name).read_text()
     lists = {word: json.loads(found) for word, found in re.findall(r"^(ENTRYPOINT|CMD) (\[.*\])$", text, re.M)}
     assert lists["ENTRYPOINT"][:2] == ["trireme", "serve"]
     args = served([*lists["ENTRYPOINT"][2:], *lists["CMD"]])
     assert f"EXPOSE {args.port}" in text and re.search(rf"127\.0\.0\.1:{args.port}(/\w+)", text)[1] in PROBES  # type: ignore[index]
     for line in re.findall(r"^COPY (.*) \S+$", text, re.M):
-        assert all((DEPLOY.parent / name).exists() for name in line.split()), line
+        assert all((DEPLOY.parent / copied).exists() for copied in line.split()), line
