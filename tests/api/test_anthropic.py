@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
 import pytest
+
+from trireme.api.anthropic import messages
+from trireme.api.chat import turn
+from trireme.api.transport.http import Call
+from trireme.errors import Overloaded
+from trireme.serve.client import ModelInfo
+from trireme.types import SamplingParams
 
 from .served import MODEL
 
@@ -20,7 +30,7 @@ def test_message(claude: anthropic.Anthropic) -> None:
     assert block.type == "text" and "Paris" in block.text
     assert message.stop_reason in ("end_turn", "max_tokens")
     counted = claude.messages.count_tokens(model=MODEL, system="Be brief.", messages=QUESTION)
-    assert counted.input_tokens == message.usage.input_tokens
+    assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
 
 
 def test_streamed_message_is_the_whole_one(claude: anthropic.Anthropic) -> None:
@@ -65,3 +75,75 @@ def test_errors_have_their_shape(claude: anthropic.Anthropic) -> None:
         claude.messages.create(model="claude", max_tokens=1, messages=QUESTION)
     with pytest.raises(anthropic.AuthenticationError):
         claude.with_options(api_key="wrong").messages.create(model=MODEL, max_tokens=1, messages=QUESTION)
+
+
+def test_cached_tokens_count_once(claude: anthropic.Anthropic) -> None:
+    words = [{"role": "user", "content": "Count the words of this sentence, which nobody else here has sent before, twice."}]
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 2, "messages": words}
+    first, second = claude.messages.create(**asked).usage, claude.messages.create(**asked).usage
+    with claude.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message().usage
+    counted = claude.messages.count_tokens(model=MODEL, messages=words).input_tokens  # type: ignore[arg-type]
+    for usage in (first, second, streamed):
+        assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counted
+    assert second.cache_read_input_tokens and streamed.cache_read_input_tokens == second.cache_read_input_tokens
+
+
+def test_an_assistants_turn_at_the_end_is_gone_on_with(claude: anthropic.Anthropic) -> None:
+    talk: list[Any] = [{"role": "user", "content": "Recite the alphabet."}, {"role": "assistant", "content": "A, B, C, D,"}]
+    message = claude.messages.create(model=MODEL, max_tokens=8, extra_body={"temperature": 0}, messages=talk)
+    assert message.content[0].text.startswith(" E, F")  # type: ignore[union-attr]
+
+
+def test_the_answer_has_the_form_that_was_asked_for(claude: anthropic.Anthropic) -> None:
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+    form = {"type": "json_schema", "schema": {**schema, "additionalProperties": False}}
+    for body in ({"output_config": {"format": form}}, {"output_format": form}):
+        message = claude.messages.create(model=MODEL, max_tokens=64, messages=QUESTION, extra_body={**body, "temperature": 0})
+        assert json.loads(message.content[0].text)["city"] in ("Paris", "Rome")  # type: ignore[union-attr]
+
+
+def test_what_sdks_look_for(claude: anthropic.Anthropic) -> None:
+    """The header by which a request is found again, the models in their shape, and the refusal after which they send everything."""
+    answer = claude.messages.with_raw_response.create(model=MODEL, max_tokens=1, messages=QUESTION)
+    assert answer.headers["request-id"] == answer.headers["x-request-id"]
+    (model,) = claude.models.list().data
+    assert (model.id, model.type) == (MODEL, "model") and model.created_at.year > 2000
+    assert claude.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        claude.messages.create(model=MODEL, max_tokens=1, messages=QUESTION, extra_body={"thread": {"id": "t"}})
+    details = caught.value.body["error"]["details"]  # type: ignore[index]
+    assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+def test_a_conversation_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large max_tokens is: what fits is known from the prompt that is sent."""
+    seen: list[int] = []
+
+    class OneRendering:
+        info = ModelInfo("tiny", "/nowhere", 0, max_model_len=64, vocab_size=100)
+
+        def check_model(self, name: str | None) -> str:
+            return "tiny"
+
+        async def open(self, call: Call, tokens: list[int], sampling: SamplingParams, **how: Any) -> Any:
+            seen.append(sampling.max_tokens or 0)
+            raise Overloaded("full", "wait")
+
+    async def tokens(service: Any, job: Any) -> list[int]:
+        seen.append(-1)
+        return [1] * 20
+
+    parser = SimpleNamespace(needs_special=False)
+    monkeypatch.setattr(turn, "chat_tokens", tokens)
+    monkeypatch.setattr(messages, "chat_tokens", tokens)
+    monkeypatch.setattr(turn, "parser_of", lambda service, job, tokens: parser)
+
+    async def unbound(service: Any, sampling: SamplingParams, *_: Any, **__: Any) -> SamplingParams:
+        return sampling
+
+    monkeypatch.setattr(turn, "constrained_turn", unbound)
+    body = json.dumps({"model": "tiny", "max_tokens": 60, "messages": QUESTION}).encode()
+    with pytest.raises(Overloaded):
+        asyncio.run(messages.Anthropic(OneRendering()).messages(Call("/", {}, body, {}, {}, "r")))  # type: ignore[arg-type]
+    assert seen == [-1, 44]

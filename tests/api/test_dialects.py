@@ -86,6 +86,22 @@ def test_ollama_tells_of_its_model(http: httpx.Client) -> None:
     assert refused.status_code == 404 and isinstance(refused.json()["error"], str)
 
 
+def test_ollama_tells_how_long_it_took_and_what_it_serves(http: httpx.Client) -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "stream": False, "options": {"num_predict": 8, "temperature": 0}}
+    for raw in (True, False):
+        answer = http.post("/api/generate", json={**body, "raw": raw}).json()
+        assert answer["eval_duration"] > 0 and answer["prompt_eval_duration"] > 0
+        assert answer["eval_duration"] + answer["prompt_eval_duration"] <= answer["total_duration"]
+    for keep, reason in ((0, "unload"), ("0s", "unload"), ("5m", "load"), (-1, "load"), (None, "load")):
+        for path in ("/api/generate", "/api/chat"):
+            assert http.post(path, json={"model": MODEL, "keep_alive": keep}).json()["done_reason"] == reason, keep
+    (model,) = http.get("/api/tags").json()["models"]
+    assert model["size"] > 1e6 and re.fullmatch(r"[0-9a-f]{64}", model["digest"])
+    assert model["details"]["parameter_size"] == "134.5M" and model["details"]["quantization_level"] not in ("", "float32")
+    refused = http.post("/api/generate", json={**body, "logprobs": True})
+    assert refused.status_code == 400 and "logprobs is not supported" in refused.json()["error"]
+
+
 def test_probes(http: httpx.Client) -> None:
     assert http.get("/live").json()["status"] == "alive"
     assert http.get("/ready").json()["status"] == http.get("/health").json()["status"] == "ready"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trireme.api.anthropic.messages import CountRequest, MessagesRequest
+from trireme.api.anthropic.protocol import CountRequest, MessagesRequest
 from trireme.api.native.generate import GenerateRequest
-from trireme.api.ollama.chat import OllamaChatRequest, OllamaGenerateRequest
+from trireme.api.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest
 from trireme.api.openai.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from trireme.api.openai.responses_protocol import ResponsesRequest
 from trireme.api.stored.batches import BatchLine

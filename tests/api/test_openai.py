@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -230,3 +232,79 @@ def test_no_key_sees_what_another_has_cached(served: Served) -> None:
     assert cached(KEYS[0]) == 0
     assert cached(KEYS[0]) > 0
     assert cached(KEYS[1]) == 0
+
+
+def test_a_tool_without_parameters_takes_none(http: httpx.Client) -> None:
+    tool = {"type": "function", "function": {"name": "now", "description": "The time."}}
+    asked = {"model": MODEL, "messages": QUESTION, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    choice = http.post("/v1/chat/completions", json={**asked, "temperature": 0, "max_tokens": 64}).json()["choices"][0]
+    assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {}
+
+
+def test_a_call_that_is_cut_leaves_no_rest_in_the_content(http: httpx.Client) -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+    asked = {"model": MODEL, "messages": QUESTION, "tools": [tool], "tool_choice": "required", "temperature": 0}
+    for most in range(1, 6):
+        whole = http.post("/v1/chat/completions", json={**asked, "max_tokens": most}).json()["choices"][0]
+        assert whole["finish_reason"] == "length" and not whole["message"]["content"], whole
+
+
+def test_a_call_is_required_but_there_are_no_tools(sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="there are no tools") as caught:
+        sdk.chat.completions.create(model=MODEL, messages=QUESTION, extra_body={"tool_choice": "required"})
+    assert caught.value.param == "tool_choice"
+
+
+def test_every_chunk_has_a_place_for_the_usage_that_was_asked_for(http: httpx.Client) -> None:
+    for path, prompt in (("/v1/chat/completions", {"messages": QUESTION}), ("/v1/completions", {"prompt": "One, two,"})):
+        asked = {"model": MODEL, "max_tokens": 4, "stream": True, **prompt}
+        for wanted in (True, False):
+            text = http.post(path, json={**asked, "stream_options": {"include_usage": wanted}}).text
+            chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+            assert len(chunks) > 2
+            if wanted:
+                assert [chunk["usage"] is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+            else:
+                assert not any("usage" in chunk for chunk in chunks)
+
+
+def test_effort_is_one_of_those_that_there_are(sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        sdk.chat.completions.create(model=MODEL, messages=QUESTION, extra_body={"reasoning_effort": "enormous"})
+    assert caught.value.param == "reasoning_effort"
+
+
+def test_the_last_message_is_gone_on_with(http: httpx.Client) -> None:
+    talk = [{"role": "user", "content": "Recite the alphabet."}, {"role": "assistant", "content": "A, B, C, D,"}]
+    asked = {"model": MODEL, "temperature": 0, "max_tokens": 8, "continue_final_message": True, "add_generation_prompt": False}
+    answer = http.post("/v1/chat/completions", json={**asked, "messages": talk})
+    assert answer.json()["choices"][0]["message"]["content"].startswith(" E, F")
+    refused = http.post("/v1/chat/completions", json={**asked, "messages": talk[:1]})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "continue_final_message"
+
+
+def test_names_of_other_servers_mean_the_same(http: httpx.Client) -> None:
+    asked = {"model": MODEL, "messages": QUESTION, "temperature": 0}
+    answer = http.post("/v1/chat/completions", json={**asked, "n_predict": 8, "grammar": 'root ::= "blue" | "red"'}).json()
+    assert answer["choices"][0]["message"]["content"] in ("blue", "red")
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    answer = http.post("/v1/chat/completions", json={**asked, "json_schema": schema, "n_probs": 2, "max_tokens": 40}).json()
+    assert "n" in json.loads(answer["choices"][0]["message"]["content"])
+    assert len(answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
+
+
+def test_responses_tell_of_their_input(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    kept = sdk.responses.create(model=MODEL, input="Hi", max_output_tokens=2)
+    (item,) = sdk.responses.input_items.list(kept.id).data
+    assert item.content[0].type == "input_text" and item.content[0].text == "Hi"  # type: ignore[union-attr]
+    counted = http.post("/v1/responses/input_tokens", json={"model": MODEL, "input": "Hi"}).json()
+    assert kept.usage is not None
+    assert counted == {"object": "response.input_tokens", "input_tokens": kept.usage.input_tokens}
+    assert http.post("/v1/responses/compact", json={"model": MODEL}).status_code == 404
+    with pytest.raises(openai.NotFoundError) as caught:
+        sdk.responses.create(model=MODEL, input="Hi", previous_response_id="resp_" + "0" * 32)
+    assert caught.value.param == "previous_response_id"
+
+
+def test_tokenize_without_either_field_says_what_to_send(http: httpx.Client) -> None:
+    assert 'send "prompt"' in http.post("/tokenize", json={"model": MODEL}).json()["error"]["message"]

@@ -124,6 +124,8 @@ class _Handlers:
             RouteEntry("POST", "/v1/chat/completions", self.chat, generates=True),
             RouteEntry("POST", "/v1/completions", self.completions, generates=True),
             RouteEntry("POST", "/v1/responses", self.responses.create, generates=True),
+            RouteEntry("POST", "/v1/responses/input_tokens", self.responses.input_tokens),
+            RouteEntry("POST", "/v1/responses/compact", self.responses.compact),
             RouteEntry("GET", "/v1/responses/{id}", self.responses.get),
             RouteEntry("DELETE", "/v1/responses/{id}", self.responses.delete),
             RouteEntry("POST", "/v1/responses/{id}/cancel", self.responses.cancel),

@@ -10,6 +10,7 @@ import hashlib
 import os
 import pathlib
 import re
+import secrets
 import tempfile
 import threading
 from collections.abc import Iterable
@@ -183,13 +184,23 @@ class Tokenizer:
             }
         )
 
-    def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-        """Ids of the conversation. Special tokens are the template's alone: in messages and tools they stay text."""
+    def encode_chat(self, messages: list[dict[str, Any]], *, continued: bool = False, **options: Any) -> list[int]:
+        """Ids of the conversation. Special tokens are the template's alone: in messages and tools they stay text.
+
+        `continued`: they end with the last message's content, which is to be gone on with.
+        """
         # Every special token in what the user sent is broken up by a mark. The mark is taken out again after the template's own
         # special tokens have been found.
         mark = self._specials.mark()
         options = {name: self._specials.marked(value, mark) for name, value in options.items()}
+        end = f"[end {secrets.token_hex(8)}]" if continued else ""
+        if continued:
+            messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{end}"}]
         text = self.render_chat(self._specials.marked(messages, mark), **options)
+        if continued:
+            text, found, _ = text.rpartition(end)
+            if not found:
+                raise BadRequest("This model's template does not show the last message's text.", "end with the user", "messages")
         if mark not in text:
             return self.encode(text, add_special=False)
         ids: list[int] = []

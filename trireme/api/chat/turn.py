@@ -48,6 +48,7 @@ class ChatJob:
     parallel: bool = True
     template: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
+    continues: bool = False  # the answer goes on where the last message ends, which is the assistant's
     salt: str | None = None
     priority: int = 0
     # Agents ask for more tokens than a small model's context has: the answer may then end where the context does.
@@ -96,8 +97,9 @@ class ChatResult:
 class Conversation:
     """An answer on its way, parsed: `async for piece in conversation`."""
 
-    def __init__(self, flight: Flight, make_parser: Callable[[], OutputParser], parallel: bool):
-        self.flight, self._parallel = flight, parallel
+    def __init__(self, flight: Flight, make_parser: Callable[[], OutputParser], job: ChatJob):
+        self.flight, self._parallel = flight, job.parallel
+        self._calls_only = job.tool_choice == "required"
         self._parsers = [make_parser() for _ in flight.answer.completions]
 
     def __aiter__(self) -> AsyncIterator[ChatPiece]:
@@ -111,6 +113,8 @@ class Conversation:
         if piece.finish_reason is not None:
             delta = _joined(delta, parser.finish())
             finish = "tool_calls" if parser.has_calls and piece.finish_reason is FinishReason.STOP else str(piece.finish_reason)
+        if self._calls_only:  # what is no call is the rest of one that was cut at the limit
+            delta.content = ""
         delta.calls = [_named(call) for call in delta.calls if self._parallel or call.index == 0]
         return ChatPiece(piece.index, delta, piece.token_ids, piece.logprobs, finish)
 
@@ -149,7 +153,7 @@ async def open_chat(service: Service, call: Call, job: ChatJob, *, streamed: boo
     if job.fills_room:
         sampling = _filling(sampling, service.info.max_model_len - len(tokens))
     flight = await service.open(call, tokens, sampling, salt=job.salt, priority=job.priority, streamed=streamed)
-    return Conversation(flight, make_parser, job.parallel)
+    return Conversation(flight, make_parser, job)
 
 
 def _filling(sampling: SamplingParams, room: int) -> SamplingParams:
@@ -181,7 +185,10 @@ def _rendered(tokenizer: Tokenizer, job: ChatJob) -> list[int]:
     messages, tools = job.messages, job.offered
     if not any("tool" in template for template in tokenizer.templates.values()):
         messages, tools = _tools_in_words(messages, tools), []
-    return tokenizer.encode_chat(messages, tools=tools or None, add_generation_prompt=job.add_generation_prompt, **job.template)
+    begins = job.add_generation_prompt and not job.continues
+    return tokenizer.encode_chat(
+        messages, continued=job.continues, tools=tools or None, add_generation_prompt=begins, **job.template
+    )
 
 
 def _tools_in_words(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -276,11 +283,14 @@ def tools_of(tools: list[Tool] | None) -> list[dict[str, Any]]:
             "function": {
                 "name": tool.function.name,
                 "description": tool.function.description or "",
-                "parameters": tool.function.parameters or {"type": "object", "properties": {}},
+                "parameters": tool.function.parameters or _NO_PARAMETERS,
             },
         }
         for tool in tools or []
     ]
+
+
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}  # none told: none taken
 
 
 def template_variables(given: dict[str, Any] | None, **more: Any) -> dict[str, Any]:

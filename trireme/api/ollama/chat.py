@@ -1,17 +1,27 @@
-"""Ollama's API: /api/chat, /api/generate, /api/tags, /api/show, /api/ps, /api/version. Knows its shapes, lines of JSON."""
+"""Ollama's API: /api/chat, /api/generate, /api/tags, /api/show, /api/ps, /api/version. Knows its answers, lines of JSON."""
 
 from __future__ import annotations
 
 import datetime
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 import trireme
-from trireme.api.chat.turn import ChatJob, ChatResult, Conversation, messages_of, open_chat, template_variables, tools_of
-from trireme.api.openai.protocol import ContentPart, FunctionCall, JsonSchema, Message, ResponseFormat, Tool, ToolCall
+from trireme.api.chat.turn import ChatJob, ChatResult, Conversation, messages_of, open_chat, tools_of
+from trireme.api.ollama.card import model_facts
+from trireme.api.ollama.protocol import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaRequest,
+    Options,
+    ShowRequest,
+    format_of,
+    message_of,
+    thinking_of,
+)
 from trireme.api.parameters.constraints import constrained
 from trireme.api.parameters.sampling import sampling_params, stop_strings
 from trireme.api.service import Flight, Service
@@ -22,101 +32,35 @@ from trireme.serve.answers import Answer
 from trireme.types import SamplingParams
 
 
-class Options(msgspec.Struct):
-    """What may be set of sampling. num_ctx and the like are settings of the server: nothing is cut off here in silence."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    num_predict: int | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    stop: str | list[str] | None = None
-
-
-class OllamaFunction(msgspec.Struct):
-    name: str
-    arguments: dict[str, Any] = {}
-
-
-class OllamaCall(msgspec.Struct):
-    function: OllamaFunction
-
-
-class OllamaMessage(msgspec.Struct):
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str | None = None
-    thinking: str | None = None
-    tool_calls: list[OllamaCall] | None = None
-    tool_name: str | None = None
-    images: list[str] | None = None
-
-
-class _Common(msgspec.Struct, kw_only=True):
-    model: str
-    stream: bool = True
-    options: Options | None = None
-    format: str | dict[str, Any] | None = None
-    think: bool | str | None = None
-    keep_alive: str | float | None = None
-
-
-class OllamaChatRequest(_Common, kw_only=True):
-    """POST /api/chat"""
-
-    messages: list[OllamaMessage] = []
-    tools: list[Tool] | None = None
-
-
-class OllamaGenerateRequest(_Common, kw_only=True):
-    """POST /api/generate"""
-
-    prompt: str = ""
-    system: str | None = None
-    suffix: str | None = None
-    raw: bool = False
-    images: list[str] | None = None
-
-
-class ShowRequest(msgspec.Struct):
-    """POST /api/show"""
-
-    model: str = ""
-    name: str = ""
-
-
 class Ollama:
     """The handlers."""
 
     def __init__(self, service: Service):
         self.service = service
+        self._facts: dict[str, Any] | None = None  # of the model's files, once they were asked for
 
     async def chat(self, call: Call) -> Reply | Events:
         request = await call.read(OllamaChatRequest)
         model = self._model(request.model)
         if not request.messages:  # how a client asks for the model to be loaded
-            return json_reply(_line(model, {"message": {"role": "assistant", "content": ""}}, done_reason="load"))
+            return json_reply(_line(model, {"message": {"role": "assistant", "content": ""}}, request.load_reason))
         job = ChatJob(
-            messages=messages_of([_message(message) for message in request.messages]),
+            messages=messages_of([message_of(message) for message in request.messages]),
             sampling=await self._sampling(request),
             tools=tools_of(request.tools),
-            template=_thinking(request),
+            template=thinking_of(request),
         )
         conversation = await open_chat(self.service, call, job, streamed=request.stream)
         writer = _Writer(model, "message", call.begun)
         if request.stream:
             return _lines(writer.stream(conversation))
-        (result,) = await conversation.whole()
-        return json_reply(writer.whole(result, conversation.flight.answer))
+        return json_reply(await writer.whole(conversation))
 
     async def generate(self, call: Call) -> Reply | Events:
         request = await call.read(OllamaGenerateRequest)
         model = self._model(request.model)
         if not request.prompt:
-            return json_reply(_line(model, {"response": ""}, done_reason="load"))
+            return json_reply(_line(model, {"response": ""}, request.load_reason))
         if request.images or request.suffix:
             raise BadRequest("This route takes no images and no suffix.", "use /v1/completions for a suffix", "suffix")
         sampling = await self._sampling(request)
@@ -126,25 +70,22 @@ class Ollama:
             flight = await self.service.open(call, tokens, sampling, prompt=request.prompt, streamed=request.stream)
             if request.stream:
                 return _lines(writer.stream_raw(flight))
-            output = await flight.output()
-            result = ChatResult(content=output.text, finish=str(output.completions[0].finish_reason))
-            return json_reply(writer.whole(result, flight.answer))
+            return json_reply(await writer.whole_raw(flight))
         messages = [{"role": "system", "content": request.system}] if request.system else []
         messages.append({"role": "user", "content": request.prompt})
-        job = ChatJob(messages=messages, sampling=sampling, template=_thinking(request))
+        job = ChatJob(messages=messages, sampling=sampling, template=thinking_of(request))
         conversation = await open_chat(self.service, call, job, streamed=request.stream)
         if request.stream:
             return _lines(writer.stream(conversation))
-        (result,) = await conversation.whole()
-        return json_reply(writer.whole(result, conversation.flight.answer))
+        return json_reply(await writer.whole(conversation))
 
     async def tags(self, call: Call) -> Reply:
-        return json_reply({"models": [self._card()]})
+        return json_reply({"models": [await self._card()]})
 
     async def ps(self, call: Call) -> Reply:
         if self.service.client.state().name != "ready":
             return json_reply({"models": []})
-        return json_reply({"models": [{**self._card(), "size_vram": 0, "expires_at": "9999-12-31T00:00:00Z"}]})
+        return json_reply({"models": [{**await self._card(), "size_vram": 0, "expires_at": "9999-12-31T00:00:00Z"}]})
 
     async def show(self, call: Call) -> Reply:
         request = await call.read(ShowRequest)
@@ -158,7 +99,7 @@ class Ollama:
                 "modelfile": "",
                 "parameters": "",
                 "template": template or "",
-                "details": self._card()["details"],
+                "details": (await self._card())["details"],
                 "model_info": {"general.architecture": kind, f"{kind}.context_length": info.max_model_len},
                 "capabilities": able,
                 "modified_at": _stamp(info.created),
@@ -168,18 +109,18 @@ class Ollama:
     async def version(self, call: Call) -> Reply:
         return json_reply({"version": trireme.__version__})
 
-    def _card(self) -> dict[str, Any]:
+    async def _card(self) -> dict[str, Any]:
         info = self.service.info
-        kind = str(info.config.get("model_type", "unknown"))
-        details = {"format": "", "family": kind, "families": [kind], "parameter_size": "", "quantization_level": info.dtype}
+        if self._facts is None:
+            self._facts = await self.service.in_thread(model_facts, info.path)
         name = f"{info.name}:latest" if ":" not in info.name else info.name
-        return {"name": name, "model": name, "modified_at": _stamp(info.created), "size": 0, "digest": "", "details": details}
+        return {"name": name, "model": name, "modified_at": _stamp(info.created), **self._facts}
 
     def _model(self, name: str) -> str:
         self.service.check_model(name)
         return name
 
-    async def _sampling(self, request: _Common) -> SamplingParams:
+    async def _sampling(self, request: OllamaRequest) -> SamplingParams:
         options = request.options or Options()
         names = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
         advice = self.service.info.generation
@@ -190,31 +131,7 @@ class Ollama:
         predict = options.num_predict
         chosen["max_tokens"] = predict if predict is not None and predict >= 0 else None
         chosen["stop"] = stop_strings(options.stop)
-        return await constrained(self.service, sampling_params(chosen), _format(request.format), None)
-
-
-def _format(given: str | dict[str, Any] | None) -> ResponseFormat | None:
-    if not given:
-        return None
-    if given == "json":
-        return ResponseFormat("json_object")
-    if isinstance(given, str):
-        raise BadRequest(f"format is {given[:40]!r}; it must be json or a JSON schema.", param="format")
-    return ResponseFormat("json_schema", JsonSchema(schema=given))
-
-
-def _message(message: OllamaMessage) -> Message:
-    if message.images:
-        return Message(message.role, [ContentPart("image")])  # refused with its place
-    calls = [
-        ToolCall(FunctionCall(c.function.name, msgspec.json.encode(c.function.arguments).decode()))
-        for c in message.tool_calls or []
-    ]
-    return Message(message.role, message.content, message.tool_name, calls or None, reasoning_content=message.thinking)
-
-
-def _thinking(request: _Common) -> dict[str, Any]:
-    return template_variables({"enable_thinking": bool(request.think)} if request.think is not None else None)
+        return await constrained(self.service, sampling_params(chosen), format_of(request.format), None)
 
 
 class _Writer:
@@ -224,7 +141,22 @@ class _Writer:
         self._model, self._field, self._begun = model, field, begun
         self._first: float | None = None
 
-    def whole(self, result: ChatResult, answer: Answer) -> dict[str, Any]:
+    async def whole(self, conversation: Conversation) -> dict[str, Any]:
+        result = ChatResult()
+        async for piece in conversation:
+            self._first = self._first or time.monotonic()
+            result.take(piece)
+        return self._finished(result, conversation.flight.answer)
+
+    async def whole_raw(self, flight: Flight) -> dict[str, Any]:
+        result = ChatResult()
+        async for piece in flight:
+            self._first = self._first or time.monotonic()
+            result.content += piece.text
+            result.finish = str(piece.finish_reason or result.finish)
+        return self._finished(result, flight.answer)
+
+    def _finished(self, result: ChatResult, answer: Answer) -> dict[str, Any]:
         calls = [(call.function.name, call.function.arguments) for call in result.calls]
         body = self._body(result.content, result.reasoning, calls)
         return _line(self._model, body, done_reason=_reason(result.finish)) | self._figures(answer)

@@ -61,6 +61,7 @@ class ChatCompletions:
             parallel=request.parallel_tool_calls is not False,
             template=template_variables(request.chat_template_kwargs, reasoning_effort=request.reasoning_effort),
             add_generation_prompt=request.add_generation_prompt,
+            continues=_continues(request),
             salt=request.cache_salt,
             priority=request.priority,
         )
@@ -75,6 +76,17 @@ class ChatCompletions:
         return sampling_of(request, self.service.info.generation, most, logprobs=wanted)
 
 
+def _continues(request: ChatRequest) -> bool:
+    """Whether the answer goes on where the last message ends."""
+    if not request.continue_final_message:
+        return False
+    last = request.messages[-1] if request.messages else None
+    if last is None or last.role != "assistant" or last.tool_calls or not last.content:
+        cause = "continue_final_message needs a conversation that ends with a text of the assistant's."
+        raise BadRequest(cause, "add one, or leave the field out", "continue_final_message")
+    return True
+
+
 class _Writer:
     """Turns a conversation into chat.completion, whole or in chunks."""
 
@@ -82,7 +94,10 @@ class _Writer:
         self._request, self._id, self._model = request, id, model
         self._created = int(time.time())
         self._arounds: dict[int, EventAround] = {}
-        self._counts = bool(request.stream_options and request.stream_options.continuous_usage_stats)
+        options = request.stream_options
+        # A client that asks for the usage at the end wants its place in every chunk.
+        self._no_usage = None if options and options.include_usage else UNSET
+        self._counts = bool(options and options.continuous_usage_stats)
         self._plain = not request.logprobs and not request.return_token_ids and not self._counts
         self._logprobs = LogprobWriter(service.client.tokenizer, as_ids=request.return_tokens_as_token_ids)
 
@@ -145,7 +160,7 @@ class _Writer:
 
     def _chunk(self, choice: ChatChunkChoice | None, usage: Usage | None = None) -> ChatChunk:
         choices = [choice] if choice is not None else []
-        return ChatChunk(self._id, self._created, self._model, choices, usage=usage if usage is not None else UNSET)
+        return ChatChunk(self._id, self._created, self._model, choices, usage=usage if usage is not None else self._no_usage)
 
     def _written(self, entries: list[TokenLogprobs] | None) -> ChatLogprobs | None:
         if not self._request.logprobs:

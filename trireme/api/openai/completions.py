@@ -120,7 +120,10 @@ class _Writer:
         self._n = request.n or 1
         self._offsets: dict[int, int] = {}  # of a stream's choices: characters that have been sent
         self._arounds: dict[int, EventAround] = {}
-        self._counts = bool(request.stream_options and request.stream_options.continuous_usage_stats)
+        options = request.stream_options
+        # A client that asks for the usage at the end wants its place in every chunk.
+        self._no_usage = None if options and options.include_usage else UNSET
+        self._counts = bool(options and options.continuous_usage_stats)
         self._plain = request.logprobs is None and not request.return_token_ids and not self._counts
         self._logprobs: LogprobWriter | None = None
         if request.logprobs is not None or request.prompt_logprobs is not None:
@@ -180,7 +183,7 @@ class _Writer:
         return self._arounds[index]
 
     def _answer(self, choices: list[CompletionChoice], usage: Usage | None) -> CompletionAnswer:
-        return CompletionAnswer(self._id, self._created, self._model, choices, usage if usage is not None else UNSET)
+        return CompletionAnswer(self._id, self._created, self._model, choices, usage if usage is not None else self._no_usage)
 
     def _piece_logprobs(self, piece: Piece, offset: int, echoed: CompletionLogprobs | None) -> CompletionLogprobs | None:
         if self._logprobs is None or self._top is None:

@@ -5,10 +5,13 @@ Fields after `# beyond OpenAI` are this server's own; other servers of open mode
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
+
+from trireme.api.openai.other_fields import CHAT, COMPLETIONS
+from trireme.api.transport.fields import OtherFields
 
 
 class StreamOptions(msgspec.Struct):
@@ -72,6 +75,33 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     response_format: ResponseFormat | None = None
     cache_salt: str | None = None
     priority: int = 0
+    # what other servers call some of these
+    repeat_penalty: float | None = None
+    n_predict: int | None = None  # -1: as much as fits
+    n_probs: int | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.repetition_penalty is None:
+            self.repetition_penalty = self.repeat_penalty
+        named = {name: getattr(self, name) for name in _OUTPUTS if getattr(self, name) not in (None, "")}
+        if len(named) > 1 or (named and (self.structured_outputs or self.response_format)):
+            raise ValueError(f"{', '.join(named)}: only one field may say what form the answer has. Fix: leave the others out")
+        for name, value in named.items():
+            self.structured_outputs = StructuredOutputs(**{_OUTPUTS[name]: value})
+
+
+# The field -> the one of structured_outputs that it stands for.
+_OUTPUTS = {
+    "json_schema": "json",
+    "grammar": "grammar",
+    **{f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")},
+}
 
 
 class FunctionDefinition(msgspec.Struct):
@@ -134,11 +164,20 @@ class ChatRequest(SamplingFields, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     # beyond OpenAI
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    others: ClassVar[OtherFields] = CHAT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_tokens is None and self.n_predict is not None and self.n_predict >= 0:
+            self.max_tokens = self.n_predict
+        if self.n_probs and self.top_logprobs is None:
+            self.logprobs, self.top_logprobs = True, self.n_probs
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -146,7 +185,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     model: str | None = None
-    max_tokens: int | None = 16
+    max_tokens: int | None = None  # 16 where nothing says more
     echo: bool = False
     suffix: str | None = None
     best_of: int | None = None
@@ -154,6 +193,16 @@ class CompletionRequest(SamplingFields, kw_only=True):
     # beyond OpenAI
     prompt_logprobs: int | None = None
     add_special_tokens: bool = True
+    others: ClassVar[OtherFields] = COMPLETIONS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_tokens is None and self.n_predict is not None:
+            if self.n_predict < 0:
+                raise ValueError(f"n_predict is {self.n_predict}; it must be 0 or more. Fix: send how many tokens you want")
+            self.max_tokens = self.n_predict
+        if self.logprobs is None and self.n_probs:
+            self.logprobs = self.n_probs
 
 
 class PromptTokensDetails(msgspec.Struct):

@@ -15,12 +15,13 @@ from typing import Any
 import msgspec
 
 from trireme.api.chat.parsing import CallDelta, Delta
-from trireme.api.chat.turn import ChatJob, ChatResult, Conversation, open_chat, template_variables, tools_of
+from trireme.api.chat.turn import ChatJob, ChatResult, Conversation, chat_tokens, open_chat, template_variables, tools_of
 from trireme.api.openai.logprobs import LogprobWriter
 from trireme.api.openai.response_events import ResponseEvents
 from trireme.api.openai.responses_protocol import (
     ResponsesRequest,
     ResponseToolChoice,
+    listed_item,
     response_format,
     response_messages,
     response_tools,
@@ -66,9 +67,20 @@ class Responses:
         return json_reply(self._stored(call)["response"])
 
     async def input_items(self, call: Call) -> Reply:
-        items = [{"id": f"msg_{number}", "type": "message", **item} for number, item in enumerate(self._stored(call)["items"])]
+        items = [listed_item(item, number) for number, item in enumerate(self._stored(call)["items"])]
         ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
         return json_reply({"object": "list", "data": items, "has_more": False, **ends})
+
+    async def input_tokens(self, call: Call) -> Reply:
+        """How many tokens the prompt of such a request has."""
+        request = await call.read(ResponsesRequest)
+        self.service.check_model(request.model)
+        tokens = await chat_tokens(self.service, await self._job(request, self._items(call, request)))
+        return json_reply({"object": "response.input_tokens", "input_tokens": len(tokens)})
+
+    async def compact(self, call: Call) -> Reply:
+        text = "POST /v1/responses/compact is not supported here. Fix: shorten the conversation, and send it in input"
+        raise Failure(404, text, code="not_found")
 
     async def delete(self, call: Call) -> Reply:
         name = self._stored(call)["response"]["id"]
@@ -106,7 +118,11 @@ class Responses:
         """Everything said so far: what went before, its answer, and what is new."""
         before: list[dict[str, Any]] = []
         if request.previous_response_id:
-            stored = self._stored_by(request.previous_response_id, call.tenant)
+            try:
+                stored = self._stored_by(request.previous_response_id, call.tenant)
+            except Failure as failure:
+                failure.param = "previous_response_id"
+                raise
             before = [*stored["items"], *stored["response"]["output"]]
         if isinstance(request.input, str):
             return [*before, {"type": "message", "role": "user", "content": request.input}]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from trireme.api.chat.turn import arguments_of
+from trireme.api.openai.other_fields import RESPONSES
 from trireme.api.openai.protocol import FunctionDefinition, JsonSchema, ResponseFormat, Tool
+from trireme.api.transport.fields import OtherFields
 from trireme.errors import BadRequest
 
 
@@ -24,7 +26,7 @@ class TextOptions(msgspec.Struct):
 
 
 class Reasoning(msgspec.Struct):
-    effort: str | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: str | None = None
 
 
@@ -88,6 +90,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    others: ClassVar[OtherFields] = RESPONSES
 
 
 def response_messages(items: list[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
@@ -142,6 +145,15 @@ def _text(content: str | list[dict[str, Any]], place: str) -> str:
             raise BadRequest(cause, 'send parts such as {"type": "input_text", "text": "..."}', f"{place}.content")
         texts.append(text or "")
     return "".join(texts)
+
+
+def listed_item(item: dict[str, Any], number: int) -> dict[str, Any]:
+    """An item as it is told of: with an id and, in a message, parts instead of a plain text."""
+    item = {"id": f"msg_{number}", "type": "message", **item}
+    if item["type"] == "message" and isinstance(item.get("content"), str):
+        kind = "output_text" if item.get("role") == "assistant" else "input_text"
+        item = {"status": "completed", **item, "content": [{"type": kind, "text": item["content"]}]}
+    return item
 
 
 def response_tools(tools: list[ResponseTool] | None) -> list[Tool]:

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 import trireme
-from trireme.api.anthropic.messages import CountRequest, MessagesRequest
+from trireme.api.anthropic.protocol import CountRequest, MessagesRequest
 from trireme.api.native.generate import GenerateRequest, TokensRequest
-from trireme.api.ollama.chat import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
+from trireme.api.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from trireme.api.openai.protocol import (
     ChatAnswer,
     ChatRequest,

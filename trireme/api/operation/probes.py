@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import platform
 from typing import Any
 
@@ -81,11 +82,20 @@ class Probes:
             return {}
 
     async def models(self, call: Call) -> Reply:
+        if "anthropic-version" in call.headers:
+            card = self._anthropic_card()
+            return json_reply({"data": [card], "has_more": False, "first_id": card["id"], "last_id": card["id"]})
         return json_reply(ModelList([self._card()]))
 
     async def model(self, call: Call) -> Reply:
         self.service.check_model(call.path_params["model"])
-        return json_reply(self._card())
+        return json_reply(self._anthropic_card() if "anthropic-version" in call.headers else self._card())
+
+    def _anthropic_card(self) -> dict[str, str]:
+        """The model as Anthropic's SDKs read it."""
+        info = self.service.info
+        created = datetime.datetime.fromtimestamp(info.created, datetime.UTC).isoformat().replace("+00:00", "Z")
+        return {"type": "model", "id": info.name, "display_name": info.name, "created_at": created}
 
     def _card(self) -> ModelCard:
         info = self.service.info
@@ -96,7 +106,8 @@ class Probes:
         service = self.service
         service.check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
-            raise BadRequest("Send either prompt or messages.", "leave one of them out", "prompt")
+            fix = 'send "prompt": "..."' if request.prompt is None else "leave one of them out"
+            raise BadRequest("/tokenize takes either prompt or messages.", fix, "prompt")
         if request.messages is not None:
             job = ChatJob(
                 messages=messages_of(request.messages),

@@ -93,7 +93,9 @@ async def constrained_turn(
     if required:
         chosen = [tool for tool in tools if named in (None, tool["function"]["name"])]
         if not chosen:
-            raise BadRequest(f"tool_choice asks for {(named or 'a tool')[:64]!r}, which is not in tools.", "send it", "tool_choice")
+            if not named:
+                raise BadRequest("tool_choice requires a call, but there are no tools.", "send tools", "tool_choice")
+            raise BadRequest(f"tool_choice asks for {named[:64]!r}, which is not in tools.", "send it", "tool_choice")
         grammar, param = tools_grammar(chosen, parser.format, parallel=parallel and named is None, special=special), "tools"
     if grammar is None:
         return sampling

@@ -37,10 +37,12 @@ class Failure(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        details: dict[str, Any] | None = None,
     ):
         super().__init__(message)
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
         self.headers = headers or {}
+        self.details = details  # for clients that read more than the message
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -81,7 +83,8 @@ def failure_document(failure: Failure, shape: Shape) -> dict[str, Any]:
     """The error's body."""
     if shape is Shape.ANTHROPIC:
         kind = _ANTHROPIC_KINDS.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": failure.message}}
+        details = {"details": failure.details} if failure.details else {}
+        return {"type": "error", "error": {"type": kind, "message": failure.message, **details}}
     if shape is Shape.OLLAMA:
         return {"error": failure.message}
     if shape is Shape.TGI:

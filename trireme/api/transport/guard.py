@@ -136,11 +136,14 @@ class _Exchange:
         self.begun = time.monotonic()
         self.status, self.sent, self.first = 0, 0, 0.0
         self.extra: list[tuple[bytes, bytes]] = []
+        self._anthropic = b"anthropic-version" in headers or scope["path"].startswith("/v1/messages")
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             marks = [(b"x-request-id", self.request_id.encode()), (b"x-content-type-options", b"nosniff")]
+            if self._anthropic:  # where its SDKs look for it
+                marks.append((b"request-id", self.request_id.encode()))
             message = {**message, "headers": [*message.get("headers", []), *marks, *self.extra]}
         elif message["type"] == "http.response.body":
             self.first = self.first or time.monotonic()

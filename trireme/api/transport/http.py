@@ -19,6 +19,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from trireme.api.transport.failures import Failure, Shape, failure_body, failure_document, failure_of
+from trireme.api.transport.fields import IGNORED_HEADER, check_fields
 from trireme.api.transport.mistakes import body_mistake, field_mistake, field_of
 from trireme.api.transport.tracing import Trace
 from trireme.errors import TriremeError, Unavailable
@@ -53,13 +54,22 @@ class Call:
     exits: contextlib.AsyncExitStack = field(
         default_factory=contextlib.AsyncExitStack
     )  # closed when the exchange ends, however it ends
+    ignored: list[str] = field(default_factory=list)  # names of fields that were passed over; the answer's header tells them
     leavers: list[Callable[[], None]] = field(default_factory=list)  # called at once when the client has left
 
     async def read(self, kind: type[T]) -> T:
         """The body as `kind`, or a 400 that names the field at fault."""
         if len(self.body) > LARGE_BODY:
-            return await asyncio.to_thread(decode, self.body, kind)
-        return decode(self.body, kind)
+            found, ignored = await asyncio.to_thread(_decode_and_check, self.body, kind)
+        else:
+            found, ignored = _decode_and_check(self.body, kind)
+        self.ignored += ignored
+        return found
+
+
+def _decode_and_check(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
+    found = decode(body, kind)
+    return found, check_fields(body, kind)
 
 
 def decode(body: bytes, kind: type[T]) -> T:
@@ -167,6 +177,7 @@ class Endpoint:
         if refusal is not None:
             await sender.fail(failure_of(refusal))
             return
+        sender.ignored = call.ignored
         work = asyncio.ensure_future(self._answer(call, sender, scope["state"]))
         gone = asyncio.ensure_future(_until_gone(receive))
         leaving: set[Callable[[], None]] = scope.get("extensions", {}).get(LEAVING, set())
@@ -284,6 +295,7 @@ class _Sender:
     def __init__(self, send: Send, push: Push | None, shape: Shape, head: bool):
         self._send, self._shape, self._head = send, shape, head
         self._push = push if not head else None
+        self.ignored: list[str] = []
         self._started = False
         self._events: Events | None = None
         self._num_sent = 0  # pieces
@@ -321,6 +333,8 @@ class _Sender:
 
     async def _start(self, status: int, headers: dict[str, str]) -> None:
         self._started = True
+        if self.ignored:
+            headers[IGNORED_HEADER] = ", ".join(self.ignored)
         pairs = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 

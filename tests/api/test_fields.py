@@ -1,0 +1,134 @@
+"""Fields that a shape does not have: misspelt ones and those that change the answer are refused, any other is named."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from trireme.api.anthropic.protocol import MessagesRequest
+from trireme.api.ollama.protocol import OllamaChatRequest
+from trireme.api.openai.protocol import ChatRequest, CompletionRequest
+from trireme.api.openai.responses_protocol import ResponsesRequest
+from trireme.api.transport import fields
+from trireme.api.transport.failures import Failure, Shape, failure_document
+from trireme.api.transport.fields import check_fields
+
+from .served import MODEL
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+KINDS: dict[type, dict[str, Any]] = {
+    ChatRequest: {"messages": MESSAGES},
+    CompletionRequest: {"prompt": "Hi"},
+    MessagesRequest: {"messages": MESSAGES, "max_tokens": 1},
+    ResponsesRequest: {"input": "Hi"},
+    OllamaChatRequest: {"model": MODEL, "messages": MESSAGES},
+}
+
+
+def _checked(kind: type, **more: Any) -> list[str]:
+    return check_fields(json.dumps({**KINDS[kind], **more}).encode(), kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "right"),
+    [
+        (ChatRequest, "temprature", "temperature"),
+        (ChatRequest, "max_token", "max_tokens"),
+        (CompletionRequest, "stops", "stop"),
+        (MessagesRequest, "stop_sequence", "stop_sequences"),
+        (ResponsesRequest, "instruction", "instructions"),
+        (OllamaChatRequest, "option", "options"),
+    ],
+)
+def test_a_misspelt_field_is_told_its_right_name(kind: type, wrong: str, right: str) -> None:
+    with pytest.raises(Failure, match=f"no field '{wrong}'. Fix: write '{right}'") as caught:
+        _checked(kind, **{wrong: 1})
+    assert caught.value.status == 400 and caught.value.param == wrong
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (ChatRequest, "functions", [{"name": "f"}]),
+        (ChatRequest, "function_call", {"name": "f"}),
+        (ChatRequest, "modalities", ["text", "audio"]),
+        (ChatRequest, "audio", {"voice": "alloy", "format": "wav"}),
+        (ChatRequest, "web_search_options", {"search_context_size": "low"}),
+        (ChatRequest, "lora", [{"id": 0, "scale": 1.0}]),
+        (CompletionRequest, "mirostat", 2),
+        (MessagesRequest, "mcp_servers", [{"type": "url", "url": "http://127.0.0.1", "name": "m"}]),
+        (MessagesRequest, "container", "container_1"),
+        (ResponsesRequest, "conversation", "conv_1"),
+        (ResponsesRequest, "prompt", {"id": "pmpt_1"}),
+        (OllamaChatRequest, "logprobs", True),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_by_name(kind: type, name: str, value: Any) -> None:
+    with pytest.raises(Failure, match=f"^{name} is not supported here. Fix: ") as caught:
+        _checked(kind, **{name: value})
+    assert caught.value.status == 400 and caught.value.param == name
+    assert _checked(kind, **{name: None}) == []
+
+
+def test_what_asks_for_nothing_is_taken() -> None:
+    assert _checked(ChatRequest, modalities=["text"], functions=[], web_search_options={}, typical_p=1.0, metadata={"a": "b"}) == []
+
+
+def test_threads_are_refused_as_anthropics_clients_expect() -> None:
+    """Its SDKs know by the details that they have to send the whole conversation."""
+    with pytest.raises(Failure) as caught:
+        _checked(MessagesRequest, thread={"id": "t"})
+    error = failure_document(caught.value, Shape.ANTHROPIC)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+def test_other_fields_are_named_and_logged_once_a_minute(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("trireme"), "propagate", True)
+    monkeypatch.setattr(fields, "_logged_at", -fields.LOG_SECONDS)
+    for _ in range(3):
+        assert _checked(ChatRequest, own_flag=1, **{"bad\r\nname": 1}) == ["own_flag"]
+    (record,) = caplog.records
+    assert record.fields == "own_flag"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        ({"repeat_penalty": 1.5}, "repetition_penalty", 1.5),
+        ({"repeat_penalty": 1.5, "repetition_penalty": 1.1}, "repetition_penalty", 1.1),
+        ({"n_predict": 7}, "max_tokens", 7),
+        ({"n_predict": -1}, "max_tokens", None),
+        ({"n_probs": 3}, "top_logprobs", 3),
+        ({"json_schema": {"type": "object"}}, "structured_outputs.json", {"type": "object"}),
+        ({"grammar": 'root ::= "a"'}, "structured_outputs.grammar", 'root ::= "a"'),
+        ({"guided_regex": "a+"}, "structured_outputs.regex", "a+"),
+        ({"guided_choice": ["a"]}, "structured_outputs.choice", ["a"]),
+    ],
+)
+def test_other_servers_names_mean_the_same(given: dict[str, Any], name: str, value: Any) -> None:
+    found: Any = msgspec.json.decode(json.dumps({**KINDS[ChatRequest], **given}), type=ChatRequest)
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert found == value
+
+
+def test_two_forms_of_the_answer_exclude_each_other(http: httpx.Client) -> None:
+    asked = {"model": MODEL, "messages": MESSAGES, "grammar": 'root ::= "a"', "json_schema": {"type": "object"}}
+    error = http.post("/v1/chat/completions", json=asked).json()["error"]
+    assert "only one field may say what form" in error["message"]
+
+
+def test_the_header_names_what_was_passed_over(http: httpx.Client) -> None:
+    asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 1}
+    assert fields.IGNORED_HEADER not in http.post("/v1/chat/completions", json=asked).headers
+    for stream in (False, True):
+        answer = http.post("/v1/chat/completions", json={**asked, "own_flag": 1, "other": None, "stream": stream})
+        assert answer.status_code == 200 and answer.headers[fields.IGNORED_HEADER] == "own_flag, other"
+    refused = http.post("/v1/chat/completions", json={**asked, "temprature": 1})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "temprature"

@@ -1,0 +1,171 @@
+"""The shapes of Anthropic's Messages API: what comes in, and how it becomes a turn of a conversation. Knows fields, no engine."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from trireme.api.chat.turn import ChatJob, template_variables, tools_of
+from trireme.api.openai.protocol import FunctionDefinition, JsonSchema, ResponseFormat, Tool
+from trireme.api.transport.fields import OtherFields
+from trireme.errors import BadRequest
+from trireme.types import SamplingParams
+
+_OTHERS = OtherFields(
+    refused={
+        "thread": "send the whole conversation in messages",
+        "mcp_servers": "call the MCP servers yourself, and send their tools in tools",
+        "container": "run code yourself, and send its tools in tools",
+        "previous_message_id": "send the whole conversation in messages",
+    },
+    harmless=frozenset({"metadata", "service_tier", "inference_geo", "betas", "cache_control", "context_management", "speed"}),
+    details={"thread": "thread_unsupported_request"},
+)
+
+
+class Block(msgspec.Struct, kw_only=True):
+    """A piece of a message: text, thinking, a tool's use or its result."""
+
+    type: str
+    text: str = ""
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: dict[str, Any] = {}
+    tool_use_id: str = ""
+    content: str | list[Block] | None = None
+    is_error: bool | None = None
+
+
+class AnthropicMessage(msgspec.Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class AnthropicTool(msgspec.Struct):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(msgspec.Struct):
+    type: str
+    budget_tokens: int | None = None
+
+
+class OutputFormat(msgspec.Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct):
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
+class CountRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/messages/count_tokens"""
+
+    others: ClassVar[OtherFields] = _OTHERS
+    messages: list[AnthropicMessage]
+    model: str | None = None
+    system: str | list[Block] | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # where the beta had it
+
+    def response_format(self) -> ResponseFormat | None:
+        """The form that the answer must have."""
+        asked = (self.output_config.format if self.output_config else None) or self.output_format
+        return ResponseFormat("json_schema", JsonSchema(schema=asked.schema)) if asked else None
+
+
+class MessagesRequest(CountRequest, kw_only=True):
+    """POST /v1/messages"""
+
+    max_tokens: int
+    stream: bool = False
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+def chat_job(request: CountRequest, sampling: SamplingParams) -> ChatJob:
+    """The turn that is asked for. A conversation that ends with the assistant's words is to be continued from there."""
+    messages = []
+    if request.system:
+        messages.append({"role": "system", "content": _plain_text(request.system, "system")})
+    for number, message in enumerate(request.messages):
+        messages += _plain_messages(message, f"messages[{number}]")
+    if not request.messages:
+        raise BadRequest("messages is empty.", "send at least one message", "messages")
+    choice = request.tool_choice or ToolChoice("auto")
+    thinking = {"enable_thinking": request.thinking.type != "disabled"} if request.thinking else None
+    continues = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    return ChatJob(
+        messages=messages,
+        continues=continues,
+        fills_room=True,
+        sampling=sampling,
+        tools=tools_of([_tool(tool, number) for number, tool in enumerate(request.tools or [])]),
+        tool_choice={"any": "required", "tool": "required"}.get(choice.type, choice.type),
+        named=choice.name if choice.type == "tool" else None,
+        parallel=not choice.disable_parallel_tool_use,
+        template=template_variables(thinking),
+    )
+
+
+def _tool(tool: AnthropicTool, number: int) -> Tool:
+    if tool.input_schema is None:
+        kind = (tool.type or "")[:40]
+        cause = f"tools[{number}].input_schema is missing" + (f", and this server has no tool of type {kind!r}" if kind else "")
+        raise BadRequest(f"{cause}.", 'send "input_schema": {"type": "object", ...}', f"tools[{number}]")
+    return Tool(FunctionDefinition(tool.name, tool.description, tool.input_schema))
+
+
+def _plain_messages(message: AnthropicMessage, place: str) -> list[dict[str, Any]]:
+    """One message of theirs is one or more of the templates': every tool result is a message of its own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    results = [
+        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _plain_text(block.content or "", place)}
+        for block in message.content
+        if block.type == "tool_result"
+    ]
+    others = [block for block in message.content if block.type != "tool_result"]
+    calls = [
+        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+        for block in others
+        if block.type == "tool_use"
+    ]
+    thoughts = "".join(block.thinking for block in others if block.type == "thinking")
+    spoken = [block for block in others if block.type not in ("tool_use", "thinking", "redacted_thinking")]
+    if results and not spoken:
+        return results
+    plain: dict[str, Any] = {"role": message.role, "content": _plain_text(spoken, place)}
+    if calls:
+        plain["tool_calls"] = calls
+    if thoughts:
+        plain["reasoning_content"] = thoughts
+    return [*results, plain]
+
+
+def _plain_text(content: str | list[Block], place: str) -> str:
+    if isinstance(content, str):
+        return content
+    for block in content:
+        if block.type != "text":
+            cause = f"{place} has a block of type {block.type[:40]!r}; this model reads text alone."
+            raise BadRequest(cause, 'send blocks such as {"type": "text", "text": "..."}', f"{place}.content")
+    return "\n".join(block.text for block in content)

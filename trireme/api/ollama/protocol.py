@@ -1,0 +1,120 @@
+"""The shapes of Ollama's API: what comes in, and how it becomes messages, formats and template variables. Knows no engine."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from trireme.api.chat.turn import template_variables
+from trireme.api.openai.protocol import ContentPart, FunctionCall, JsonSchema, Message, ResponseFormat, Tool, ToolCall
+from trireme.api.transport.fields import OtherFields
+from trireme.errors import BadRequest
+
+_OTHERS = OtherFields(
+    refused={
+        **dict.fromkeys(("logprobs", "top_logprobs"), "use /v1/chat/completions or /v1/completions for log-probabilities"),
+        "template": "give the server a model folder with that template",
+        "context": "send the conversation to /api/chat",
+        "tool_choice": "use /v1/chat/completions",
+    },
+    neutral={"tool_choice": ("auto",)},
+)
+
+
+class Options(msgspec.Struct):
+    """What may be set of sampling. num_ctx and the like are settings of the server: nothing is cut off here in silence."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: str | list[str] | None = None
+
+
+class OllamaFunction(msgspec.Struct):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class OllamaCall(msgspec.Struct):
+    function: OllamaFunction
+
+
+class OllamaMessage(msgspec.Struct):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = None
+    images: list[str] | None = None
+
+
+class OllamaRequest(msgspec.Struct, kw_only=True):
+    model: str
+    stream: bool = True
+    options: Options | None = None
+    format: str | dict[str, Any] | None = None
+    think: bool | str | None = None
+    keep_alive: str | float | None = None
+    others: ClassVar[OtherFields] = _OTHERS
+
+    @property
+    def load_reason(self) -> str:
+        """What a request without a prompt asks for. The model stays loaded as the server's own options say."""
+        kept = self.keep_alive if isinstance(self.keep_alive, str) else str(self.keep_alive)
+        return "unload" if re.fullmatch(r"0+(\.0*)?[a-z]*", kept) else "load"
+
+
+class OllamaChatRequest(OllamaRequest, kw_only=True):
+    """POST /api/chat"""
+
+    messages: list[OllamaMessage] = []
+    tools: list[Tool] | None = None
+
+
+class OllamaGenerateRequest(OllamaRequest, kw_only=True):
+    """POST /api/generate"""
+
+    prompt: str = ""
+    system: str | None = None
+    suffix: str | None = None
+    raw: bool = False
+    images: list[str] | None = None
+
+
+class ShowRequest(msgspec.Struct):
+    """POST /api/show"""
+
+    model: str = ""
+    name: str = ""
+
+
+def format_of(given: str | dict[str, Any] | None) -> ResponseFormat | None:
+    if not given:
+        return None
+    if given == "json":
+        return ResponseFormat("json_object")
+    if isinstance(given, str):
+        raise BadRequest(f"format is {given[:40]!r}; it must be json or a JSON schema.", param="format")
+    return ResponseFormat("json_schema", JsonSchema(schema=given))
+
+
+def message_of(message: OllamaMessage) -> Message:
+    if message.images:
+        return Message(message.role, [ContentPart("image")])  # refused with its place
+    calls = [
+        ToolCall(FunctionCall(c.function.name, msgspec.json.encode(c.function.arguments).decode()))
+        for c in message.tool_calls or []
+    ]
+    return Message(message.role, message.content, message.tool_name, calls or None, reasoning_content=message.thinking)
+
+
+def thinking_of(request: OllamaRequest) -> dict[str, Any]:
+    return template_variables({"enable_thinking": bool(request.think)} if request.think is not None else None)

@@ -1,0 +1,95 @@
+"""Fields of a request that its shape does not name: misspelt ones and those that would change the answer are refused.
+
+Any other is taken and named, in the answer's header and in the log. Knows names and values; which matter is told by the shape.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from trireme.api.transport.failures import Failure
+
+IGNORED_HEADER = "x-ignored-fields"
+MAX_SHOWN = 16  # names in a header or in the log
+NEARLY = 0.85  # likeness of two names, from which on one is taken for the other misspelt
+LOG_SECONDS = 60.0
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_logged_at = -LOG_SECONDS
+
+log = logging.getLogger("trireme.fields")
+
+
+@dataclass(frozen=True)
+class OtherFields:
+    """What a shape says of fields that it does not have.
+
+    `refused` are known to clients and would change the answer: name -> why not, or what to do. One that is empty, or has its
+    `neutral` value, asks for nothing. `harmless` ones change nothing that an answer says.
+    """
+
+    refused: Mapping[str, str] = field(default_factory=dict)
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    harmless: frozenset[str] = frozenset()
+    details: Mapping[str, str] = field(default_factory=dict)  # name -> the error code by which clients know the refusal
+
+
+_NONE = OtherFields()
+
+
+def check_fields(body: bytes, kind: type) -> list[str]:
+    """The names of fields that are passed over. Raises a 400 for one that must not be."""
+    known = _names(kind)
+    others: OtherFields = getattr(kind, "others", _NONE)
+    if not known:
+        return []
+    given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    unknown = [name for name in given if name not in known]
+    refused = [name for name in unknown if name in others.refused and _asks(given[name], others.neutral.get(name, ()))]
+    if refused:
+        raise _refusal(refused, others)
+    unknown = [name for name in unknown if name not in others.refused and name not in others.harmless]
+    for name in unknown[:MAX_SHOWN]:
+        if near := difflib.get_close_matches(name[:64], known, 1, NEARLY):
+            raise Failure(400, f"There is no field {name[:64]!r}. Fix: write {near[0]!r}", param=name[:64], code="unknown_field")
+    shown = [name for name in unknown if _NAME.fullmatch(name)][:MAX_SHOWN]
+    if shown:
+        _tell(shown)
+    return shown
+
+
+def _refusal(names: list[str], others: OtherFields) -> Failure:
+    name = names[0]
+    code = others.details.get(name)
+    details = {"error_code": code, "unsupported": [name for name in names if name in others.details]} if code else None
+    return Failure(
+        400, f"{name} is not supported here. Fix: {others.refused[name]}", param=name, code="unsupported_field", details=details
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _names(kind: type) -> frozenset[str]:
+    is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    return frozenset(found.encode_name for found in msgspec.structs.fields(kind)) if is_struct else frozenset()
+
+
+def _asks(raw: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
+    value = msgspec.json.decode(raw)
+    return bool(value) and value not in neutral
+
+
+def _tell(names: list[str]) -> None:
+    global _logged_at
+    now = time.monotonic()
+    if now - _logged_at >= LOG_SECONDS:
+        _logged_at = now
+        log.warning("fields of a request are not known here and were passed over", extra={"fields": ", ".join(names)})
