@@ -180,7 +180,8 @@ def test_a_client_that_leaves_ends_its_request(served: Served, path: str, stream
     # every API's own names of the same wish; greedy, for some have no ignore_eos and a sampled answer may end after two tokens
     ask = "Write a long story about a ship, its captain and the storm that they met."
     long = {"model": "smollm2", "stream": stream, "temperature": 0, "max_tokens": 7000, "ignore_eos": True}
-    long |= {"prompt": ask, "inputs": ask, "input": ask, "messages": [{"role": "user", "content": ask}]}
+    long |= {"/v1/responses": {"input": ask}, "/generate": {"inputs": ask}}.get(path, {"prompt": ask})
+    long |= {"messages": [{"role": "user", "content": ask}]}
     long |= {"options": {"num_predict": 7000, "temperature": 0}, "parameters": {"max_new_tokens": 7000, "ignore_eos": True}}
     body = json.dumps(long).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEYS[0]}\r\ncontent-length: {len(body)}\r\n\r\n"
