@@ -67,9 +67,9 @@ class CacheOptions:
     )
     kv_tokens: int | None = setting(None, "KV slots in all (default: what fits in the memory fraction)")
     kv_windows: str = setting(
-        "off",
+        "auto",
         "layers that see only the last tokens keep only those: auto is where the memory is too small for all",
-        ("off",),
+        ("auto", "on", "off"),
     )
     memory_fraction: float = setting(0.9, "share of the device's memory for weights, workspace and KV")
     prefix_cache: bool = setting(True, "reuse the KV of prompts that begin alike")

@@ -12,6 +12,7 @@ import msgspec
 from trireme.types import SamplingParams, TokenLogprobs
 
 NO_PARENT = -1  # of a fork: the row that computed this is gone
+AHEAD = 16  # tokens of a row that generates that may be planned beyond what is answered
 ALL, ONE_STATE = 0, -1  # what a band keeps, where it is no number of tokens
 
 
@@ -96,6 +97,11 @@ class BandSize(msgspec.Struct, array_like=True, frozen=True):
     keep: int  # tokens: ALL of them, the last so many, or ONE_STATE in their place
     num_pages: int  # for states: how many of them
     page_size: int  # slots per page; for static caches the whole context; 1 for states
+
+    def pages_of_row(self, length: int) -> int:
+        """Of a window: the pages with which a sequence that may become so long always moves on. They hold the window, the page that
+        is cut at either end, and the tokens of steps that are not answered."""
+        return min(-(-length // self.page_size), -(-(self.keep + AHEAD) // self.page_size) + 2, self.num_pages)
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trireme.config import CacheOptions
-from trireme.ipc.messages import ONE_STATE, Ready
+from trireme.ipc.messages import ALL, BandSize, Ready
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Capacity:
     whole_prompts: bool = False  # a prompt is computed in one step or not at all
     tells: bool = False  # the workers do not keep what they sample: a row waits for its answer, and its token is told to them
 
-    forks: bool = True  # whether a row may go on from what another has computed; a state cannot be shared between two
+    bands: tuple[BandSize, ...] = ()  # of layers that keep alike, the first all tokens; empty: there is that one alone
+    forks: bool = True  # whether a row may go on from what another has computed; neither a state nor a window's open page can be
 
     @classmethod
     def of(cls, ready: Ready, cache: CacheOptions) -> Capacity:
@@ -28,7 +29,8 @@ class Capacity:
             max_model_len=ready.max_model_len,
             prefix_cache=cache.prefix_cache and ready.shares_prefixes,
             whole_prompts=ready.whole_prompts,
-            forks=all(band.keep != ONE_STATE for band in ready.bands),
+            bands=tuple(ready.bands),
+            forks=all(band.keep == ALL for band in ready.bands),
         )
 
     @property

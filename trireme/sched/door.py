@@ -39,7 +39,7 @@ class Door:
 
     def fits(self, task: Task, found: Found) -> bool:
         """Whether the task's known tokens fit now, beside those of the running rows."""
-        return self._lacking + self._fresh(task, found) <= self._available
+        return self._lacking + self._fresh(task, found) <= self._available and self._memory.windows.fits(task.max_total)
 
     def admits(self, task: Task, found: Found, policy: Policy, num_waiting: int) -> bool:
         """Whether the task fits now and the policy agrees."""

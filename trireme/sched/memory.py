@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from trireme.sched.pages import Numbers, PagePool, numbers
 from trireme.sched.radix import Match, Node, RadixTree, Root
+from trireme.sched.windows import Windows
 
 Copy = tuple[int, int, int]  # band, from page, to page
 UNBOUNDED = 1 << 60  # tokens, of a model that keeps nothing of them
@@ -34,6 +35,7 @@ class Found:
     num_pages: int = 0  # whole pages, which others hold too
     num_unlocked: int = 0  # of them, those that could be evicted as long as nobody locks them
     match: Match | None = None
+    spelled: int = 0  # tokens that agree with cached ones: more than `length` where the rest cannot be resumed
     lease: Holding | None = None
 
 
@@ -41,12 +43,13 @@ NOTHING = Found()
 
 
 class Memory:
-    def __init__(self, num_pages: int, page_size: int, prefix_cache: bool):
+    def __init__(self, num_pages: int, page_size: int, prefix_cache: bool, windows: Windows | None = None):
         self.page_size, self.num_pages = page_size, num_pages
         self.pool = PagePool(num_pages)
         self.tree = RadixTree(page_size) if prefix_cache else None
         self.holdings: dict[int, Holding] = {}  # by row
         self.leases: list[Holding] = []
+        self.windows = Windows((), page_size, 0) if windows is None else windows
 
     @property
     def available(self) -> int:
@@ -56,16 +59,20 @@ class Memory:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size) if self.num_pages else 0
 
-    def reach(self, num_held: int) -> int:
+    def reach(self, row: int, num_held: int) -> int:
         """How many tokens a row has room for with the pages it holds and all that are available."""
-        return (num_held + self.available) * self.page_size if self.num_pages else UNBOUNDED
+        reach = (num_held + self.available) * self.page_size if self.num_pages else UNBOUNDED
+        return min(reach, self.windows.reach(row)) if self.windows else reach
 
     def match(self, root: Root, keys: Numbers) -> Found:
         """The cached prefix of `keys`, short of the last one: a full hit still computes one. Changes nothing."""
         if self.tree is None:
             return NOTHING
         match = self.tree.match(root, keys, (len(keys) - 1) // self.page_size)
-        return Found(len(match.pages) * self.page_size, len(match.pages), match.num_unlocked, match)
+        spelled, resumed = len(match.pages) * self.page_size, self.windows.resume(match.pages)
+        if resumed < len(match.pages):
+            match = self.tree.match(root, keys, resumed)
+        return Found(len(match.pages) * self.page_size, len(match.pages), match.num_unlocked, match, spelled)
 
     def leased(self, lease: Holding, length: int) -> Found:
         """The first `length` tokens of what a lease holds."""
@@ -104,6 +111,8 @@ class Memory:
             self.tree.unlock(holding.node)
         self.pool.hold(holding.pages[end - inserted.num_new : end])
         holding.node, holding.depth = inserted.node, inserted.num_covered
+        if self.windows and holding.depth:
+            self.windows.leave(row, holding.node.pages[-1], holding.depth)
 
     def fork(self, parent: Holding, row: int, length: int) -> list[Copy]:
         """Starts a row's holding with what another holds up to `length`. Both hold the whole pages; the one that is not full is to
@@ -123,6 +132,7 @@ class Memory:
             holding.node, holding.depth = node, keep
         self.pool.give(holding.pages[keep:])
         del holding.pages[keep:]
+        self.windows.trim(row, keep)
         return len(holding.pages)
 
     def lease(self, row: int, length: int) -> Holding:
@@ -139,11 +149,13 @@ class Memory:
         """Ends a row's holding. With `keep`, its computed whole pages stay in the tree for whoever comes next."""
         if keep:
             self.share(row, keys, num_computed)
+        self.windows.close(row)
         self._give(self.holdings.pop(row))
 
     def check(self) -> None:
         """Raises unless every page has the holders that are counted, and those that can be evicted no other than the tree."""
         self.pool.check(self._held())
+        self.windows.check({page for node in self.tree.nodes() for page in node.pages} if self.tree else set())
         if self.tree is None:
             return
         self.tree.check()
@@ -171,5 +183,7 @@ class Memory:
     def _take(self, count: int) -> Numbers:
         lacking = count - len(self.pool)
         if lacking > 0 and self.tree:
-            self.pool.give(self.tree.evict(lacking))
+            evicted = self.tree.evict(lacking)
+            self.windows.forget(evicted)
+            self.pool.give(evicted)
         return self.pool.take(count)

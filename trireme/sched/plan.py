@@ -29,6 +29,7 @@ class Draft:
     trims: list[tuple[int, int, int]] = field(default_factory=list)
     page_rows: list[int] = field(default_factory=list)
     page_ids: list[int] = field(default_factory=list)
+    page_bands: list[int] = field(default_factory=list)
     paused: bool = False  # memory ran out: nobody is admitted in this step
 
     def put(self, row: int, count: int) -> None:
@@ -49,9 +50,10 @@ class Draft:
         drafts = int(self.drafts.sum()) if self.drafts is not None else 0
         return len(self.generating) + drafts + sum(self.counts)
 
-    def put_pages(self, rows: list[int], pages: Iterable[int]) -> None:
+    def put_pages(self, rows: list[int], pages: Iterable[int], band: int = 0) -> None:
         self.page_rows += rows
         self.page_ids.extend(pages)
+        self.page_bands += [band] * len(rows)
 
 
 @dataclass(slots=True)
@@ -106,6 +108,7 @@ def launch(draft: Draft, table: Rows, step: int, release: list[int], page_size: 
         admit=draft.admit,
         page_rows=draft.page_rows,
         page_ids=draft.page_ids,
+        page_bands=draft.page_bands if any(draft.page_bands) else [],
         rows=numbers,
         starts=starts.tolist(),
         counts=counts.tolist(),

@@ -28,6 +28,7 @@ from trireme.sched.radix import Root
 from trireme.sched.request import NO_ROW, Task, Waiting
 from trireme.sched.rows import Rows
 from trireme.sched.stats import Stats
+from trireme.sched.windows import Windows
 from trireme.types import FinishReason, Progress, Request
 
 RANK_SPAN = 1 << 40  # arrivals within one rank
@@ -50,7 +51,8 @@ class Scheduler:
         self.capacity, self.max_model_len = capacity, capacity.longest
         static = capacity.page_size == 0
         caching = capacity.prefix_cache and not (static or capacity.whole_prompts)
-        self.memory = Memory(capacity.num_pages, capacity.slots_per_page, caching and capacity.num_pages > 0)
+        windows = Windows(capacity.bands, capacity.slots_per_page, options.max_running)
+        self.memory = Memory(capacity.num_pages, capacity.slots_per_page, caching and capacity.num_pages > 0, windows)
         self.rows = Rows(options.max_running)
         self.version = 0  # of the weights: what was computed with others is not found
         self.holds = False  # whether requests that have not begun stay in the queue
@@ -206,9 +208,10 @@ class Scheduler:
         rows, memory = self.rows, self.memory
         start, held = int(rows.scheduled[row]), int(rows.num_pages[row])
         count = min(int(min(rows.total[row], rows.need[row])) - start, draft.budget)
-        if start + count > memory.reach(held):
+        if start + count > memory.reach(row, held):
             self._groups.end_leases()
-            count = min(count, memory.reach(held) - start)
+            count = min(count, memory.reach(row, held) - start)
+        count = memory.windows.cut(row, start, count)
         if self.capacity.whole_prompts and start + count < rows.num_prompt[row]:
             return
         if rows.scoring[row]:
@@ -224,6 +227,8 @@ class Scheduler:
         """One more page for each row, as often as it is named."""
         if growing:
             draft.put_pages(growing, self.memory.grow(growing))
+            for band, pages in self.memory.windows.grow(growing):
+                draft.put_pages(growing, pages, band)
 
     def _make_room(self, row: int, draft: Draft) -> bool:
         """Pauses rows from the end of the order until a page is to be had; False if that reached the row itself."""
@@ -245,7 +250,8 @@ class Scheduler:
         needed = -(-rows.scheduled[order] // self.memory.page_size)
         for row in order[rows.num_pages[order] > needed].tolist():
             rows.num_pages[row] = self.memory.trim(row, int(rows.scheduled[row]))
-            draft.trims.append((row, 0, int(rows.num_pages[row])))
+            kept = int(rows.num_pages[row])
+            draft.trims += [(row, band, kept) for band in (0, *(window.index for window in self.memory.windows.bands))]
 
     def _pause(self, task: Task) -> None:
         """Sends a running request back to the queue. Its computed pages stay in the prefix cache as long as they may."""
@@ -325,6 +331,11 @@ class Scheduler:
         pages = self.memory.open(row, self._root(task), found)
         draft.put_pages([row] * len(pages), pages)
         draft.admit.append(_admission(task, row))
+        branch = found.spelled if found.spelled > found.length else 0
+        begun = self.memory.windows.open(row, pages, task.max_total, branch)
+        for band, _, held in begun:
+            draft.put_pages([row] * len(held), held, band)
+        draft.admit[-1].begins = [0, *(first for _, first, _ in begun)] if begun else []
 
     def _fork(self, task: Task, row: int, found: Found, draft: Draft) -> None:
         """Begins a row with the prompt that its group has computed."""
@@ -373,6 +384,7 @@ class Scheduler:
         rows = self.rows
         if flight.is_repeat and flight.changes == rows.changes:
             rows.computed[flight.rows] = flight.ends
+            self.memory.windows.slide(flight.rows, flight.ends)
             return
         ours = rows.epoch[flight.rows] == flight.epochs
         seated, ends = flight.rows[ours], flight.ends[ours]
@@ -383,6 +395,12 @@ class Scheduler:
             assert task is not None
             self.memory.share(row, task.keys, int(rows.computed[row]))
             self._groups.computed(task)
+        if self.memory.windows:
+            for row in seated[ends == self.memory.windows.branch[seated]].tolist():
+                task = rows.tasks[row]
+                assert task is not None
+                self.memory.share(row, task.keys, int(rows.computed[row]))
+            self.memory.windows.slide(seated, ends)
 
     # ---- the end of a request
 

@@ -112,14 +112,15 @@ def _split(needs: _Needs) -> dict[int, int]:
     windows = sorted(window for window in needs.per_token if window != ALL)
     if not windows or needs.config.cache.kv_windows == "off":
         return {}
-    each = {window: options.max_running * (window + 2 * needs.page) + options.max_step_tokens for window in windows}
+    least = {window: BandSize(window, 1 << 40, needs.page).pages_of_row(needs.max_len) * needs.page for window in windows}
+    each = {window: options.max_running * least[window] + options.max_step_tokens for window in windows}
     rows = {window: min(slots, needs.tokens) for window, slots in each.items()}
     wanted = sum(rows[window] * needs.per_token[window] for window in windows)
     rest = needs.budget - needs.tokens * full
     given = min(wanted, rest if needs.config.cache.kv_tokens else max(rest, needs.budget // 2))
     tokens = min(needs.tokens, (needs.budget - given) // full) if full else needs.tokens
     split = {ALL: tokens} | {window: int(rows[window] * (given / wanted)) for window in windows}
-    enough = all(split[window] >= window + 2 * needs.page for window in windows)  # for one sequence, and a page to go on
+    enough = all(split[window] >= least[window] for window in windows)  # for one sequence
     better = tokens >= min(needs.fits, needs.tokens) or needs.config.cache.kv_windows == "on"
     return split if enough and better else {}
 
