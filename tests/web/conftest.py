@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("browser"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no chromium on this machine: the page is not tested (apt-get install chromium)")
@@ -62,10 +62,10 @@ class Seen:
 @pytest.fixture
 def page(browser: Any, fake: FakeServer) -> Iterator[Any]:
     """The page, loaded and ready; what went wrong is in `page.seen`."""
-    page = browser.new_page(viewport={"width": 1280, "height": 800})
-    page.set_default_timeout(30_000)
+    page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
+    page.set_default_timeout(20_000)
     page.seen = Seen(page)
     page.goto(fake.url)
     page.wait_for_selector('#state[data-state="ready"]')
     yield page
-    page.close()
+    page.context.close()

@@ -22,6 +22,7 @@ class FakeServer:
         self.answer, self.reasoning, self.key = "Hello.", "", key
         self.piece, self.pause = 7, 0.0
         self.failure: tuple[int, str] | None = None
+        self.failure_code = ""
         self.requests: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.begun = time.monotonic()
@@ -95,7 +96,7 @@ def _handler(fake: FakeServer) -> type[http.server.BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             fake.requests.append(body)
             if fake.failure:
-                self._json({"error": {"message": fake.failure[1]}}, fake.failure[0])
+                self._json({"error": {"message": fake.failure[1], "code": fake.failure_code}}, fake.failure[0])
                 return
             self.send_response(200)
             self.send_header("content-type", "text/event-stream")

@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
+from .acts import ask, until
 from .conftest import Seen
 from .corpus import HOSTILE
 from .fake_server import FakeServer
-
-
-def ask(page: Any, text: str = "Hello?") -> Any:
-    """Sends a message and waits for the whole answer; returns it."""
-    page.fill("#input", text)
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#send:not([hidden])")
-    return page.locator("article.assistant").last
-
-
-def until(page: Any, condition: str) -> None:
-    """Waits for a condition in the page. (Playwright's own way would need a looser content security policy.)"""
-    deadline = time.monotonic() + 30
-    while not page.evaluate(condition):
-        assert time.monotonic() < deadline, condition
-        page.wait_for_timeout(20)
 
 
 def test_a_conversation(page: Any, fake: FakeServer) -> None:
@@ -83,7 +67,7 @@ def test_history_outlives_the_page(page: Any, fake: FakeServer) -> None:
     page.click(".conversation >> nth=1")
     assert page.inner_text("article.user .text") == "One"
     page.hover(".conversation >> nth=1")
-    page.click('.conversation >> nth=1 >> [aria-label="Delete this conversation"]')
+    page.click('[aria-label="Delete One"]')
     assert page.locator(".conversation .title").all_inner_texts() == ["Two"]
     assert page.seen.errors == []
 

@@ -1,9 +1,10 @@
 // The server as this page sees it: JSON requests and the stream of a chat answer.
 
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = "") {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -18,14 +19,9 @@ function headers(more = {}) {
 }
 
 async function failure(response) {
-  let text = "";
-  try {
-    const body = await response.json();
-    text = body?.error?.message || body?.message || "";
-  } catch {
-    text = "";
-  }
-  return new ApiError(response.status, text || `The server answered ${response.status}.`);
+  const body = await response.json().catch(() => null);
+  const text = body?.error?.message || body?.message || `The server answered ${response.status}.`;
+  return new ApiError(response.status, text, body?.error?.code);
 }
 
 export async function getJson(path) {
@@ -44,7 +40,8 @@ export async function readiness() {
   }
 }
 
-// Calls `take` with every chunk of the answer. Ends when the answer does; an abort of `signal` ends it early.
+// Calls `take` with every chunk of the answer, and with null for a comment: a sign of life. Ends when the answer does; an abort of
+// `signal` ends it early.
 export async function streamChat(body, signal, take) {
   const response = await fetch("v1/chat/completions", {
     method: "POST",
@@ -57,21 +54,21 @@ export async function streamChat(body, signal, take) {
   let held = "";
   for (;;) {
     const { done, value } = await reader.read();
-    if (done) return;
+    if (done) throw new ApiError(0, "The connection broke before the answer was whole.");
     held += value;
     const events = held.split("\n\n");
     held = events.pop();
     for (const event of events) {
-      const data = event
-        .split("\n")
-        .filter((line) => line.startsWith("data:"))
-        .map((line) => line.slice(5).trimStart())
-        .join("\n");
-      if (!data) continue;
+      const data = dataOf(event);
       if (data === "[DONE]") return;
-      const chunk = JSON.parse(data);
-      if (chunk.error) throw new ApiError(chunk.error.code || 500, chunk.error.message || "The answer broke off.");
+      const chunk = data ? JSON.parse(data) : null;
+      if (chunk?.error) throw new ApiError(chunk.error.status || 500, chunk.error.message || "The answer broke off.", chunk.error.code);
       take(chunk);
     }
   }
+}
+
+function dataOf(event) {
+  const lines = event.split("\n").filter((line) => line.startsWith("data:"));
+  return lines.map((line) => line.slice(5).trimStart()).join("\n");
 }

@@ -2,10 +2,17 @@
 
 import { getJson, readiness, setKey } from "./api.js";
 import { Chat } from "./chat.js";
+import { Composer } from "./composer.js";
 import { buildDashboard, redrawDashboard, watchLoad } from "./dashboard.js";
-import { byId, element, iconButton, paintIcons } from "./dom.js";
-import { buildSettings, showModels } from "./settings.js";
-import * as store from "./store.js";
+import { byId, element, paintIcons } from "./dom.js";
+import { notice } from "./notices.js";
+import * as prefs from "./prefs.js";
+import { served } from "./request.js";
+import { Settings } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
+import { conversations, openStore, save } from "./store.js";
+import { exportAll, exportOne, wireImport } from "./transfer.js";
+import { newConversation } from "./tree.js";
 
 const SUGGESTIONS = [
   ["Explain", "Explain how attention works to someone who knows spreadsheets."],
@@ -14,89 +21,66 @@ const SUGGESTIONS = [
   ["Plan", "Plan a three-day walking trip for beginners, with what to pack."],
 ];
 const THEMES = ["auto", "light", "dark"];
+const TABS = ["chat", "dashboard"];
 const SMALL = matchMedia("(max-width: 800px)"); // as in style.css
 const WAIT = 2000; // milliseconds between looks at the server's state
 
-const chat = new Chat(showConversations, askForKey);
+const chat = new Chat({
+  changed: () => sidebar.show(),
+  refused: () => askForKey(),
+  running: (running) => composer.setRunning(running),
+  giveBack: (message) => composer.fill(message.content, message.files),
+  takeBack: () => composer.fill(""),
+});
+const composer = new Composer({ ask: (text, files) => chat.ask(text, files), stop: () => chat.stop(), keepDraft });
+const sidebar = new Sidebar({ open: openConversation, current: () => chat.conversation, fresh: () => openConversation(latest() || fresh()) });
+let settings = null;
 let keyAsked = false;
 
 // --- conversations ---------------------------------------------------------------------------------------------------------
 
-function showConversations() {
-  const now = new Date();
-  const groups = new Map();
-  for (const one of [...store.conversations].sort((a, b) => b.changed - a.changed)) {
-    if (!one.messages.length && one !== chat.conversation) continue;
-    const days = Math.floor((now.setHours(0, 0, 0, 0) - new Date(one.changed).setHours(0, 0, 0, 0)) / 86400000);
-    const name = days <= 0 ? "Today" : days === 1 ? "Yesterday" : days < 7 ? "This week" : "Earlier";
-    groups.set(name, [...(groups.get(name) || []), one]);
-  }
-  byId("conversations").replaceChildren(...[...groups].flatMap(([name, ones]) => [element("h3", {}, name), ...ones.map(conversationRow)]));
-}
-
-function conversationRow(conversation) {
-  const open = element("button", { type: "button", class: "title", title: conversation.title || "New chat" }, conversation.title || "New chat");
-  open.addEventListener("click", () => openConversation(conversation));
-  open.addEventListener("dblclick", () => rename(row, conversation));
-  const remove = iconButton("trash", "Delete this conversation", () => {
-    store.removeConversation(conversation);
-    if (conversation === chat.conversation) openConversation(store.conversations[0] || store.newConversation());
-    else showConversations();
-  });
-  const row = element("div", { class: conversation === chat.conversation ? "conversation current" : "conversation" }, open, remove);
-  return row;
-}
-
-function rename(row, conversation) {
-  const field = element("input", { value: conversation.title, "aria-label": "Title", maxlength: "80" });
-  const done = () => {
-    conversation.title = field.value.trim() || conversation.title;
-    store.saveConversations();
-    showConversations();
-  };
-  field.addEventListener("keydown", (event) => event.key === "Enter" && field.blur());
-  field.addEventListener("blur", done);
-  row.replaceChildren(field);
-  field.select();
-}
+const fresh = () => newConversation(prefs.loadDefaults());
+const latest = () => [...conversations.values()].sort((a, b) => b.changed - a.changed)[0];
 
 function openConversation(conversation) {
+  if (chat.conversation && chat.conversation !== conversation) composer.flush();
   chat.open(conversation);
-  showConversations();
+  composer.fill(conversation.draft || "");
+  settings?.showModel();
+  settings?.show();
+  sidebar.show();
   document.body.classList.remove("sidebar-open");
   showTab("chat");
-  byId("input").focus();
+  if (!SMALL.matches) byId("input").focus();
 }
 
 function newChat() {
-  openConversation(store.conversations.find((one) => !one.messages.length) || store.newConversation());
+  const empty = [...conversations.values(), chat.conversation].find((one) => !one.messages.length && !one.draft);
+  if (empty && empty !== chat.conversation) empty.settings = prefs.loadDefaults();
+  openConversation(empty || fresh());
 }
 
-function exportConversation() {
-  const { title, messages } = chat.conversation;
-  const plain = messages.map(({ role, content, reasoning }) => ({ role, content, ...(reasoning ? { reasoning_content: reasoning } : {}) }));
-  const file = new Blob([JSON.stringify({ title, messages: plain }, null, 2)], { type: "application/json" });
-  const address = URL.createObjectURL(file);
-  element("a", { href: address, download: `${(title || "chat").replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60)}.json` }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 1000);
+function keepDraft(text) {
+  const conversation = chat.conversation;
+  if ((conversation.draft || "") === text) return;
+  conversation.draft = text;
+  save(conversation);
 }
 
-// --- composer --------------------------------------------------------------------------------------------------------------
-
-function fitInput() {
-  const input = byId("input");
-  input.style.height = "auto";
-  input.style.height = `${Math.min(input.scrollHeight, 260)}px`;
-  byId("send").disabled = !input.value.trim();
+// Another tab has saved a conversation, or removed it (null).
+function changedElsewhere(conversation, removed) {
+  if (removed === chat.conversation) openConversation(latest() || fresh());
+  else if (conversation === chat.conversation) {
+    chat.draw();
+    settings?.show();
+  }
+  sidebar.show();
 }
 
-function submit() {
-  const input = byId("input");
-  const text = input.value.trim();
-  if (!text || chat.answering) return;
-  input.value = "";
-  fitInput();
-  chat.send(text);
+function notKept(error) {
+  const full = error?.name === "QuotaExceededError";
+  const cause = full ? "This browser's storage is full" : "This browser does not keep conversations for this page";
+  notice(`${cause}: what is written now lasts only until the page is closed.${full ? " Fix: export and delete conversations that you do not need." : ""}`, [["Export all", exportAll]]);
 }
 
 // --- the server ------------------------------------------------------------------------------------------------------------
@@ -108,8 +92,8 @@ async function watchState() {
     try {
       const state = await readiness();
       pill.dataset.state = state.ok ? "ready" : state.status || "starting";
-      pill.textContent = state.ok ? "ready" : state.status === "starting" ? `starting${state.percent ? ` ${Math.round(state.percent)}%` : ""}` : state.status;
-      pill.title = state.reason || state.phase || "";
+      pill.textContent = stateText(state);
+      pill.title = state.reason || state.phase || (state.status === "sleeping" ? "The model was put away while nobody asked; it is loaded for the next question." : "");
       if (state.ok && !known) known = await loadModels();
     } catch {
       pill.dataset.state = "failed";
@@ -120,11 +104,16 @@ async function watchState() {
   }
 }
 
+function stateText(state) {
+  if (state.status === "sleeping") return "asleep";
+  if (state.ok) return "ready";
+  return state.status === "starting" ? `starting${state.percent ? ` ${Math.round(state.percent)}%` : ""}` : state.status || "starting";
+}
+
 async function loadModels() {
   try {
-    const { data } = await getJson("v1/models");
-    showModels(data);
-    chat.contextLength = data[0]?.max_model_len || 0;
+    served.models = (await getJson("v1/models")).data;
+    settings.showModels();
     chat.showContext();
     const { version } = await getJson("version");
     byId("version").textContent = version ? `v${version}` : "";
@@ -140,13 +129,13 @@ function askForKey(again = false) {
   const dialog = byId("key-dialog");
   if (dialog.open || (keyAsked && !again)) return;
   keyAsked = true;
-  byId("key-input").value = store.loadKey();
+  byId("key-input").value = prefs.loadKey();
   dialog.showModal();
 }
 
 function saveKey() {
   const key = byId("key-input").value.trim();
-  store.saveKey(key);
+  prefs.saveKey(key);
   setKey(key);
   keyAsked = false;
   byId("key-dialog").close();
@@ -158,22 +147,35 @@ function saveKey() {
 function showTheme(theme) {
   document.documentElement.dataset.theme = theme;
   byId("theme").title = `Theme: ${theme}`;
+  byId("theme").setAttribute("aria-label", `Theme: ${theme}`);
   redrawDashboard();
 }
 
 function nextTheme() {
-  const theme = THEMES[(THEMES.indexOf(store.loadTheme()) + 1) % THEMES.length];
-  store.saveTheme(theme);
+  const theme = THEMES[(THEMES.indexOf(prefs.loadTheme()) + 1) % THEMES.length];
+  prefs.saveTheme(theme);
   showTheme(theme);
 }
 
 function showTab(name) {
-  for (const tab of ["chat", "dashboard"]) {
-    byId(tab).hidden = tab !== name;
-    byId(`tab-${tab}`).setAttribute("aria-selected", String(tab === name));
+  for (const tab of TABS) {
+    const chosen = tab === name;
+    byId(tab).hidden = !chosen;
+    byId(`tab-${tab}`).setAttribute("aria-selected", String(chosen));
+    byId(`tab-${tab}`).tabIndex = chosen ? 0 : -1;
   }
   history.replaceState(null, "", name === "chat" ? "#" : `#${name}`);
   if (name === "dashboard") redrawDashboard();
+}
+
+function turnTab(event) {
+  const step = { ArrowRight: 1, ArrowLeft: -1, Home: -TABS.length, End: TABS.length }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const at = TABS.findIndex((tab) => `tab-${tab}` === event.target.id);
+  const next = TABS[Math.abs(step) > 1 ? (step > 0 ? TABS.length - 1 : 0) : (at + step + TABS.length) % TABS.length];
+  showTab(next);
+  byId(`tab-${next}`).focus();
 }
 
 // On a small window the sidebar lies over the page and is closed until asked for; on a large one it is the other way round.
@@ -181,18 +183,21 @@ function showSidebar(shown) {
   if (shown && SMALL.matches) byId("settings").hidden = true;
   document.body.classList.toggle("sidebar-open", shown);
   document.body.classList.toggle("sidebar-closed", !shown);
+  byId(shown ? "close-sidebar" : "open-sidebar").focus();
 }
 
 function toggleSettings() {
   const drawer = byId("settings");
   drawer.hidden = !drawer.hidden;
+  byId("open-settings").setAttribute("aria-expanded", String(!drawer.hidden));
+  byId(drawer.hidden ? "open-settings" : "close-settings").focus();
 }
 
 // Stops an answer that is being written; else puts away what lies over the page.
 function escape() {
   if (!byId("stop").hidden) return chat.stop();
-  byId("settings").hidden = true;
-  if (SMALL.matches) showSidebar(false);
+  if (!byId("settings").hidden) toggleSettings();
+  else if (SMALL.matches && document.body.classList.contains("sidebar-open")) showSidebar(false);
 }
 
 // --- beginning -------------------------------------------------------------------------------------------------------------
@@ -200,27 +205,23 @@ function escape() {
 function wire() {
   const on = (id, event, action) => byId(id).addEventListener(event, action);
   on("new-chat", "click", newChat);
-  on("export", "click", exportConversation);
+  on("export", "click", () => exportOne(chat.conversation));
+  on("export-all", "click", exportAll);
   on("theme", "click", nextTheme);
   on("key", "click", () => askForKey(true));
   on("key-form", "submit", (event) => (event.preventDefault(), saveKey()));
   on("key-cancel", "click", () => byId("key-dialog").close());
   on("open-settings", "click", toggleSettings);
   on("close-settings", "click", toggleSettings);
-  on("forget", "click", forgetAll);
-  on("tab-chat", "click", () => showTab("chat"));
-  on("tab-dashboard", "click", () => showTab("dashboard"));
+  on("forget", "click", () => sidebar.remove([...conversations.values()]));
+  for (const tab of TABS) {
+    on(`tab-${tab}`, "click", () => showTab(tab));
+    on(`tab-${tab}`, "keydown", turnTab);
+  }
   on("open-sidebar", "click", () => showSidebar(true));
   on("close-sidebar", "click", () => showSidebar(false));
-  on("composer", "submit", (event) => (event.preventDefault(), submit()));
-  on("stop", "click", () => chat.stop());
-  on("input", "input", fitInput);
-  on("input", "keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      submit();
-    }
-  });
+  wireImport(openConversation);
+  addEventListener("pagehide", () => composer.flush());
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") escape();
     if (event.key.toLowerCase() === "o" && event.shiftKey && (event.ctrlKey || event.metaKey)) {
@@ -230,33 +231,26 @@ function wire() {
   });
 }
 
-function forgetAll() {
-  if (!window.confirm("Delete all conversations in this browser?")) return;
-  store.conversations.splice(0);
-  store.saveConversations();
-  newChat();
-}
-
 function suggest() {
-  const cards = SUGGESTIONS.map(([title, text]) => {
-    const use = () => {
-      byId("input").value = text;
-      fitInput();
-      submit();
-    };
-    return element("button", { type: "button", onclick: use }, element("b", {}, title), text);
-  });
+  const cards = SUGGESTIONS.map(([title, text]) => element("button", { type: "button", onclick: () => chat.ask(text) }, element("b", {}, title), text));
   byId("suggestions").append(...cards);
 }
 
-paintIcons();
-setKey(store.loadKey());
-buildSettings();
-buildDashboard();
-showTheme(store.loadTheme());
-suggest();
-wire();
-openConversation(store.conversations[0] || store.newConversation());
-showTab(location.hash === "#dashboard" ? "dashboard" : "chat");
-fitInput();
-watchState();
+async function begin() {
+  const tab = location.hash === "#dashboard" ? "dashboard" : "chat";
+  byId("stuck").remove();
+  paintIcons();
+  setKey(prefs.loadKey());
+  buildDashboard();
+  showTheme(prefs.loadTheme());
+  suggest();
+  await openStore(changedElsewhere, notKept);
+  chat.conversation = conversations.get(prefs.openBefore()) || latest() || fresh();
+  settings = new Settings({ conversation: () => chat.conversation, changed: () => save(chat.conversation) });
+  wire();
+  openConversation(chat.conversation);
+  showTab(tab);
+  watchState();
+}
+
+begin();

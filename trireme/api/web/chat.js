@@ -1,19 +1,22 @@
-// The conversation: messages on the page, an answer as it streams in, and what may be done with each of them.
+// The conversation that is shown, and what may be done in it: ask, answer again, go on, edit, choose a version, wait in line.
 
-import { ApiError, streamChat } from "./api.js";
-import { byId, copyText, element, iconButton } from "./dom.js";
-import { renderMarkdown } from "./markdown.js";
-import { requestSettings } from "./settings.js";
-import { saveConversations, settings } from "./store.js";
+import { answer, answerOf, brokeOff, numRunning, stopAnswer } from "./answer.js";
+import { Painter } from "./clock.js";
+import { byId, element, iconButton } from "./dom.js";
+import { messageView } from "./messages.js";
+import { announce, clearNotice, notice } from "./notices.js";
+import { rememberOpen } from "./prefs.js";
+import { modelOf } from "./request.js";
+import { conversations, save } from "./store.js";
+import { add, choose, drop, leaveOutOldest, path, versions } from "./tree.js";
 
 export class Chat {
-  // `changed` is called when the list of conversations should be shown anew; `refused` when the server wants a key.
-  constructor(changed, refused) {
-    this.changed = changed;
-    this.refused = refused;
+  // `hooks`: changed() when the list of conversations should be shown anew, refused() when the server wants a key, giveBack(message)
+  // when a question comes back into the input.
+  constructor(hooks) {
+    this.hooks = hooks;
     this.conversation = null;
-    this.answering = null;
-    this.contextLength = 0;
+    this.views = new Map(); // message id -> view
     this.following = true;
     const scroller = byId("scroller");
     scroller.addEventListener("scroll", () => {
@@ -21,27 +24,77 @@ export class Chat {
       byId("to-end").hidden = this.following;
     });
     byId("to-end").addEventListener("click", () => this.toEnd());
+    this.painter = new Painter(() => this.paint());
   }
 
   open(conversation) {
-    this.stop();
+    if (conversation !== this.conversation) {
+      this.views.clear();
+      clearNotice();
+    }
     this.conversation = conversation;
+    rememberOpen(conversation.id);
     this.draw();
     this.toEnd();
   }
 
+  // --- showing -------------------------------------------------------------------------------------------------------------
+
   draw() {
-    const views = this.conversation.messages.map((message, index) => this.view(message, index));
-    byId("messages").replaceChildren(...views.map((view) => view.node));
-    byId("empty").hidden = this.conversation.messages.length > 0;
+    const shown = path(this.conversation);
+    const nodes = shown.map((message) => this.viewOf(message).node);
+    const box = byId("messages");
+    if (nodes.length !== box.children.length || nodes.some((node, at) => node !== box.children[at])) box.replaceChildren(...nodes);
+    for (const message of shown) this.views.get(message.id).show();
+    this.markLeftOut(shown);
+    byId("title").textContent = this.conversation.title || "New chat";
+    byId("empty").hidden = shown.length > 0;
+    byId("title").hidden = shown.length === 0;
+    this.drawQueue();
+    this.showRun();
     this.showContext();
-    return views;
+    const elsewhere = shown.find((message) => message.pending && !answerOf(this.conversation) && !brokeOff(message));
+    if (elsewhere) setTimeout(() => this.draw(), 5000); // written by another tab: has it gone?
+  }
+
+  viewOf(message) {
+    let view = this.views.get(message.id);
+    if (!view || view.message !== message) {
+      view = messageView(this.conversation, message, this.acts(this.conversation));
+      this.views.set(message.id, view);
+    }
+    return view;
+  }
+
+  markLeftOut(shown) {
+    const { from } = this.conversation;
+    const begin = from === "none" ? shown.length : Math.max(0, shown.findIndex((message) => message.id === from));
+    shown.forEach((message, at) => this.views.get(message.id).node.classList.toggle("left-out", at < begin));
+  }
+
+  paint() {
+    const run = answerOf(this.conversation);
+    if (!run) return;
+    this.views.get(run.message.id)?.show();
+    byId("live").textContent = run.clock.live();
+    if (this.following) this.toEnd();
+  }
+
+  showRun() {
+    const run = answerOf(this.conversation);
+    byId("stop").hidden = !run;
+    byId("live").textContent = run ? run.clock.live() : "";
+    if (run && !this.timer) this.timer = setInterval(() => this.painter.soon(), 1000);
+    if (!numRunning()) this.timer = clearInterval(this.timer);
+    this.hooks.running(Boolean(run));
   }
 
   showContext() {
-    const last = this.conversation.messages.findLast((message) => message.usage);
+    const last = path(this.conversation).findLast((message) => message.usage);
     const used = last ? last.usage.prompt + last.usage.completion : 0;
-    byId("context").textContent = used ? `${used.toLocaleString()}${this.contextLength ? ` of ${this.contextLength.toLocaleString()}` : ""} tokens` : "";
+    const most = modelOf(this.conversation)?.max_model_len || 0;
+    byId("context").textContent = used ? `${used.toLocaleString()}${most ? ` of ${most.toLocaleString()}` : ""} tokens` : "";
+    byId("context").classList.toggle("nearly-full", most > 0 && used > 0.9 * most);
   }
 
   toEnd() {
@@ -51,233 +104,138 @@ export class Chat {
     byId("to-end").hidden = true;
   }
 
-  // --- one message ---------------------------------------------------------------------------------------------------------
-
-  view(message, index) {
-    return message.role === "user" ? this.userView(message, index) : this.answerView(message, index);
-  }
-
-  userView(message, index) {
-    const text = element("div", { class: "text" }, message.content);
-    const copy = iconButton("copy", "Copy", () => copyText(message.content, copy));
-    const edit = iconButton("edit", "Edit and send again", () => this.edit(node, message, index));
-    const node = element("article", { class: "user" }, text, element("div", { class: "tools" }, copy, edit));
-    return { node };
-  }
-
-  edit(node, message, index) {
-    if (this.answering) return;
-    const area = element("textarea", { rows: String(Math.min(12, message.content.split("\n").length + 1)), "aria-label": "Edit the message" });
-    area.value = message.content;
-    const cancel = element("button", { type: "button", class: "plain", onclick: () => this.draw() }, "Cancel");
-    const send = element("button", { type: "submit", class: "primary" }, "Send");
-    const form = element("form", { class: "edit" }, area, element("div", { class: "row" }, element("span", { class: "grow" }), cancel, send));
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      if (!area.value.trim()) return;
-      this.conversation.messages.splice(index);
-      this.send(area.value.trim());
-    });
-    area.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.draw();
-      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-        event.preventDefault();
-        form.requestSubmit();
-      }
-    });
-    node.replaceChildren(form);
-    area.focus();
-  }
-
-  answerView(message, index) {
-    const thoughts = element("div", { class: "text" });
-    const summary = element("summary", {}, "Reasoning");
-    const details = element("details", { class: "thoughts", hidden: true }, summary, thoughts);
-    const text = element("div", { class: "text markdown" });
-    const calls = element("div", { class: "calls" });
-    const note = element("span", { class: "faint note" });
-    const copy = iconButton("copy", "Copy", () => copyText(message.content, copy));
-    const again = iconButton("again", "Answer again", () => this.regenerate(index));
-    const tools = element("div", { class: "tools" }, copy, again, note);
-    const error = element("p", { class: "error", hidden: true });
-    const node = element("article", { class: "assistant" }, details, text, calls, error, tools);
-    const show = () => {
-      details.hidden = !message.reasoning;
-      if (message.reasoning) {
-        renderMarkdown(thoughts, message.reasoning);
-        summary.textContent = message.thinking ? "Thinking…" : `Reasoning${message.thought >= 0.1 ? ` · ${message.thought.toFixed(1)} s` : ""}`;
-      }
-      renderMarkdown(text, message.content || "");
-      calls.replaceChildren(...(message.calls || []).map((call) => element("pre", {}, element("b", {}, call.name), `(${call.arguments})`)));
-      note.textContent = message.note || "";
-      error.hidden = !message.error;
-      error.textContent = message.error || "";
-      node.classList.toggle("waiting", Boolean(message.pending) && !message.content && !message.reasoning);
-    };
-    show();
-    return { node, show, details };
-  }
-
-  regenerate(index) {
-    if (this.answering) return;
-    this.conversation.messages.splice(index);
-    this.answer();
-  }
-
   // --- asking --------------------------------------------------------------------------------------------------------------
 
-  send(text) {
-    if (this.answering) return;
+  // Asks, or lines up while an answer comes.
+  ask(content, files = []) {
     const conversation = this.conversation;
-    conversation.messages.push({ role: "user", content: text });
-    if (!conversation.title) conversation.title = text.split("\n")[0].slice(0, 80);
-    this.answer();
+    clearNotice();
+    if (answerOf(conversation)) {
+      conversation.queue.push({ content, files });
+      this.keep(conversation);
+      this.drawQueue();
+      return;
+    }
+    this.put(conversation, content, files);
+    this.run(conversation);
+  }
+
+  put(conversation, content, files) {
+    add(conversation, { role: "user", content, ...(files.length ? { files } : {}) });
+    if (!conversation.title) conversation.title = (content || files[0].name).split("\n")[0].slice(0, 80);
+    conversation.draft = "";
+  }
+
+  async run(conversation, message = null) {
+    announce("Trireme answers.");
+    let first = true;
+    const showing = answer(
+      conversation,
+      () => {
+        if (!first) return this.conversation === conversation && this.painter.soon();
+        first = false;
+        this.shownAnew(conversation);
+      },
+      message,
+    );
+    const { message: made, error } = await showing;
+    announce(error ? made.error || "The answer was stopped." : `The answer is complete: ${made.content.split(/\s+/).filter(Boolean).length} words.`);
+    if (error?.status === 401) this.hooks.refused();
+    if (error?.code === "context_length_exceeded" && message === null && !made.content) this.tooLong(conversation, made, error);
+    this.shownAnew(conversation);
+    if (!error && made.finish !== "tool_calls") this.next(conversation);
+  }
+
+  shownAnew(conversation) {
+    if (this.conversation === conversation) {
+      this.draw();
+      if (this.following) this.toEnd();
+    }
+    this.hooks.changed();
   }
 
   stop() {
-    this.answering?.abort();
+    stopAnswer(this.conversation);
   }
 
-  async answer() {
+  // A question that does not fit comes back: what stays in a conversation would stand in the way of every later one.
+  tooLong(conversation, made, error) {
+    const question = conversation.messages.find((message) => message.id === made.parent);
+    if (question?.role !== "user" || versions(conversation, made).length > 1) return;
+    drop(conversation, made);
+    drop(conversation, question);
+    this.keep(conversation);
+    if (this.conversation !== conversation) return;
+    this.hooks.giveBack(question);
+    const retry = () => {
+      leaveOutOldest(conversation);
+      this.hooks.takeBack();
+      this.ask(question.content, question.files || []);
+    };
+    notice(error.message, path(conversation).length && conversation.from !== "none" ? [["Leave out the oldest and send", retry]] : []);
+  }
+
+  // --- the line of questions ---------------------------------------------------------------------------------------------------
+
+  next(conversation) {
+    const waiting = conversation.queue.shift();
+    if (!waiting) return;
+    this.put(conversation, waiting.content, waiting.files || []);
+    this.run(conversation);
+  }
+
+  drawQueue() {
+    const { queue } = this.conversation;
     const conversation = this.conversation;
-    const message = { role: "assistant", content: "", pending: true };
-    const sent = this.prompt();
-    conversation.messages.push(message);
-    conversation.changed = Date.now();
-    this.answering = new AbortController();
-    this.changed();
-    const view = this.draw().at(-1);
-    if (settings.thoughts !== false) view.details.open = true;
-    this.toEnd();
-    byId("send").hidden = true;
-    byId("stop").hidden = false;
-    const clock = new Clock();
-    const painter = new Painter(() => {
-      view.show();
-      byId("live").textContent = clock.live();
-      if (this.following && this.conversation === conversation) this.toEnd();
-    });
-    try {
-      await streamChat({ ...requestSettings(), messages: sent }, this.answering.signal, (chunk) => {
-        takeChunk(message, chunk, clock);
-        painter.soon();
+    const rows = queue.map((waiting, at) => {
+      const remove = iconButton("close", "Take out of the line", () => {
+        queue.splice(at, 1);
+        this.keep(conversation);
+        this.drawQueue();
       });
-      message.note = clock.told(message);
-    } catch (error) {
-      message.note = clock.told(message);
-      if (error.name === "AbortError") message.note = `${message.note ? `${message.note} · ` : ""}stopped`;
-      else message.error = error instanceof ApiError ? error.message : "The server cannot be reached.";
-      if (error.status === 401) this.refused();
-    }
-    delete message.pending;
-    delete message.thinking;
-    painter.now();
-    this.ended(conversation);
+      return element("li", {}, element("span", { class: "faint" }, "Next: "), element("span", { class: "grow" }, waiting.content || waiting.files[0].name), remove);
+    });
+    const idle = queue.length && !answerOf(conversation);
+    const send = idle && element("button", { type: "button", class: "plain strong", onclick: () => this.next(conversation) }, "Send now");
+    byId("queue").replaceChildren(...rows, ...(send ? [element("li", {}, send)] : []));
+    byId("queue").hidden = !queue.length;
   }
 
-  prompt() {
-    const messages = this.conversation.messages
-      .filter((message) => message.content)
-      .map((message) => ({ role: message.role, content: message.content }));
-    return settings.system ? [{ role: "system", content: settings.system }, ...messages] : messages;
+  // --- what is done with a message -----------------------------------------------------------------------------------------------
+
+  acts(conversation) {
+    const free = (act) => (...given) => !answerOf(conversation) && act(...given);
+    return {
+      regenerate: free((message) => {
+        conversation.leaf = message.parent;
+        this.run(conversation);
+      }),
+      goOn: free((message) => this.run(conversation, message)),
+      editQuestion: free((message, content) => {
+        conversation.leaf = message.parent;
+        this.put(conversation, content, message.files || []);
+        this.run(conversation);
+      }),
+      editAnswer: free((message, content) => {
+        conversation.leaf = message.parent;
+        add(conversation, { role: "assistant", content, finish: "edited", note: "edited" });
+        this.keep(conversation);
+        this.draw();
+      }),
+      choose: free((message) => {
+        choose(conversation, message);
+        this.keep(conversation);
+        this.draw();
+      }),
+      results: free((message, results) => {
+        Object.assign(message, { answered: true, stamp: Date.now() });
+        for (const result of results) add(conversation, { role: "tool", ...result });
+        this.run(conversation);
+      }),
+    };
   }
 
-  ended(conversation) {
-    this.answering = null;
-    byId("send").hidden = false;
-    byId("stop").hidden = true;
-    byId("live").textContent = "";
-    conversation.changed = Date.now();
-    saveConversations();
-    if (this.conversation === conversation) this.showContext();
-    this.changed();
-  }
-}
-
-function takeChunk(message, chunk, clock) {
-  if (chunk.usage) {
-    message.usage = { prompt: chunk.usage.prompt_tokens, completion: chunk.usage.completion_tokens };
-    clock.tokens = chunk.usage.completion_tokens;
-  }
-  const choice = chunk.choices?.[0];
-  if (!choice) return;
-  const delta = choice.delta || {};
-  const thought = delta.reasoning_content ?? delta.reasoning;
-  if (thought || delta.content || delta.tool_calls) clock.tick();
-  if (thought) {
-    message.reasoning = (message.reasoning || "") + thought;
-    message.thinking = true;
-  }
-  if (delta.content) {
-    if (message.thinking) message.thought = clock.elapsed();
-    message.thinking = false;
-    message.content += delta.content;
-  }
-  for (const call of delta.tool_calls || []) {
-    message.calls = message.calls || [];
-    const known = (message.calls[call.index] = message.calls[call.index] || { name: "", arguments: "" });
-    known.name += call.function?.name || "";
-    known.arguments += call.function?.arguments || "";
-  }
-  if (choice.finish_reason) message.finish = choice.finish_reason;
-}
-
-class Clock {
-  constructor() {
-    this.begun = performance.now();
-    this.first = null;
-    this.last = null;
-    this.tokens = 0;
-    this.pieces = 0;
-  }
-
-  tick() {
-    this.last = performance.now();
-    this.first = this.first ?? this.last;
-    this.pieces += 1;
-  }
-
-  elapsed() {
-    return (performance.now() - (this.first ?? this.begun)) / 1000;
-  }
-
-  speed() {
-    const made = (this.tokens || this.pieces) - 1;
-    const seconds = (this.last - this.first) / 1000;
-    return made > 0 && seconds > 0.05 ? made / seconds : null;
-  }
-
-  live() {
-    const speed = this.first === null ? null : this.speed();
-    return speed === null ? "" : `${this.tokens || this.pieces} tokens · ${speed.toFixed(1)}/s`;
-  }
-
-  told(message) {
-    if (this.first === null) return "";
-    const parts = [`${this.tokens || this.pieces} tokens`];
-    const speed = this.speed();
-    if (speed !== null) parts.push(`${speed.toFixed(1)} tokens/s`);
-    parts.push(`first after ${Math.round(this.first - this.begun).toLocaleString()} ms`);
-    if (message.finish === "length") parts.push("cut at the limit");
-    return parts.join(" · ");
-  }
-}
-
-// Paints at most once a frame, however fast tokens come.
-class Painter {
-  constructor(paint) {
-    this.paint = paint;
-    this.due = false;
-  }
-
-  soon() {
-    if (this.due) return;
-    this.due = true;
-    requestAnimationFrame(() => this.due && this.now());
-  }
-
-  now() {
-    this.due = false;
-    this.paint();
+  keep(conversation) {
+    if (conversations.has(conversation.id) || conversation.messages.length) save(conversation);
   }
 }

@@ -5,9 +5,11 @@ import { getJson } from "./api.js";
 import { Chart } from "./charts.js";
 
 const SECONDS = 300;
+const SELDOM = 5000; // milliseconds between looks while nobody sees them
 const points = [];
 let before = null;
 let timer = null;
+let tick = null;
 
 const whole = (value) => (value >= 10000 ? `${(value / 1000).toFixed(value >= 100000 ? 0 : 1)}k` : value >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString() : value.toFixed(1));
 const percent = (value) => `${value.toFixed(value > 0 && value < 9.95 ? 1 : 0)}%`;
@@ -52,7 +54,9 @@ export function buildDashboard() {
 }
 
 export function watchLoad(onFailure) {
-  const tick = async () => {
+  if (tick !== null) return;
+  tick = async () => {
+    clearTimeout(timer);
     if (document.visibilityState === "visible") {
       try {
         take(await getJson("load"));
@@ -60,9 +64,9 @@ export function watchLoad(onFailure) {
         onFailure(error);
       }
     }
-    timer = setTimeout(tick, 1000);
+    timer = setTimeout(tick, byId("dashboard").hidden ? SELDOM : 1000);
   };
-  if (timer === null) tick();
+  tick();
 }
 
 function take(load) {
@@ -117,5 +121,6 @@ function pair([median, , worst]) {
 }
 
 export function redrawDashboard() {
+  if (!byId("dashboard").hidden && points.length && performance.now() / 1000 - points.at(-1).time > 1) tick();
   for (const { chart, pick } of charts) chart.update(points.map((point) => ({ time: point.time, values: pick(point) })));
 }

@@ -1,53 +1,127 @@
-// What this browser remembers: conversations, settings, the key. A full or forbidden storage costs memory, nothing else.
+// Conversations in this browser: one record each in IndexedDB, and word to other tabs of what was saved. Knows no page.
 
-const CONVERSATIONS = "trireme.conversations";
-const SETTINGS = "trireme.settings";
-const KEY = "trireme.key";
-const THEME = "trireme.theme";
-const MAX_CONVERSATIONS = 200;
+import { takeOlderConversations } from "./prefs.js";
+import { asConversation, join } from "./tree.js";
 
-function read(name, fallback) {
+const SHELF = "conversations";
+export const conversations = new Map(); // id -> conversation, all that this tab knows
+const channel = "BroadcastChannel" in window ? new BroadcastChannel("trireme") : null;
+const saving = new Map(); // id -> whether it has changed since its save began
+let database = null;
+let told = () => {};
+let failed = () => {};
+
+// Reads everything. `onChange(conversation)` is called when another tab has changed one (null: removed one), `onFailure(error)` when
+// something cannot be kept.
+export async function openStore(onChange, onFailure) {
+  [told, failed] = [onChange, onFailure];
   try {
-    const text = localStorage.getItem(name);
-    return text === null ? fallback : JSON.parse(text);
-  } catch {
-    return fallback;
+    database = await openDatabase();
+    for (const record of await wait(shelf("readonly").getAll())) conversations.set(record.id, record);
+    await moveOlder();
+  } catch (error) {
+    failed(error);
   }
+  channel?.addEventListener("message", ({ data }) => takeOver(data));
 }
 
-function write(name, value) {
-  try {
-    localStorage.setItem(name, JSON.stringify(value));
+function openDatabase() {
+  const opening = indexedDB.open("trireme", 1);
+  opening.onupgradeneeded = () => opening.result.createObjectStore(SHELF, { keyPath: "id" });
+  return wait(opening);
+}
+
+function wait(request) {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+function shelf(mode) {
+  return database.transaction(SHELF, mode).objectStore(SHELF);
+}
+
+async function moveOlder() {
+  const { found, forget } = takeOlderConversations();
+  for (const conversation of found.map(asConversation)) {
+    if (conversations.has(conversation.id)) continue;
+    conversations.set(conversation.id, conversation);
+    await put(conversation);
+  }
+  if (found.length) forget();
+}
+
+// --- saving ------------------------------------------------------------------------------------------------------------------
+
+// Keeps a conversation. Saves that come while one is under way become one. Resolves to whether it is kept.
+export async function save(conversation) {
+  conversations.set(conversation.id, conversation);
+  if (saving.has(conversation.id)) {
+    saving.set(conversation.id, true);
     return true;
-  } catch {
+  }
+  try {
+    do {
+      saving.set(conversation.id, false);
+      await put(conversation);
+    } while (saving.get(conversation.id) && conversations.has(conversation.id));
+    channel?.postMessage({ id: conversation.id });
+    return true;
+  } catch (error) {
+    failed(error);
     return false;
+  } finally {
+    saving.delete(conversation.id);
   }
 }
 
-export const settings = { ...read(SETTINGS, {}) };
-export const saveSettings = () => write(SETTINGS, settings);
-export const loadKey = () => read(KEY, "");
-export const saveKey = (key) => write(KEY, key);
-export const loadTheme = () => read(THEME, "auto");
-export const saveTheme = (theme) => write(THEME, theme);
-
-export const conversations = read(CONVERSATIONS, []).filter((one) => one && Array.isArray(one.messages));
-
-export function saveConversations() {
-  conversations.sort((a, b) => b.changed - a.changed);
-  conversations.splice(MAX_CONVERSATIONS);
-  let kept = conversations.filter((one) => one.messages.length);
-  while (!write(CONVERSATIONS, kept) && kept.length > 1) kept = kept.slice(0, -1); // the oldest give way
+// One transaction reads what is there, joins it and writes, so that tabs lose nothing of each other's.
+function put(conversation) {
+  return new Promise((resolve, reject) => {
+    if (!database) throw new Error("This browser keeps nothing for this page.");
+    const records = shelf("readwrite");
+    const reading = records.get(conversation.id);
+    let cause = null;
+    reading.onsuccess = () => {
+      if (reading.result) join(conversation, reading.result);
+      try {
+        records.put(conversation);
+      } catch (error) {
+        cause = error;
+        records.transaction.abort();
+      }
+    };
+    records.transaction.oncomplete = resolve;
+    records.transaction.onabort = () => reject(cause || records.transaction.error);
+  });
 }
 
-export function newConversation() {
-  const made = { id: crypto.randomUUID ? crypto.randomUUID() : String(Math.random()), title: "", messages: [], changed: Date.now() };
-  conversations.unshift(made);
-  return made;
+export async function remove(conversation) {
+  conversations.delete(conversation.id);
+  try {
+    await wait(shelf("readwrite").delete(conversation.id));
+    channel?.postMessage({ id: conversation.id });
+  } catch (error) {
+    failed(error);
+  }
 }
 
-export function removeConversation(conversation) {
-  const at = conversations.indexOf(conversation);
-  if (at >= 0) conversations.splice(at, 1);
-  saveConversations();
+// --- other tabs ----------------------------------------------------------------------------------------------------------------
+
+async function takeOver({ id }) {
+  const theirs = await wait(shelf("readonly").get(id)).catch(() => null);
+  const ours = conversations.get(id);
+  if (!theirs) {
+    if (ours && conversations.delete(id)) told(null, ours);
+    return;
+  }
+  if (!ours) conversations.set(id, theirs);
+  else {
+    join(ours, theirs);
+    if (theirs.changed >= ours.changed) {
+      for (const name of ["title", "leaf", "from", "changed", "settings", "queue"]) ours[name] = theirs[name];
+    }
+  }
+  told(conversations.get(id));
 }

@@ -1,0 +1,112 @@
+// A conversation as a tree: every message knows its parent, versions are children of one parent, and `leaf` says which path is
+// shown. Messages are never taken out, only marked as dropped, so that what two tabs know can be joined. Knows no storage, no page.
+
+import { newId } from "./prefs.js";
+
+export function newConversation(settings = {}) {
+  const now = Date.now();
+  return { id: newId(), title: "", created: now, changed: now, messages: [], leaf: null, from: null, settings: { ...settings }, queue: [], draft: "" };
+}
+
+// Puts a message after the one that is shown last.
+export function add(conversation, message) {
+  const made = { id: newId(), parent: conversation.leaf, content: "", ...message, stamp: Date.now() };
+  conversation.messages.push(made);
+  conversation.leaf = made.id;
+  conversation.changed = made.stamp;
+  return made;
+}
+
+// The messages that are shown, first to last.
+export function path(conversation) {
+  const known = new Map(conversation.messages.map((message) => [message.id, message]));
+  const found = [];
+  for (let id = conversation.leaf; known.has(id); id = found.at(-1).parent) {
+    found.push(known.get(id));
+    known.delete(id); // an imported file may have a ring
+  }
+  return found.reverse();
+}
+
+// A message and what stands in its place in other versions, oldest first.
+export function versions(conversation, message) {
+  return conversation.messages.filter((other) => other.parent === message.parent && other.role === message.role && !other.dropped);
+}
+
+// Shows this version, and what was said last after it.
+export function choose(conversation, message) {
+  let last = message;
+  const seen = new Set();
+  while (last && !seen.has(last.id)) {
+    seen.add(last.id);
+    conversation.leaf = last.id;
+    last = conversation.messages.findLast((other) => other.parent === last.id && !other.dropped);
+  }
+}
+
+// Takes a message back; what is shown ends before it.
+export function drop(conversation, message) {
+  message.dropped = true;
+  message.stamp = Date.now();
+  conversation.leaf = message.parent;
+}
+
+// The path from the first message that is sent on. People leave out the oldest where the model's context is full.
+export function sent(conversation) {
+  const messages = path(conversation);
+  const begin = messages.findIndex((message) => message.id === conversation.from);
+  return begin < 0 ? messages : messages.slice(begin);
+}
+
+// Leaves out the oldest questions with their answers until at most half of the text is left. False where nothing can go.
+export function leaveOutOldest(conversation) {
+  const messages = sent(conversation);
+  const begins = messages.flatMap((message, at) => (at > 0 && message.role === "user" ? [at] : []));
+  const size = (some) => some.reduce((sum, message) => sum + (message.content || "").length, 0);
+  const half = size(messages) / 2;
+  const begin = begins.find((at) => size(messages.slice(at)) <= half) ?? begins.at(-1);
+  if (begin === undefined) {
+    if (!messages.length) return false;
+    conversation.from = "none"; // all of it: the next question stands alone
+    return true;
+  }
+  conversation.from = messages[begin].id;
+  return true;
+}
+
+// Joins what another tab has saved into `ours`: every message of both, each as it was changed last.
+export function join(ours, theirs) {
+  const known = new Map(ours.messages.map((message) => [message.id, message]));
+  for (const message of theirs.messages) {
+    const own = known.get(message.id);
+    if (!own) ours.messages.push({ ...message });
+    else if (message.stamp > own.stamp) {
+      for (const name of Object.keys(own)) delete own[name];
+      Object.assign(own, message);
+    }
+  }
+}
+
+// A conversation as a record of this page, from one of an earlier version, a file, or another program: `messages` may be a plain
+// list. Null where it is none.
+export function asConversation(given) {
+  if (!given || typeof given !== "object" || !Array.isArray(given.messages)) return null;
+  const made = newConversation(plainObject(given.settings));
+  for (const message of given.messages) {
+    if (!message || !["user", "assistant", "tool", "system"].includes(message.role) || typeof message.content !== "string") continue;
+    if (message.role === "system") made.settings.system = made.settings.system || message.content;
+    else if (typeof message.id === "string") made.messages.push({ ...message, parent: message.parent ?? null, pending: "", stamp: Number(message.stamp) || 0 });
+    else add(made, { ...message, reasoning: message.reasoning || message.reasoning_content, pending: "" });
+  }
+  if (made.messages.some((message) => message.id === given.leaf)) made.leaf = given.leaf;
+  else made.leaf = made.messages.at(-1)?.id ?? null;
+  if (typeof given.id === "string") made.id = given.id;
+  made.title = String(given.title || made.messages[0]?.content || "").split("\n")[0].slice(0, 80);
+  made.changed = Number(given.changed) || Date.now();
+  made.created = Number(given.created) || made.changed;
+  return made;
+}
+
+function plainObject(given) {
+  return given && typeof given === "object" && !Array.isArray(given) ? given : {};
+}
