@@ -62,6 +62,17 @@ def test_tokens(folder: pathlib.Path) -> None:
     assert tokenizer.encode("!") == [1, 259, 3 + ord("!")]
 
 
+def test_bytes_that_are_written_as_characters_are_bytes(folder: pathlib.Path) -> None:
+    tokens = [b"<unk>", b"<s>", b"</s>", *[chr(i).encode() for i in range(256)], b" ", b"a", b" a"]
+    entries = [struct.pack("<fi", -i, len(token)) + token for i, token in enumerate(tokens)]
+    (folder / "tokenizer.bin").write_bytes(struct.pack("<i", 8) + b"".join(entries))
+    tokenizer = Tokenizer.open(folder)
+    for text in ("é", "日本", "a é€"):
+        ids = tokenizer.encode(text)
+        assert 0 not in ids and tokenizer.decode(ids) == text
+    assert tokenizer.encode("é") == [1, 259, *[3 + byte for byte in "é".encode()]]
+
+
 def test_broken_files_are_refused(folder: pathlib.Path) -> None:
     whole = (folder / "m.bin").read_bytes()
     for data in (

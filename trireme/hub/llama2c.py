@@ -127,7 +127,8 @@ def llama2c_vocabulary(model: pathlib.Path, tokens: pathlib.Path) -> Vocabulary:
         text = data[place - length : place].decode("utf-8", "replace")
         texts.append(text.replace(" ", "▁") if i >= _FIRST_PIECE else text)
         scores.append(score)
-    texts[:3] = ["<unk>", "<s>", "</s>"]
+    # Some files write the token of a byte as the character of that number. It stands for the byte all the same.
+    texts[:_FIRST_PIECE] = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)]][: len(texts)]
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(texts)][: len(texts)]
     return Vocabulary(texts, kinds, scores, bos_token_id=1, eos_token_id=2, unknown_token_id=0, add_bos=True)
 
