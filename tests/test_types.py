@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,3 +59,24 @@ def test_numbers_are_taken_or_refused_never_worse(number: float, whole: int) -> 
             SamplingParams(**changes).check(VOCAB)
         except BadRequest as error:
             assert error.param in changes
+
+
+def test_the_detokenizer_is_told_what_concerns_text_alone() -> None:
+    sampling = SamplingParams(stop=["."], include_stop=True, stop_token_ids=[7], skip_special_tokens=False, grammar="x" * 1000)
+    rules = sampling.text
+    assert (rules.stop, rules.include_stop, rules.skip_special_tokens, rules.stop_token_ids) == (["."], True, False, [7])
+    assert len(msgspec.msgpack.encode(rules)) < 20
+    assert len(rules.__struct_fields__) == 4
+
+
+def test_fields_are_checked_without_a_vocabulary_and_ids_with_one() -> None:
+    wrong_id = SamplingParams(stop_token_ids=[100])
+    wrong_id.check_fields()
+    wrong_id.check_ids(101)
+    for refused in (wrong_id.check_ids, wrong_id.check):
+        with pytest.raises(BadRequest, match="stop_token_ids"):
+            refused(100)
+    wrong_field = SamplingParams(min_p=2.0)
+    wrong_field.check_ids(100)
+    with pytest.raises(BadRequest, match="min_p"):
+        wrong_field.check_fields()

@@ -30,7 +30,7 @@ from trireme.sched.scheduler import Scheduler
 from trireme.serve.answers import LocalAnswer, Piece
 from trireme.serve.child import open_tokenizer
 from trireme.serve.loop import EngineLoop
-from trireme.types import Output, Progress, SamplingParams
+from trireme.types import DRAWN, Output, Progress, SamplingParams
 from trireme.worker.group import RankGroup, open_ranks
 from trireme.worker.worker import LocalWorker
 
@@ -140,7 +140,7 @@ class LLM:
 
     def default_sampling(self, **changes: Any) -> SamplingParams:
         """What the model's makers advise, with your changes; where they say nothing, something calmer than temperature 1."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        names = (*DRAWN, "repetition_penalty")
         advised = {name: self.generation[name] for name in names if self.generation.get(name)}
         return SamplingParams(**{**(advised or CALM), **changes})
 

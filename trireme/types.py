@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import Any
 
 import msgspec
 
@@ -24,6 +23,28 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens, or the context is full
     ABORT = "abort"
     ERROR = "error"
+
+
+class Draw(msgspec.Struct, kw_only=True):
+    """What the kernels that draw a token go by, as a client may send it; None leaves it to the model's advice. The APIs' requests
+    have these fields from here, `ops.choosing` has a column for each, and SamplingParams has them with their defaults."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+DRAWN = Draw.__struct_fields__
+
+
+class TextRules(msgspec.Struct, array_like=True, frozen=True):
+    """How tokens become the text of an answer, and where that ends."""
+
+    stop: list[str] = []
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    stop_token_ids: list[int] = []
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -62,8 +83,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def num_sequences(self) -> int:
         return self.best_of or self.n
 
+    @property
+    def text(self) -> TextRules:
+        """What of this concerns the text alone."""
+        return TextRules(self.stop, self.include_stop, self.skip_special_tokens, self.stop_token_ids)
+
     def check(self, vocab_size: int) -> None:
         """Refuses every value outside its bounds, naming the field."""
+        self.check_fields()
+        self.check_ids(vocab_size)
+
+    def check_fields(self) -> None:
+        """As `check`, of all that needs no model to be known."""
         for name, low, high in _BOUNDS:
             value = getattr(self, name)
             if value is not None:
@@ -77,12 +108,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.grammar is not None and len(self.grammar) > MAX_GRAMMAR:
             cause = f"The grammar has {len(self.grammar)} characters; at most {MAX_GRAMMAR} are taken."
             raise BadRequest(cause, "make the schema smaller", "grammar")
-        for name in ("allowed_token_ids", "banned_token_ids", "stop_token_ids", "logit_bias"):
-            _check_ids(name, getattr(self, name), vocab_size)
+        for name in _LISTS:
+            if (ids := getattr(self, name)) is not None and len(ids) > MAX_LIST:
+                raise BadRequest(f"{name} has {len(ids)} entries; at most {MAX_LIST} are taken.", param=name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise BadRequest("allowed_token_ids is empty: no token could be chosen.", param="allowed_token_ids")
         for bias in self.logit_bias.values():
             _within("logit_bias", bias, -100.0, 100.0)
+
+    def check_ids(self, vocab_size: int) -> None:
+        """Refuses token ids that the vocabulary does not have."""
+        for name in _LISTS:
+            for token in getattr(self, name) or ():
+                if not 0 <= token < vocab_size:
+                    raise BadRequest(f"{name} names token {token}; the vocabulary has {vocab_size} tokens.", param=name)
+
+
+_LISTS = ("allowed_token_ids", "banned_token_ids", "stop_token_ids", "logit_bias")
 
 
 _BOUNDS: tuple[tuple[str, float, float], ...] = (
@@ -107,16 +149,6 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
 def _within(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not math.isfinite(value) or not low <= value <= high:
         raise BadRequest(f"{name} is {value}; it must lie between {low} and {high}.", param=name)
-
-
-def _check_ids(name: str, ids: Any, vocab_size: int) -> None:
-    if ids is None:
-        return
-    if len(ids) > MAX_LIST:
-        raise BadRequest(f"{name} has {len(ids)} entries; at most {MAX_LIST} are taken.", param=name)
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise BadRequest(f"{name} names token {token}; the vocabulary has {vocab_size} tokens.", param=name)
 
 
 class Request(msgspec.Struct, kw_only=True):

@@ -69,7 +69,7 @@ WRONG: dict[str, Callable] = {
     ),
     "rope": lambda ops, x, table, index: Ops.rope_interleaved(ops, x, table, index),
     "sample_greedy": lambda ops, logits: logits.shape[-1] - 1 - logits.flip(-1).argmax(-1),  # the last of equals
-    "sample": lambda ops, logits, t, k, p, min_p, uniform: Ops.sample(ops, logits, t, (k + 1) * (k > 0), p, min_p, uniform),
+    "sample": lambda ops, logits, by, uniform: Ops.sample(ops, logits, by._replace(top_k=(by.top_k + 1) * (by.top_k > 0)), uniform),
     "linear": lambda ops, x, weight, bias=None: Ops.linear(ops, x, weight),
     "softmax": lambda ops, x, mask=None, scale=1.0: Ops.softmax(ops, x, mask, scale)[..., :-1],
     "embedding": _no_registers,

@@ -18,6 +18,7 @@ from trireme.backends.cpu import library
 from trireme.backends.cpu.program import Program, Sequences, Transform
 from trireme.backends.cpu.weights import PackedWeight
 from trireme.errors import BackendUnavailable, UnsupportedModel
+from trireme.ops import Choosing
 
 try:
     ISAS = library.available_isas()
@@ -562,8 +563,8 @@ def test_sampling_by_the_definition(width: int, spread: float) -> None:
     top_p, min_p = (random.choice(choices, rows).astype(np.float32) for choices in ([0.0, 0.3, 0.9, 1.0], [0.0, 0.0, 0.05, 1.0]))
     uniform = random.choice([0.0, 0.25, 0.5, 1 - 2**-24], rows).astype(np.float32)
     chosen, program = torch.full((rows,), -7), Program()
-    columns = (torch.from_numpy(x) for x in (temperature, top_k, top_p, min_p, uniform))
-    program.sample(torch.from_numpy(logits), *columns, chosen)
+    columns = (torch.from_numpy(x) for x in (temperature, top_k, top_p, min_p))
+    program.sample(torch.from_numpy(logits), Choosing(*columns), torch.from_numpy(uniform), chosen)
     program.run()
     for row, token in enumerate(chosen.tolist()):
         kept = weights_kept(logits[row].astype(float), temperature[row], top_k[row], top_p[row], min_p[row])
@@ -577,6 +578,7 @@ def test_sampling_of_rows_that_cannot_be_sampled() -> None:
     logits[0, 50], logits[1, 3], logits[2] = math.nan, math.inf, -math.inf
     chosen, program = torch.full((5,), -7), Program()
     temperature = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0])
-    program.sample(logits, temperature, ints(0, 0, 0, 0, 1), *(torch.ones(5), torch.zeros(5), torch.full((5,), 0.5)), chosen)
+    by = Choosing(temperature, ints(0, 0, 0, 0, 1), torch.ones(5), torch.zeros(5))
+    program.sample(logits, by, torch.full((5,), 0.5), chosen)
     program.run()
     assert chosen.tolist() == [-1, -1, -1, int(logits[3].argmax()), int(logits[4].argmax())]

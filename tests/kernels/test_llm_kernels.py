@@ -19,7 +19,7 @@ from trireme.backends.conformance import check_case
 from trireme.backends.cuda.ops import CudaOps
 from trireme.kernels import chips
 from trireme.kernels.steps import attention, decode, gate, kv, rows, sampling, skinny
-from trireme.ops import AttentionKind, CacheSpec, KVCache, Ops, StepLayout
+from trireme.ops import AttentionKind, CacheSpec, Choosing, KVCache, Ops, StepLayout
 from trireme.ops.cases import cases
 
 PLAIN = Ops()
@@ -266,8 +266,9 @@ def test_sampling_is_the_plain_bodys(ties: bool) -> None:
     top_k = column(0, 0, 5, 20, 1, 50, 0, 300).int()
     top_p, min_p = column(1, 1, 0.9, 1, 0.5, 0.8, 0.3, 0.95), column(0, 0, 0, 0.1, 0, 0.05, 0, 0.01)
     uniform = torch.rand(8, device=DEVICE)
-    chosen = sampling.sample(logits, heat, top_k, top_p, min_p, uniform)
-    assert chosen.tolist() == PLAIN.sample(logits, heat, top_k, top_p, min_p, uniform).tolist()
+    by = Choosing(heat, top_k, top_p, min_p)
+    chosen = sampling.sample(logits, by, uniform)
+    assert chosen.tolist() == PLAIN.sample(logits, by, uniform).tolist()
     logprob, rank = sampling.logprobs(logits, chosen)
     expected = PLAIN.logprobs(logits, chosen)
     close(logprob, expected[0])
@@ -280,7 +281,7 @@ def test_greedy_shows_broken_rows() -> None:
     assert sampling.greedy(logits).tolist() == [int(logits[0].argmax()), 4500, 0]
     assert sampling.greedy(logits, checked=True).tolist() == [int(logits[0].argmax()), -1, -1]
     ones = torch.ones(3, device=DEVICE)
-    assert sampling.sample(logits, ones, ones.int() * 9, ones, ones * 0, ones / 2, checked=True).tolist()[1:] == [-1, -1]
+    assert sampling.sample(logits, Choosing(ones, ones.int() * 9, ones, ones * 0), ones / 2, checked=True).tolist()[1:] == [-1, -1]
 
 
 @pytest.mark.parametrize("prompts", [[40], [40, 50], [7, 130, 64]], ids=str)

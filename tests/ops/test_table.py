@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from trireme.ops import AttentionKind, Ops
+from trireme.ops import AttentionKind, Choosing, Ops
 from trireme.ops.cases import Draw
-from trireme.ops.table import pick
+from trireme.ops.choosing import pick
 
 OPS = Ops()
 
@@ -140,7 +140,7 @@ def test_sample_is_its_docstring(seed: int, vocab: int, temperature: float, top_
     logits = 2 * normal(rows, vocab, seed=seed)
     uniform = torch.rand(rows, generator=torch.Generator().manual_seed(seed + 1))
     column = (torch.full((rows,), temperature), torch.full((rows,), top_k), torch.full((rows,), top_p), torch.full((rows,), min_p))
-    found = OPS.sample(logits, *column, uniform).tolist()
+    found = OPS.sample(logits, Choosing(*column), uniform).tolist()
     expected = [
         sample_by_hand(row, temperature, top_k, top_p, min_p, u)
         for row, u in zip(logits.double().tolist(), uniform.double().tolist(), strict=True)
@@ -155,7 +155,7 @@ def test_sampled_shares_are_the_probabilities(top_k: int, top_p: float, min_p: f
     logits = 1.5 * normal(1, vocab, seed=8)
     uniform = (torch.arange(draws) + 0.5) / draws
     column = (torch.ones(draws), torch.full((draws,), top_k), torch.full((draws,), top_p), torch.full((draws,), min_p))
-    ids = OPS.sample(logits.expand(draws, vocab), *column, uniform)
+    ids = OPS.sample(logits.expand(draws, vocab), Choosing(*column), uniform)
     shares = np.bincount(ids.numpy(), minlength=vocab) / draws
     p = torch.softmax(logits[0].double(), 0)
     ranked = p.argsort(descending=True)

@@ -12,8 +12,9 @@ import torch
 from trireme.backends.reference import Reference
 from trireme.config import DeviceOptions
 from trireme.ipc.messages import Admit, BandSize, Plan
+from trireme.ops import Choosing
 from trireme.types import SamplingParams
-from trireme.worker.tables import FLOATS, Padding, Step, Tables
+from trireme.worker.tables import Padding, Step, Tables
 
 BANDS = [BandSize(0, 32, 16), BandSize(20, 9, 16)]
 NAMES = (
@@ -30,7 +31,10 @@ NAMES = (
 
 
 def columns(tables: Tables, step: Step) -> dict[str, list[int]]:
-    found = {name: step.column(name).tolist() for name in (*NAMES, *(FLOATS if "uniform" in step.columns else ()))}
+    found = {
+        name: step.column(name).tolist()
+        for name in (*NAMES, *(("uniform", *Choosing._fields) if "uniform" in step.columns else ()))
+    }
     return found | {"starts": step.starts.tolist(), "pages": tables.all_pages.tolist()}
 
 

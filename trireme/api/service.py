@@ -210,8 +210,6 @@ class Service:
         streamed: bool = False,
     ) -> Flight:
         """Submits one prompt; its answer is closed when the exchange ends. `streamed`: its reader may be slow, and is cut off."""
-        if self.info.vocab_size:
-            sampling.check(self.info.vocab_size)
         self.check_room(len(tokens), sampling.max_tokens)
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise BadRequest(f"priority must lie between {-MAX_PRIORITY} and {MAX_PRIORITY}.", param="priority")

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trireme.kernels.steps import attention, decode, kv, rows, sampling, skinny
-from trireme.ops import AttentionKind, KVCache, Ops, StepLayout
+from trireme.ops import AttentionKind, Choosing, KVCache, Ops, StepLayout
 
 PLAIN = Ops()
 L2_BYTES = 200e6  # rotate among inputs until they are several times the second-level cache
@@ -320,14 +320,14 @@ def _sampling_case(count: int) -> Case:
     variants: dict[str, Callable[[int], Tensor | None]] = {
         "greedy": lambda i: sampling.greedy(logits),
         "(torch argmax)": lambda i: _silent(logits.argmax(-1)),
-        "(random)": lambda i: _silent(sampling.sample(logits, ones, none, ones, zeros, uniform)),
-        "(top-k 50)": lambda i: _silent(sampling.sample(logits, ones, top_k, ones, zeros, uniform)),
-        "(top-p 0.9)": lambda i: _silent(sampling.sample(logits, ones, none, ones * 0.9, zeros, uniform)),
+        "(random)": lambda i: _silent(sampling.sample(logits, Choosing(ones, none, ones, zeros), uniform)),
+        "(top-k 50)": lambda i: _silent(sampling.sample(logits, Choosing(ones, top_k, ones, zeros), uniform)),
+        "(top-p 0.9)": lambda i: _silent(sampling.sample(logits, Choosing(ones, none, ones * 0.9, zeros), uniform)),
         "(logprobs)": lambda i: _silent(sampling.logprobs(logits, none.long())),
     }
     case = Case(f"sampling {count}x128256", variants, lambda: logits.argmax(-1), num_bytes=2.0 * logits.numel(), tolerance=0.0)
-    drawn = sampling.sample(logits, ones, top_k, ones * 0.8, ones * 0.02, uniform)
-    plain = PLAIN.sample(logits, ones, top_k, ones * 0.8, ones * 0.02, uniform)
+    by = Choosing(ones, top_k, ones * 0.8, ones * 0.02)
+    drawn, plain = sampling.sample(logits, by, uniform), PLAIN.sample(logits, by, uniform)
     case.extra["share of draws equal to the plain body's"] = float((drawn == plain).double().mean())
     return case
 

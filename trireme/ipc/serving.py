@@ -15,7 +15,7 @@ import msgspec
 from trireme import errors
 from trireme.errors import BadRequest, TriremeError, WorkerDied
 from trireme.ipc.messages import Failed, Ready, Stop
-from trireme.types import FinishReason, Progress, Request, SamplingParams, TokenLogprobs
+from trireme.types import FinishReason, Progress, Request, TextRules, TokenLogprobs
 
 
 class Problem(msgspec.Struct, array_like=True):
@@ -118,7 +118,7 @@ class Follow(msgspec.Struct, array_like=True, tag="follow"):
 
     client: str
     ids: list[str]
-    sampling: SamplingParams
+    rules: TextRules
 
 
 class Gained(msgspec.Struct, array_like=True, tag="gained"):

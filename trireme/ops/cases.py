@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trireme.ops.attention import AttentionKind, CacheSpec, KVCache, StepLayout
+from trireme.ops.choosing import Choosing
 from trireme.ops.table import Ops
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -492,7 +493,8 @@ def _broken(ops: Ops, d: Draw, greedy: bool) -> Result:
     if greedy:
         return ops.choose_greedy(logits)
     ones = d.float32([1.0] * 6)
-    return ops.choose(logits, ones, d.int32([0, 0, 0, 5, 5, 5]), ones, 0 * ones, d.float32(d.numbers.random(6)))
+    by = Choosing(temperature=ones, top_k=d.int32([0, 0, 0, 5, 5, 5]), top_p=ones, min_p=0 * ones)
+    return ops.choose(logits, by, d.float32(d.numbers.random(6)))
 
 
 def _sample(ops: Ops, d: Draw, choice: dict[str, list], rows: int = 24) -> Result:
@@ -502,4 +504,4 @@ def _sample(ops: Ops, d: Draw, choice: dict[str, list], rows: int = 24) -> Resul
 
     logits, uniform = d.normal(rows, 257, scale=2.0), d.float32(d.numbers.random(rows))
     temperature, top_p, min_p = (d.float32(column(*pair)) for pair in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0)))
-    return ops.sample(logits, temperature, d.int32(column("top_k", 0)), top_p, min_p, uniform)
+    return ops.sample(logits, Choosing(temperature, d.int32(column("top_k", 0)), top_p, min_p), uniform)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trireme.ops.attention import FP8, FP8_MOST, AttentionKind, AttentionPlan, KVCache, StepLayout
+from trireme.ops.choosing import Choosing, sample
 
 Projection = Callable[[Tensor], Tensor]  # a linear layer, whatever its weights are stored as
 
@@ -247,21 +248,9 @@ class Ops:
         """The likeliest token of each row; the lowest id of equals."""
         return logits.argmax(-1)
 
-    def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
-        """One token per row from softmax(logits / temperature), after top-k, then top-p, then min-p.
-
-        Every parameter is [rows]; top_k 0 is all; temperature 0 is greedy. `uniform` in [0, 1) is the row's own random number:
-        the token is where the cumulated probability of the tokens kept, in the order of their ids, passes it.
-        """
-        scaled = logits.float() / temperature.clamp_min(1e-6).unsqueeze(1)
-        ranked, ids = scaled.sort(dim=-1, descending=True, stable=True)
-        rank = torch.arange(ranked.shape[1], device=ranked.device)
-        keep = (rank < torch.where(top_k > 0, top_k, ranked.shape[1]).unsqueeze(1)) | (rank == 0)
-        p = torch.softmax(ranked.masked_fill(~keep, float("-inf")), -1)
-        before = p.cumsum(-1) - p
-        keep &= (before < top_p.unsqueeze(1)) & (p >= min_p.unsqueeze(1) * p[:, :1]) | (rank == 0)
-        kept = torch.zeros_like(p, dtype=torch.float64).scatter(1, ids, torch.where(keep, p, 0.0).double())
-        return torch.where(temperature == 0, self.sample_greedy(logits), pick(kept, uniform))
+    def sample(self, logits: Tensor, by: Choosing, uniform: Tensor) -> Tensor:
+        """One token per row, drawn as `choosing.sample` says; the likeliest where the temperature is 0."""
+        return torch.where(by.temperature == 0, self.sample_greedy(logits), sample(logits, by, uniform))
 
     def uniforms(self, seeds: Tensor, positions: Tensor) -> Tensor:
         """[0, 1) from (seed, position): two rounds of the splitmix64 finaliser, the top 24 bits.  seeds: 64 bits as int64"""
@@ -277,9 +266,9 @@ class Ops:
         ids = self.sample_greedy(logits).long()
         return torch.where(logits.gather(1, ids.unsqueeze(1)).squeeze(1).isfinite(), ids, -1)
 
-    def choose(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+    def choose(self, logits: Tensor, by: Choosing, uniform: Tensor) -> Tensor:
         """As sample, and -1 for a row whose largest logit is not a finite number."""
-        ids = self.sample(logits, temperature, top_k, top_p, min_p, uniform).long()
+        ids = self.sample(logits, by, uniform).long()
         return torch.where(logits.amax(-1).isfinite(), ids, -1)
 
     def logprobs(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -287,14 +276,6 @@ class Ops:
         wide = torch.log_softmax(logits.float(), -1)
         chosen = wide.gather(1, ids.long().unsqueeze(1))
         return chosen.squeeze(1), (wide > chosen).sum(-1) + 1
-
-
-def pick(weights: Tensor, uniform: Tensor) -> Tensor:
-    """In each row, the first index whose cumulated weight passes uniform * total; never one of weight 0."""
-    total = weights.cumsum(-1)
-    chosen = (total <= uniform.double().unsqueeze(1) * total[:, -1:]).sum(-1)
-    last = weights.shape[1] - 1 - (weights > 0).flip(-1).int().argmax(-1)  # rounding may carry the target past the end
-    return torch.minimum(chosen, last)
 
 
 _GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

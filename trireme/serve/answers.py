@@ -12,7 +12,7 @@ import msgspec
 from trireme.hub.detokenizer import Detokenizer
 from trireme.hub.tokenizer import Tokenizer
 from trireme.ipc.serving import Gain
-from trireme.types import Completion, FinishReason, Output, Progress, Request, SamplingParams, TokenLogprobs
+from trireme.types import Completion, FinishReason, Output, Progress, Request, SamplingParams, TextRules, TokenLogprobs
 
 
 class Piece(msgspec.Struct, kw_only=True):
@@ -29,9 +29,9 @@ class Piece(msgspec.Struct, kw_only=True):
 class SequenceText:
     """One sequence's tokens as they become text. A stop string ends it before the scheduler knows."""
 
-    def __init__(self, sampling: SamplingParams, tokenizer: Tokenizer | None):
-        self.sampling = sampling
-        self._text = _detokenizer(tokenizer, sampling)
+    def __init__(self, rules: TextRules, tokenizer: Tokenizer | None):
+        self.rules = rules
+        self._text = _detokenizer(tokenizer, rules)
 
     def take(self, progress: Progress) -> Gain:
         """The text that has become certain by this progress. What was sampled behind a stop string is left out."""
@@ -69,7 +69,7 @@ class SequenceText:
     def _visible(self, progress: Progress) -> list[int]:
         """The tokens that belong to the text: a stop token that ended the sequence does not."""
         ended = progress.finish is FinishReason.STOP and progress.tokens
-        hidden = ended and not self.sampling.include_stop and progress.tokens[-1] in self.sampling.stop_token_ids
+        hidden = ended and not self.rules.include_stop and progress.tokens[-1] in self.rules.stop_token_ids
         return progress.tokens[:-1] if hidden else progress.tokens
 
 
@@ -184,7 +184,7 @@ class LocalAnswer(Answer):
 
     def __init__(self, id: str, prompt: str | None, tokens: list[int], sampling: SamplingParams, tokenizer: Tokenizer | None):
         super().__init__(id, prompt, tokens, sampling)
-        self._texts = [SequenceText(sampling, tokenizer) for _ in self.completions]
+        self._texts = [SequenceText(sampling.text, tokenizer) for _ in self.completions]
 
     def take(self, progress: Progress) -> Piece | None:
         """Progress, as tokens, into the answer, as text."""
@@ -193,10 +193,8 @@ class LocalAnswer(Answer):
         return None if ended else self.add(self._texts[index].take(progress))
 
 
-def _detokenizer(tokenizer: Tokenizer | None, sampling: SamplingParams) -> Detokenizer | None:
+def _detokenizer(tokenizer: Tokenizer | None, rules: TextRules) -> Detokenizer | None:
     """None without a tokenizer: random-weight models have ids alone."""
     if tokenizer is None:
         return None
-    return Detokenizer(
-        tokenizer, stop=sampling.stop, include_stop=sampling.include_stop, skip_special_tokens=sampling.skip_special_tokens
-    )
+    return Detokenizer(tokenizer, stop=rules.stop, include_stop=rules.include_stop, skip_special_tokens=rules.skip_special_tokens)

@@ -319,7 +319,7 @@ class Client:
 
     def _check(self, tokens: list[int], sampling: SamplingParams) -> None:
         vocab = self.info.vocab_size
-        sampling.check(vocab)
+        sampling.check_ids(vocab)
         if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
             raise BadRequest(f"A prompt of token ids takes whole numbers from 0 to {vocab - 1}.", "check the ids", "prompt")
 

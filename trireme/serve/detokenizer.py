@@ -85,7 +85,7 @@ class DetokenizerLoop:
             self._speak(message.progress)
         elif isinstance(message, Follow):
             for id in message.ids:
-                self._texts[id] = (message.client, SequenceText(message.sampling, self._tokenizer))
+                self._texts[id] = (message.client, SequenceText(message.rules, self._tokenizer))
         elif isinstance(message, Forget):
             for id in message.ids:
                 self._texts.pop(id, None)

@@ -178,7 +178,7 @@ class Router:
     def _follow(self, client: str, submit: Submit) -> None:
         ids = [request.id for request in submit.requests]
         self._owners.update(dict.fromkeys(ids, client))
-        self.peers.to_detokenizer(Follow(client, ids, submit.requests[0].sampling))
+        self.peers.to_detokenizer(Follow(client, ids, submit.requests[0].sampling.text))
 
     def _add(self, client: str, submit: Submit) -> None:
         """Gives all requests of a submission to a replica, or none."""

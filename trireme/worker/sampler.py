@@ -94,8 +94,7 @@ class Sampler:
         """One id per row of logits, by greedy or random choice alone; fit for capture. BROKEN where a row failed."""
         if self.random.isdisjoint(step.rows[step.samples].tolist()):
             return self.ops.choose_greedy(logits)
-        f = step.floats
-        return self.ops.choose(logits, f["temperature"], step.top_k, f["top_p"], f["min_p"], f["uniform"])
+        return self.ops.choose(logits, step.choosing, step.uniform)
 
     def pick(self, logits: Tensor, step: Step) -> Pick:
         """The tokens of the sequences that sample, by every rule they ask for.  logits: one row per such sequence"""

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from trireme.backends import Backend
 from trireme.ipc.messages import NO_PARENT, BandSize, Plan
-from trireme.ops import StepLayout
+from trireme.ops import Choosing, StepLayout
+from trireme.ops.choosing import column_type
 
 Column = slice | Tensor  # a part of the packed buffer, or a tensor that found no room there
 Update = tuple[Tensor, Column, Column]  # flat table, index of 64 bits, values
 SETTLED = ("ends", "said", "states_from", "query_starts", "lengths", "positions", "reach", "pick_sequences", "pick_positions")
-FLOATS = ("temperature", "top_p", "min_p", "uniform")  # per sequence, as float32 bits in the int32 buffer
 
 
 @dataclass
@@ -87,14 +87,14 @@ class Step:
         return self.column("pick_positions")
 
     @property
-    def top_k(self) -> Tensor:
-        """[picks]"""
-        return self.column("top_k")
+    def choosing(self) -> Choosing:
+        """[picks] each"""
+        return Choosing(*(self.column(name).view(column_type(name)) for name in Choosing._fields))
 
     @property
-    def floats(self) -> dict[str, Tensor]:
-        """[picks] each of FLOATS"""
-        return {name: self.column(name).view(torch.float32) for name in FLOATS}
+    def uniform(self) -> Tensor:
+        """[picks] the random number that each token is drawn by"""
+        return self.column("uniform").view(torch.float32)
 
     @functools.cached_property
     def layouts(self) -> list[StepLayout]:
@@ -142,8 +142,7 @@ class Tables:
         self.known = np.zeros(max_rows + 1, dtype=np.int32)  # tokens of each row; below 0 where only the device knows
         self.num_held = np.zeros((len(bands), max_rows + 1), dtype=np.int64)
         self.num_prompt = np.ones(max_rows + 1, dtype=np.int32)
-        self.sampling = {name: np.zeros(max_rows + 1, dtype=np.float32) for name in FLOATS[:3]}
-        self.top_k = np.zeros(max_rows + 1, dtype=np.int32)
+        self.sampling = {name: torch.zeros(max_rows + 1, dtype=column_type(name)).numpy() for name in Choosing._fields}
         size = 4 * step_tokens + 16 * (max_rows + 2) + 3 * (step_tokens + self.width) + 65536
         self.packed = _Packed(backend, size, backend.depth + 1)
         self.before: tuple[Plan, Padding, Step] | None = None  # the last step, if it was a captured one of single tokens
@@ -278,7 +277,7 @@ class Tables:
             if uniforms.dtype == np.uint64:
                 columns["seeds"] = put(uniforms[picks].view(np.int32), 2 * count)
             random = np.zeros(len(picks), np.float32) if "seeds" in columns else uniforms[picks]
-            columns |= {"uniform": put(random, count), "top_k": put(self.top_k[chosen])}
+            columns["uniform"] = put(random, count)
         return columns | {"pick_rows": put(chosen), "pick_positions": put(lengths[picks], count)}
 
     def _note_rows(self, plan: Plan) -> None:
@@ -289,16 +288,15 @@ class Tables:
             self.state_slots[admit.row] = 2 * admit.row
             self.known[admit.row] = len(admit.tokens) // 4
             self.num_prompt[admit.row] = admit.num_prompt
-            for name in self.sampling:
-                self.sampling[name][admit.row] = getattr(sampling, name)
-            self.top_k[admit.row] = max(sampling.top_k, 0)
+            for name, column in self.sampling.items():
+                column[admit.row] = max(getattr(sampling, name), 0)  # -1 is another word for 0: a top_k of all
         for fork in plan.forks:
             if fork.parent != NO_PARENT:
                 self.num_held[0, fork.row] = -(-fork.length // self.page_size)
                 assert self.known[fork.parent] >= 0, (
                     f"row {fork.parent}, which only the device knows the length of, cannot be forked"
                 )
-                for column in (self.known, self.num_prompt, self.top_k, *self.sampling.values()):
+                for column in (self.known, self.num_prompt, *self.sampling.values()):
                     column[fork.row] = column[fork.parent]
         starts = dict(zip(plan.rows, plan.starts, strict=True)) if plan.told_rows else {}
         for row in plan.told_rows:
@@ -394,7 +392,7 @@ class Tables:
         ops.settle(self.lengths, {name: step.column(name) for name in SETTLED})
         if "seeds" in step.columns:
             seeds = step.column("seeds").view(torch.int64)
-            step.floats["uniform"].copy_(ops.uniforms(seeds, step.pick_positions))
+            step.uniform.copy_(ops.uniforms(seeds, step.pick_positions))
 
     def exact(self, plan: Plan) -> Plan:
         """The plan with the lengths that its rows really have; waits for the device."""

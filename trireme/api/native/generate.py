@@ -21,7 +21,7 @@ from trireme.api.transport.failures import Shape, failure_document
 from trireme.api.transport.http import Call, Events, Reply, event, json_reply
 from trireme.errors import BadRequest
 from trireme.serve.answers import Answer, Piece
-from trireme.types import Completion, FinishReason, SamplingParams, TokenLogprobs
+from trireme.types import DRAWN, Completion, Draw, FinishReason, SamplingParams, TokenLogprobs
 
 
 class TgiGrammar(msgspec.Struct):
@@ -29,14 +29,11 @@ class TgiGrammar(msgspec.Struct):
     value: str | dict[str, Any]
 
 
-class Parameters(msgspec.Struct, kw_only=True):
+class Parameters(Draw, kw_only=True):
     """Both APIs' parameters; the comment says whose those of one alone are."""
 
     max_new_tokens: int | None = None
     do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
     repetition_penalty: float | None = None
     best_of: int | None = None
     seed: int | None = None
@@ -44,7 +41,6 @@ class Parameters(msgspec.Struct, kw_only=True):
     # native
     stop_sequences: str | list[str] | None = None
     n: int | None = None
-    min_p: float | None = None
     presence_penalty: float | None = None
     ignore_eos: bool = False
     min_new_tokens: int | None = None
@@ -195,7 +191,7 @@ def _sampling(parameters: Parameters, advice: dict[str, Any]) -> SamplingParams:
         "logprobs": (alternatives or 0) if details else None,
         "prompt_logprobs": 0 if parameters.decoder_input_details else None,
     }
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
+    names = (*DRAWN, "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
     chosen |= {name: getattr(parameters, name) for name in names}
     sampled = parameters.do_sample if parameters.do_sample is not None else parameters.temperature is not None
     if not sampled:

@@ -29,7 +29,7 @@ from trireme.api.transport.failures import Failure, Shape, failure_body
 from trireme.api.transport.http import Call, Events, Reply, json_reply
 from trireme.errors import BadRequest
 from trireme.serve.answers import Answer
-from trireme.types import SamplingParams
+from trireme.types import DRAWN, SamplingParams
 
 
 class Ollama:
@@ -122,7 +122,7 @@ class Ollama:
 
     async def _sampling(self, request: OllamaRequest) -> SamplingParams:
         options = request.options or Options()
-        names = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
+        names = (*DRAWN, "seed", "presence_penalty", "frequency_penalty")
         advice = self.service.info.generation
         chosen = {name: advice[name] for name in names if isinstance(advice.get(name), int | float)}
         chosen |= {name: value for name in names if (value := getattr(options, name)) is not None}

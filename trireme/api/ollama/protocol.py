@@ -11,6 +11,7 @@ from trireme.api.chat.turn import template_variables
 from trireme.api.openai.protocol import ContentPart, FunctionCall, JsonSchema, Message, ResponseFormat, Tool, ToolCall
 from trireme.api.transport.fields import OtherFields
 from trireme.errors import BadRequest
+from trireme.types import Draw
 
 _OTHERS = OtherFields(
     refused={
@@ -23,13 +24,9 @@ _OTHERS = OtherFields(
 )
 
 
-class Options(msgspec.Struct):
+class Options(Draw):
     """What may be set of sampling. num_ctx and the like are settings of the server: nothing is cut off here in silence."""
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
     seed: int | None = None
     num_predict: int | None = None
     repeat_penalty: float | None = None

@@ -92,7 +92,6 @@ class Completions:
             return _Prompt(prompt, await self.service.encode(prompt, request.add_special_tokens))
         if request.suffix:
             raise BadRequest("suffix needs a prompt of text.", "send text, or leave suffix out", "suffix")
-        self.service.check_tokens(prompt)
         return _Prompt(None, prompt)
 
 

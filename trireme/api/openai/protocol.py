@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from trireme.api.openai.other_fields import CHAT, COMPLETIONS
 from trireme.api.transport.fields import OtherFields
+from trireme.types import Draw
 
 
 class StreamOptions(msgspec.Struct):
@@ -44,11 +45,9 @@ class ResponseFormat(msgspec.Struct):
     schema: dict[str, Any] | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(Draw, kw_only=True):
     """How to sample: what chat and text completions have in common. None: the model's advice, or the plain default."""
 
-    temperature: float | None = None
-    top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
@@ -59,8 +58,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     user: str | None = None
     # beyond OpenAI
-    top_k: int | None = None
-    min_p: float | None = None
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
     min_tokens: int | None = None

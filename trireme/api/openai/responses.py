@@ -34,7 +34,7 @@ from trireme.api.transport.failures import Failure, failure_of
 from trireme.api.transport.http import Call, Events, Reply, json_reply
 from trireme.errors import BadRequest, Overloaded
 from trireme.serve.answers import Answer
-from trireme.types import SamplingParams
+from trireme.types import DRAWN, SamplingParams
 
 MAX_BACKGROUND = 256  # responses that one process works at in the background
 LOOK_SECONDS = 0.5
@@ -144,7 +144,7 @@ class Responses:
         )
 
     def _sampling(self, request: ResponsesRequest) -> SamplingParams:
-        names = ("temperature", "top_p", "top_k", "min_p", "seed")
+        names = (*DRAWN, "seed")
         advice = self.service.info.generation
         chosen: dict[str, Any] = {name: advice[name] for name in names if isinstance(advice.get(name), int | float)}
         chosen |= {name: value for name in names if (value := getattr(request, name)) is not None}

@@ -11,6 +11,7 @@ from trireme.api.openai.other_fields import RESPONSES
 from trireme.api.openai.protocol import FunctionDefinition, JsonSchema, ResponseFormat, Tool
 from trireme.api.transport.fields import OtherFields
 from trireme.errors import BadRequest
+from trireme.types import Draw
 
 
 class TextFormat(msgspec.Struct):
@@ -64,15 +65,13 @@ class InputItem(msgspec.Struct, kw_only=True):
     status: str | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class ResponsesRequest(Draw, kw_only=True):
     """POST /v1/responses"""
 
     input: str | list[InputItem]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
@@ -87,8 +86,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     user: str | None = None
     # beyond OpenAI
-    top_k: int | None = None
-    min_p: float | None = None
     seed: int | None = None
     others: ClassVar[OtherFields] = RESPONSES
 

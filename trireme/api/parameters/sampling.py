@@ -9,15 +9,12 @@ import msgspec
 from trireme.api.openai.protocol import SamplingFields
 from trireme.api.transport.mistakes import field_mistake, field_of
 from trireme.errors import BadRequest
-from trireme.types import SamplingParams
+from trireme.types import DRAWN, SamplingParams
 
 MAX_TOP_LOGPROBS = 20
-_ADVISED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_ADVISED = (*DRAWN, "repetition_penalty")
 _SAME_NAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
+    *DRAWN,
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
@@ -63,7 +60,7 @@ def sampling_params(chosen: dict[str, Any]) -> SamplingParams:
         sampling = msgspec.convert(chosen, SamplingParams)
     except msgspec.ValidationError as error:
         raise BadRequest(field_mistake(error, SamplingParams), param=field_of(error)) from None
-    sampling.check(1 << 31)
+    sampling.check_fields()
     return sampling
 
 

@@ -117,11 +117,14 @@ class TopKStruct(Structure):
     _fields_ = [*_IN_OUT[:2], ("width", c_int32), ("count", c_int32), ("values", c_void_p), ("ids", c_void_p), ("chosen", c_void_p)]
 
 
+CHOOSING = ("temperature", "top_k", "top_p", "min_p")  # the columns that the sampling kernel goes by, as its struct has them
+
+
 class SampleStruct(Structure):
     _fields_ = [
         *_IN_OUT[:2],
         ("width", c_int32),
-        *((name, c_void_p) for name in ("temperature", "top_k", "top_p", "min_p", "uniform", "chosen")),
+        *((name, c_void_p) for name in (*CHOOSING, "uniform", "chosen")),
     ]
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trireme.backends.cpu.library import CHOOSING
 from trireme.backends.cpu.program import PLAIN, Live, Program, Sequences, Transform
 from trireme.backends.cpu.tape import Tape
 from trireme.backends.cpu.weights import PackedWeight
-from trireme.ops import AttentionKind, KVCache, Ops, StepLayout
+from trireme.ops import AttentionKind, Choosing, KVCache, Ops, StepLayout
+from trireme.ops.choosing import column_type
 
 _GATED = {"silu": "silu_mul", "gelu": "gelu_mul", "gelu_tanh": "gelu_tanh_mul"}
 _PLAIN_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "relu": "relu"}
@@ -178,17 +180,17 @@ class CpuOps(Ops):
         self.run("top_k", logits, values, ids, chosen)
         return chosen
 
-    def choose(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
-        if not _can_sample(logits, top_k, temperature, top_p, min_p, uniform):
-            return super().choose(logits, temperature, top_k, top_p, min_p, uniform)
+    def choose(self, logits: Tensor, by: Choosing, uniform: Tensor) -> Tensor:
+        if not _can_sample(logits, by, uniform):
+            return super().choose(logits, by, uniform)
         chosen = self.empty(len(logits), dtype=torch.int64)
-        self.run("sample", logits, temperature, top_k, top_p, min_p, uniform, chosen)
+        self.run("sample", logits, by, uniform, chosen)
         return chosen
 
-    def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
-        if not _can_sample(logits, top_k, temperature, top_p, min_p, uniform):
-            return super().sample(logits, temperature, top_k, top_p, min_p, uniform)
-        return self.choose(logits, temperature, top_k, top_p, min_p, uniform).clamp_min(0)
+    def sample(self, logits: Tensor, by: Choosing, uniform: Tensor) -> Tensor:
+        if not _can_sample(logits, by, uniform):
+            return super().sample(logits, by, uniform)
+        return self.choose(logits, by, uniform).clamp_min(0)
 
     def sample_greedy(self, logits: Tensor) -> Tensor:
         if not _rows(logits):
@@ -213,9 +215,12 @@ def _numbers(*tensors: Tensor) -> bool:
     return all(t.dtype == torch.int32 and t.stride(-1) == 1 for t in tensors)
 
 
-def _can_sample(logits: Tensor, top_k: Tensor, *shares: Tensor) -> bool:
-    """Whether rows and their parameters are as the sampling kernel takes them."""
-    return _rows(logits) and _numbers(top_k) and all(t.dtype == torch.float32 and t.is_contiguous() for t in shares)
+def _can_sample(logits: Tensor, by: Choosing, uniform: Tensor) -> bool:
+    """Whether the sampling kernel takes such rows, and knows each of the columns they are chosen by."""
+    if by._fields != CHOOSING or not _rows(logits):
+        return False
+    typed = all(column.dtype == column_type(name) for name, column in by._asdict().items()) and uniform.dtype == torch.float32
+    return typed and all(column.is_contiguous() for column in (*by, uniform))
 
 
 def _heads(*tensors: Tensor) -> bool:

@@ -31,6 +31,7 @@ from trireme.backends.cpu.library import (
     library,
 )
 from trireme.backends.cpu.weights import PackedWeight
+from trireme.ops import Choosing
 
 
 @dataclass(frozen=True)
@@ -182,12 +183,10 @@ class Program:
         args = TopKStruct(*_rows(source), source.shape[-1], values.shape[-1], *(pointer(t) for t in (values, ids, chosen)))
         self._add("top_k", len(source), args)
 
-    def sample(
-        self, source: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor, chosen: Tensor
-    ) -> None:
-        """chosen (int64) = one token per row as `Ops.choose` says; the parameters are [rows], float32 and int32."""
-        parameters = (pointer(t) for t in (temperature, top_k, top_p, min_p, uniform, chosen))
-        self._add("sample", len(source), SampleStruct(*_rows(source), source.shape[-1], *parameters))
+    def sample(self, source: Tensor, by: Choosing, uniform: Tensor, chosen: Tensor) -> None:
+        """chosen (int64) = one token per row as `Ops.choose` says; `by` has the columns of CHOOSING."""
+        columns = (pointer(t) for t in (*by, uniform, chosen))
+        self._add("sample", len(source), SampleStruct(*_rows(source), source.shape[-1], *columns))
 
     def step_inputs(
         self, tokens: Tensor, pages: Tensor, rows: Tensor, positions: Tensor, page_size: int, ids: Tensor, slots: Tensor

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trireme.backends.cuda import device as gpu
 from trireme.kernels.steps import attention, decode, gate, kv, rows, sampling, skinny
-from trireme.ops import AttentionKind, AttentionPlan, KVCache, Ops, StepLayout
+from trireme.ops import AttentionKind, AttentionPlan, Choosing, KVCache, Ops, StepLayout
 
 HALVES = (torch.bfloat16, torch.float16)
 # cuDNN's attention is the fastest for whole prompts, but prepares itself anew for each length: only for lengths that come often,
@@ -175,14 +175,18 @@ class CudaOps(Ops):
     def choose_greedy(self, logits: Tensor) -> Tensor:
         return sampling.greedy(_dense_rows(logits), checked=True, pdl=self.pdl)
 
-    def choose(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
-        return sampling.sample(_dense_rows(logits), temperature, top_k, top_p, min_p, uniform, checked=True, pdl=self.pdl)
+    def choose(self, logits: Tensor, by: Choosing, uniform: Tensor) -> Tensor:
+        if by._fields != sampling.COLUMNS:
+            return super().choose(logits, by, uniform)
+        return sampling.sample(_dense_rows(logits), by, uniform, checked=True, pdl=self.pdl)
 
     def sample_greedy(self, logits: Tensor) -> Tensor:
         return sampling.greedy(_dense_rows(logits), pdl=self.pdl)
 
-    def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
-        return sampling.sample(_dense_rows(logits), temperature, top_k, top_p, min_p, uniform, pdl=self.pdl)
+    def sample(self, logits: Tensor, by: Choosing, uniform: Tensor) -> Tensor:
+        if by._fields != sampling.COLUMNS:
+            return super().sample(logits, by, uniform)
+        return sampling.sample(_dense_rows(logits), by, uniform, pdl=self.pdl)
 
     def logprobs(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         return sampling.logprobs(_dense_rows(logits), ids)

@@ -11,6 +11,7 @@ Of equals at the last kept value the lowest ids stay, as a stable sort would kee
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -261,11 +262,11 @@ def greedy(logits: Tensor, checked: bool = False, pdl: bool = False) -> Tensor:
     return out
 
 
-def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor,
-    checked: bool = False, pdl: bool = False,
-) -> Tensor:  # fmt: skip
-    """One token per row; every parameter is [rows]: top_k 0 is all, temperature 0 is greedy, uniform lies in [0, 1).
+COLUMNS = ("temperature", "top_k", "top_p", "min_p")  # what `sample` goes by, in this order
+
+
+def sample(logits: Tensor, columns: Sequence[Tensor], uniform: Tensor, checked: bool = False, pdl: bool = False) -> Tensor:
+    """One token per row; each of COLUMNS is [rows]: top_k 0 is all, temperature 0 is greedy, uniform lies in [0, 1).
 
     Checked, a row whose largest logit is not finite gives -1.
     """
@@ -276,9 +277,9 @@ def sample(
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     stride = logits.stride(0)
     options: dict[str, Any] = {"PDL": pdl, "dependent": pdl}
-    _masses((rows, parts), logits, temperature, peaks, places, sums, stride, size, CHUNK=CHUNK, **options, warps=8)
+    _masses((rows, parts), logits, columns[0], peaks, places, sums, stride, size, CHUNK=CHUNK, **options, warps=8)
     _sample(
-        (rows,), logits, temperature, top_k, top_p, min_p, uniform, peaks, places, sums, out, stride, size, parts,
+        (rows,), logits, *columns, uniform, peaks, places, sums, out, stride, size, parts,
         PARTS=next_power(parts), CHUNK=CHUNK, BLOCK=min(next_power(size), 4096), CHECKED=checked, **options, warps=16,
     )  # fmt: skip
     return out
