@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from trireme.api.transport.fields import OtherFields
+from trireme.types import DRAWN
 
 _TOOLS = "run the tool yourself, and offer it in tools as a function"
-_SAMPLERS = "sample by temperature, top_p, top_k, min_p and the penalties"
+_SAMPLERS = f"sample by {', '.join(DRAWN)} and the penalties"
 _ONE_MODEL = "start a server with the model that you want"
 
 # Of llama.cpp's server, of vLLM and others: samplers and settings without a counterpart here.
