@@ -13,6 +13,7 @@ import pytest
 import torch
 from fake_driver import EXTENDED_START, START, address
 
+from trireme import kernels
 from trireme.kernels.aten.calls import quick, repeat
 from trireme.kernels.aten.elementwise import pointwise
 
@@ -171,6 +172,19 @@ def test_errors_are_passed_on(at: str) -> None:
         with pytest.raises(TypeError if at == "pointer" else RuntimeError):
             run(made, x)
     assert sys.getrefcount(x) == before
+
+
+@needs_compiler
+def test_operators_are_repeated_in_c(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that come through torch's dispatcher, from the third on, never reach the Python that would look them up."""
+    x, y = torch.randn(2, 16, device=device)
+    with kernels.use(include=["sub"]):
+        for _ in range(3):
+            torch.sub(x, y)
+        monkeypatch.setattr(repeat, "_token", lambda x: pytest.fail("looked up"))
+        monkeypatch.setattr(torch, "is_inference_mode_enabled", lambda: pytest.fail("looked up"))
+        found = torch.sub(x, y)
+    assert torch.equal(found, x - y)
 
 
 @needs_compiler

@@ -172,4 +172,4 @@ def test_a_fold_is_cut_as_was_measured(monkeypatch: pytest.MonkeyPatch, device: 
     starts.clear()
     torch.testing.assert_close(registry.OPERATORS["sum.dim_IntList"].function(x, [0]), x.sum(0))
     torch.testing.assert_close(registry.OPERATORS["amax"].function(x, [0]), x.amax(0))
-    assert starts == [f.lines.cut().by(wanted)] * 2 + [f.cut]  # once more, to see that what is stored runs
+    assert starts == [f.lines.cut().by(wanted)] * 2 + [f.lines.cut()]  # once more, to see that what is stored runs

@@ -246,9 +246,9 @@ static PyObject *again_of(PyObject *again, PyObject *const *args, Py_ssize_t cou
 static PyObject *call_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names) {
     Call *self = (Call *)callable;
     Py_ssize_t count = PyVectorcall_NARGS(nargsf);
-    int quick = unwatched(self);
+    int named = names && PyTuple_GET_SIZE(names), quick = named ? 0 : unwatched(self);
     if (quick < 0) return NULL;
-    for (Py_ssize_t i = 0; quick && !names && i < PyList_GET_SIZE(self->recent); i++) {
+    for (Py_ssize_t i = 0; quick && i < PyList_GET_SIZE(self->recent); i++) {
         PyObject *kind = Py_NewRef(PyList_GET_ITEM(self->recent, i)), *result = NULL;
         int same = is_kind(kind, args, count);
         if (same == 1) result = again_of(item(kind, 4), args, count);
