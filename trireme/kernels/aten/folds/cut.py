@@ -74,8 +74,9 @@ class Lines:
         covered = {n: blocks(self.length, n) * n for n in sizes}
         n = next(n for n in sizes if covered[n] <= 1.1 * min(covered.values()))
         ahead = self.vector * self.itemsize >= _ACCESS
-        splits = self._splits(self.rows, blocks(self.length, n))
-        return Cut(1, n, 8 if n >= 2048 else 4, splits, stages=3 if ahead else 1, unroll=1 if ahead else 4)
+        warps = 8 if n >= 2048 else 4
+        splits = self._splits(self.rows, blocks(self.length, n), warps)
+        return Cut(1, n, warps, splits, stages=3 if ahead else 1, unroll=1 if ahead else 4)
 
     def _across(self) -> Cut:
         """Rows side by side. Very many short ones: each thread folds its own. Else tiles of some neighbours, wide enough for whole
@@ -91,13 +92,14 @@ class Lines:
         n = max(1, min(16 if crowd else 32 if self.vector == 1 else 128, self.tile // m, next_power(self.length)))
         if crowd:
             return Cut(m, n, 2, unroll=2)
-        splits = self._splits(blocks(self.rows, m), blocks(self.length, n))
+        warps = 8 if m * n >= 4096 else 4
+        splits = self._splits(blocks(self.rows, m), blocks(self.length, n), warps)
         deep = self.length > 4 * n * splits and self.vector * self.itemsize >= 8
-        return Cut(m, n, 8 if m * n >= 4096 else 4, splits, stages=3 if deep else 1, unroll=1 if deep or n == 1 else 2)
+        return Cut(m, n, warps, splits, stages=3 if deep else 1, unroll=1 if deep or n == 1 else 2)
 
-    def _splits(self, tracks: int, tiles: int) -> int:
-        """Programs for each of so many tracks of so many tiles: about two for a processor, none with less than a few tiles."""
-        return max(1, min(2 * chips.current().multiprocessors // tracks, tiles // _TILES_APART, 1024))
+    def _splits(self, tracks: int, tiles: int, warps: int) -> int:
+        """Programs for each of so many tracks of so many tiles: about 16 warps for a processor, none with less than a few tiles."""
+        return max(1, min(16 * chips.current().multiprocessors // (warps * tracks), tiles // _TILES_APART, 1024))
 
     def asked(self, most: int) -> int:
         """Elements of a row that are asked for together: at most so many, and about as many each time."""

@@ -23,7 +23,6 @@ _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 _FEW = 32  # rows (or columns) up to which the other matrix is read once and decides the time
 _MOST_ITEMS = 65535  # which a grid's second and third numbers count
 _SMALL_ITEM = 2**22  # multiplications of an item of a batch that plain pointers do as fast as torch
-_VAST = 2**34  # multiplications beyond which even plain pointers beat torch, if only the result's rows lie unevenly
 OURS_ONLY = False  # even where torch's own kernels are faster; for tests of ours
 _FARTHEST = 2**24  # between neighbours along the summed dimension, of which a tile has at most 64
 
@@ -321,12 +320,10 @@ def _by_pointers(p: _Problem) -> None:
 
 
 def _suits_pointers(p: _Problem) -> bool:
-    """Small even items of a batch, and vast products of which only the result's rows do not lie evenly (GPT-2's 50257 words)."""
+    """Small even items of a batch."""
     batch, m, n, k = p.sizes
-    if batch == 1:
-        return m * n * k >= _VAST and _flat(p.a) is not None and _flat(p.b) is not None
     even = all(stride == 1 or stride % 16 == 0 for x in (p.a, p.b) for stride in x.stride()[1:])
-    return even and k <= 256 and m * n * k <= _SMALL_ITEM
+    return batch > 1 and even and k <= 256 and m * n * k <= _SMALL_ITEM
 
 
 def _leave_by_shape(a: torch.Tensor, batch: int, m: int, n: int, k: int) -> None:

@@ -153,7 +153,7 @@ def _tile(f: Fold, limit: int) -> tuple[int, int, int]:
     if not f.across:
         m = max(1, min((512 if double else 2048) // n, next_power(f.rows)))
     elif n <= 16 and f.rows >= 128 * chips.current().multiprocessors:
-        return 1024 // n if double else 512, n, 4
+        return 1024 // n if double else 2048 // f.itemsize, n, 4
     else:
         m = min(next_power(f.rows), max(32, 2048 // n) if not double or n < 128 else 8)
         n = min(n, max(1, (limit // 4 if double else limit) // m))
