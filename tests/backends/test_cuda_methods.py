@@ -31,8 +31,8 @@ ROWS, COLUMNS = 32, 256
 
 NATIVE = {
     "gptq 4 bit": Packed, "gptq 4 bit with zeros, version 1": Packed, "gptq 3 bit": Packed, "gptq in an order": Packed,
-    "awq": Packed, "words 4 with zeros": Packed, "mxfp4": Packed, "gptq 8 bit": Scaled, "words 8": Scaled, "int8 by row": Scaled,
-    "int8 groups": Scaled, "fp8, one scale": Scaled, "fp8 by row": Scaled, "fp8 blocks": Scaled, "nf4": Dense, "nvfp4": Dense,
+    "awq": Packed, "words 4 with zeros": Packed, "mxfp4": Packed, "gptq 8 bit": Packed, "words 8": Packed, "int8 by row": Scaled,
+    "int8 groups": Packed, "fp8, one scale": Scaled, "fp8 by row": Scaled, "fp8 blocks": Scaled, "nf4": Dense, "nvfp4": Dense,
 }  # fmt: skip
 
 

@@ -30,26 +30,32 @@ def drawn(rows: int, outputs: int, inner: int, dtype: torch.dtype) -> tuple[Tens
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind, group, zeros", [("int4", 128, False), ("int4", 32, True), ("int4", 256, True), ("e2m1", 32, False)])
+@pytest.mark.parametrize(
+    "kind, group, zeros",
+    [("int4", 128, False), ("int4", 32, True), ("int4", 256, True), ("e2m1", 32, False), ("int8", 128, True), ("int8", 256, False)],
+)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_four_bits(shape: tuple[int, int, int], kind: str, group: int, zeros: bool, dtype: torch.dtype) -> None:
+def test_words(shape: tuple[int, int, int], kind: str, group: int, zeros: bool, dtype: torch.dtype) -> None:
     _, outputs, inner = shape
     x, bias = drawn(*shape, dtype)
     codes = torch.randint(0, 16, (outputs, inner), dtype=torch.uint8, device=DEVICE)
+    if kind == "int8":
+        codes = torch.randint(-128, 128, (outputs, inner), device=DEVICE).to(torch.int8)
     scales = torch.rand(inner // group, outputs, device=DEVICE) * 0.01 + 0.001
-    zero = torch.randint(0, 16, (inner // group, outputs), dtype=torch.uint8, device=DEVICE) if zeros else None
+    zero = torch.randint(0, 16, (inner // group, outputs), dtype=torch.int8, device=DEVICE) if zeros else None
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=DEVICE)
     if kind == "e2m1":
         scales = torch.exp2(torch.randint(-9, -4, scales.shape, device=DEVICE).float())
         number = torch.cat([table, -table])[codes.int()]
     else:
-        middle = torch.full_like(scales, 8.0) if zero is None else zero.float()
+        middle = torch.full_like(scales, 8.0 if kind == "int4" else 0.0) if zero is None else zero.float()
         number = codes.float() - middle.t().repeat_interleave(group, 1)
     dense = number * scales.t().repeat_interleave(group, 1)
-    width = packed.width_for(inner, group)
-    weight = packed.FourBits(packed.pack(codes, width), scales, zero, group, width, kind)
+    width = packed.width_for(inner, group, kind)
+    weight = packed.Words(packed.pack(codes, width, kind), scales, zero, group, width, kind)
     wanted = x.double() @ dense.double().t() + bias.double()
     close(packed.linear(x, weight, bias), wanted)
+    assert torch.equal(packed.unpack(weight.words, width, kind), codes)
     close(x @ packed.dense(weight, dtype).t() + bias, wanted)
     for config in (packed.Config(32, 16, 4, 2, 3), packed.Config(64, 32, 4, 1)):
         close(packed.linear(x, weight, bias, config=config), wanted)
@@ -66,29 +72,11 @@ def test_eight_bits(shape: tuple[int, int, int], group: int, dtype: torch.dtype)
     x, bias = drawn(*shape, torch.bfloat16)
     codes = (torch.randn(outputs, inner, device=DEVICE) * 40).clamp(-127, 127).to(dtype)
     scales = torch.rand(inner // group, outputs, device=DEVICE) * 0.01 + 0.001
-    weight = scaled.EightBits(codes, scales, None, group)
+    weight = scaled.EightBits(codes, scales, group)
     dense = codes.float() * scales.t().repeat_interleave(group, 1)
-    wanted = x.double() @ dense.double().t() + bias.double()
-    close(scaled.one_row(x[:1], weight, bias), wanted[:1])
     q, sizes = scaled.quantize(x, dtype)
     rounded = q.double() * sizes.double().unsqueeze(1)
     close(rounded, x, 0.04 if dtype == torch.float8_e4m3fn else 0.005)
     exact = rounded @ dense.double().t() + bias.double()
     for cut in (None, scaled.Cut(32, 16, 4, 2, 2, inner=64, often=True)):
         close(scaled.rows(q, sizes, weight, bias, dtype=torch.bfloat16, cut=cut), exact)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("group, zeros", [(512, False), (128, True), (32, False)])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_whole_numbers_of_eight_bits(shape: tuple[int, int, int], group: int, zeros: bool, dtype: torch.dtype) -> None:
-    _, outputs, inner = shape
-    group = min(group, inner)
-    x, bias = drawn(*shape, dtype)
-    codes = torch.randint(-128, 128, (outputs, inner), device=DEVICE).to(torch.int8)
-    scales = torch.rand(inner // group, outputs, device=DEVICE) * 0.01 + 0.001
-    zero = torch.randint(-8, 8, (inner // group, outputs), device=DEVICE).float() if zeros else None
-    spread = 0.0 if zero is None else zero.t().repeat_interleave(group, 1)
-    dense = (codes.float() - spread) * scales.t().repeat_interleave(group, 1)
-    weight = scaled.EightBits(codes, scales, zero, group)
-    close(scaled.wide_rows(x, weight, bias), x.double() @ dense.double().t() + bias.double())

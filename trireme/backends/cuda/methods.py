@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from trireme.backends.cuda.ops import HALVES, CudaOps
 from trireme.kernels.steps import packed, scaled
-from trireme.kernels.steps.packed import FourBits
+from trireme.kernels.steps.packed import Words
 from trireme.kernels.steps.scaled import EightBits
 from trireme.ops import Ops
 from trireme.quant import Dense, Grouped, Stored, WeightMethod, composite, decode, grouped
@@ -67,95 +67,33 @@ def _one_order(read: list[tuple[Grouped, Tensor | None]]) -> bool:
 
 
 class Packed(Quantized):
-    """Four bits a weight."""
+    """Numbers of four bits, or whole ones of eight in groups, unpacked as they are used."""
 
-    def __init__(self, weight: FourBits, order: Tensor | None, bias: Tensor | None, dtype: torch.dtype):
+    def __init__(self, weight: Words, order: Tensor | None, bias: Tensor | None, dtype: torch.dtype):
         self.weight, self.order, self.bias, self.dtype = weight, order, bias, dtype
-        self.table = torch.tensor(E2M1, device=weight.words.device)
+        self.table = torch.tensor(E2M1, device=weight.words.device) if weight.kind == "e2m1" else None
 
     @classmethod
     def of(cls, read: list[tuple[Grouped, Tensor | None]], bias: Tensor | None, dtype: torch.dtype) -> Packed | None:
         if not read or not _one_order(read):
             return None
-        group, columns = read[0][0].group, read[0][0].codes.shape[1]
-        width = packed.width_for(columns, group)
-        matrices = [matrix for matrix, _ in read]
-        small = all(matrix.table is None for matrix in matrices)
-        if not width or not (small or all(matrix.table is not None for matrix in matrices)):
+        (first, order), matrices = read[0], [matrix for matrix, _ in read]
+        kind = _kind_of(matrices)
+        width = packed.width_for(first.codes.shape[1], first.group, kind) if kind else 0
+        if not width:
             return None
-        scales = torch.cat([matrix.scales for matrix in matrices]).t().contiguous()
-        if small:
-            zeros = torch.cat([_zeros(matrix) for matrix in matrices]).t()
-            if bool((zeros != zeros.round()).any()) or float(zeros.min()) < 0 or float(zeros.max()) > 16:
+        zeros = None if kind == "e2m1" else torch.cat([_zeros(matrix) for matrix in matrices]).t().contiguous()
+        if zeros is not None:
+            if kind == "int8":
+                zeros = zeros - _middle(matrices)
+            if bool((zeros != zeros.round()).any()) or float(zeros.min()) < -128 or float(zeros.max()) > 127:
                 return None
-            stored = None if bool((zeros == 8).all()) else zeros.to(torch.uint8).contiguous()
-            half = scales.half()
-            scales = half if bool(((half.float() - scales).abs() <= scales.abs() * 2.0**-12).all()) else scales
-            kind = "int4"
-        else:
-            stored, kind = None, "e2m1"
-        words = torch.cat([packed.pack(matrix.codes, width) for matrix in matrices])
-        return cls(FourBits(words, scales, stored, group, width, kind), read[0][1], bias, dtype)
-
-    def linear(self, ops: Ops, x: Tensor) -> Tensor:
-        return self._product(ops, x, None)
-
-    def logits(self, ops: Ops, x: Tensor) -> Tensor:
-        return self._product(ops, x, torch.float32)
-
-    def _product(self, ops: Ops, x: Tensor, dtype: torch.dtype | None) -> Tensor:
-        assert isinstance(ops, CudaOps), type(ops)
-        if not len(x):
-            return x.new_empty((0, self.weight.rows), dtype=dtype)
-        x = _even(x if self.order is None else x.index_select(1, self.order))
-        if len(x) <= MANY:
-            return packed.linear(x, self.weight, self.bias, pdl=ops.pdl, dtype=dtype)
-        return F.linear(x, packed.dense(self.weight, x.dtype), self.bias).to(dtype or x.dtype)
-
-    def embed(self, ops: Ops, ids: Tensor) -> Tensor:
-        weight, ids = self.weight, ids.long()
-        codes = packed.unpack(weight.words[ids], weight.width)
-        zeros = torch.full_like(weight.scales[:, :1], 8.0) if weight.zeros is None else weight.zeros[:, ids].float()
-        zeros = None if weight.kind == "e2m1" else zeros.t().expand(len(ids), -1)
-        table = self.table if weight.kind == "e2m1" else None
-        return Grouped(codes, weight.scales[:, ids].t().float(), weight.group, zeros, None, table).values().to(self.dtype)
-
-    def num_bytes(self) -> int:
-        return self.weight.num_bytes() + _bytes_of(self.bias, self.order)
-
-
-def _zeros(matrix: Grouped) -> Tensor:
-    return torch.zeros_like(matrix.scales) if matrix.zeros is None else matrix.zeros
-
-
-class Scaled(Quantized):
-    """Eight bits a weight, whole numbers or floats."""
-
-    def __init__(self, weight: EightBits, order: Tensor | None, bias: Tensor | None, dtype: torch.dtype):
-        self.weight, self.order, self.bias, self.dtype = weight, order, bias, dtype
-
-    @classmethod
-    def of(cls, read: list[tuple[Grouped, Tensor | None]], bias: Tensor | None, dtype: torch.dtype) -> Scaled | None:
-        if not read or not _one_order(read):
-            return None
-        matrices = [matrix for matrix, _ in read]
-        group, columns = matrices[0].group, matrices[0].codes.shape[1]
-        kinds = {matrix.codes.dtype for matrix in matrices}
-        if len(kinds) > 1 or columns % 16 or (group < columns and (columns % group or (group & -group) < 32)):
-            return None
-        codes = torch.cat([matrix.codes.view(torch.uint8) for matrix in matrices]).view(kinds.pop())
-        zeros = None if all(matrix.zeros is None for matrix in matrices) else torch.cat([_zeros(matrix) for matrix in matrices])
-        if codes.dtype == torch.uint8:
-            codes = (codes.int() - 128).to(torch.int8)
-            zeros = torch.full_like(torch.cat([m.scales for m in matrices]), -128.0) if zeros is None else zeros - 128
-        if codes.dtype not in (torch.int8, FP8):
-            return None
-        if zeros is not None and bool((zeros == 0).all()):
-            zeros = None
-        if zeros is not None and (columns & -columns) < 32:
-            return None
+            zeros = None if bool((zeros == (8 if kind == "int4" else 0)).all()) else zeros.to(torch.int8)
+        words = torch.cat([packed.pack(_signed(matrix.codes, kind), width, kind) for matrix in matrices])
         scales = torch.cat([matrix.scales for matrix in matrices]).t().contiguous()
-        return cls(EightBits(codes, scales, None if zeros is None else zeros.t().contiguous(), group), read[0][1], bias, dtype)
+        half = scales.half()
+        scales = half if bool(((half.float() - scales).abs() <= scales.abs() * 2.0**-12).all()) else scales
+        return cls(Words(words, scales, zeros, first.group, width, kind), order, bias, dtype)
 
     def linear(self, ops: Ops, x: Tensor) -> Tensor:
         return self._product(ops, x, x.dtype)
@@ -164,29 +102,89 @@ class Scaled(Quantized):
         return self._product(ops, x, torch.float32)
 
     def _product(self, ops: Ops, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows as they are meet whole numbers in groups; other rows are quantized first."""
         assert isinstance(ops, CudaOps), type(ops)
         if not len(x):
             return x.new_empty((0, self.weight.rows), dtype=dtype)
         x = _even(x if self.order is None else x.index_select(1, self.order))
-        weight = self.weight
-        if weight.codes.dtype == torch.int8 and (weight.zeros is not None or weight.group < x.shape[1]):
-            if len(x) <= scaled.MOST_WIDE:
-                return scaled.wide_rows(x, weight, self.bias, pdl=ops.pdl, dtype=dtype)
-            return F.linear(x, self._dense(x.dtype), self.bias).to(dtype)
-        q, sizes = scaled.quantize(x, weight.codes.dtype, pdl=ops.pdl)
-        return scaled.rows(q, sizes, weight, self.bias, dtype=dtype, pdl=ops.pdl)
-
-    def _dense(self, dtype: torch.dtype) -> Tensor:
-        weight = self.weight
-        zeros = None if weight.zeros is None else weight.zeros.t()
-        return Grouped(weight.codes, weight.scales.t(), weight.group, zeros).values().to(dtype)
+        if len(x) <= MANY:
+            return packed.linear(x, self.weight, self.bias, pdl=ops.pdl, dtype=dtype)
+        return F.linear(x, packed.dense(self.weight, x.dtype), self.bias).to(dtype)
 
     def embed(self, ops: Ops, ids: Tensor) -> Tensor:
-        rows = ops.embedding(ids, self.weight.codes.view(torch.int8)).view(self.weight.codes.dtype).float()
-        scales = ops.embedding(ids, self.weight.scales.t().contiguous())
-        zeros = None if self.weight.zeros is None else ops.embedding(ids, self.weight.zeros.t().contiguous())
-        return Grouped(rows, scales, self.weight.group, zeros).values().to(self.dtype)
+        weight, ids = self.weight, ids.long()
+        codes, zeros = packed.unpack(weight.words[ids], weight.width, weight.kind), None
+        if weight.zeros is not None:
+            zeros = weight.zeros[:, ids].t().float()
+        elif weight.kind == "int4":
+            zeros = torch.full_like(weight.scales[:, ids].t(), 8.0).float()
+        return Grouped(codes, weight.scales[:, ids].t().float(), weight.group, zeros, None, self.table).values().to(self.dtype)
+
+    def num_bytes(self) -> int:
+        return self.weight.num_bytes() + _bytes_of(self.bias, self.order)
+
+
+def _kind_of(matrices: list[Grouped]) -> str:
+    """How the kernels call the numbers; nothing where they have no name for them all."""
+    tables, types = {matrix.table is not None for matrix in matrices}, {matrix.codes.dtype for matrix in matrices}
+    if tables == {True}:
+        return "e2m1"
+    if tables != {False} or len(types) > 1:
+        return ""
+    if types == {torch.uint8} and all(int(matrix.codes.max()) < 16 for matrix in matrices):
+        return "int4"
+    return "int8" if types <= {torch.uint8, torch.int8} else ""
+
+
+def _middle(matrices: list[Grouped]) -> float:
+    return 128.0 if matrices[0].codes.dtype == torch.uint8 else 0.0
+
+
+def _signed(codes: Tensor, kind: str) -> Tensor:
+    return codes ^ 128 if kind == "int8" and codes.dtype == torch.uint8 else codes
+
+
+def _zeros(matrix: Grouped) -> Tensor:
+    return torch.zeros_like(matrix.scales) if matrix.zeros is None else matrix.zeros
+
+
+class Scaled(Quantized):
+    """Eight bits a weight, whole numbers or floats, and of each of the rows they meet."""
+
+    def __init__(self, weight: EightBits, order: Tensor | None, bias: Tensor | None, dtype: torch.dtype):
+        self.weight, self.order, self.bias, self.dtype = weight, order, bias, dtype
+
+    @classmethod
+    def of(cls, read: list[tuple[Grouped, Tensor | None]], bias: Tensor | None, dtype: torch.dtype) -> Scaled | None:
+        if not read or not _one_order(read):
+            return None
+        (first, order), matrices = read[0], [matrix for matrix, _ in read]
+        group, columns, kind = first.group, first.codes.shape[1], first.codes.dtype
+        if kind not in (torch.int8, FP8) or any(matrix.codes.dtype != kind or matrix.zeros is not None for matrix in matrices):
+            return None
+        if columns % 16 or (group < columns and (columns % group or (group & -group) < 32)):
+            return None
+        codes = torch.cat([matrix.codes.view(torch.uint8) for matrix in matrices]).view(kind)
+        scales = torch.cat([matrix.scales for matrix in matrices]).t().contiguous()
+        return cls(EightBits(codes, scales, group), order, bias, dtype)
+
+    def linear(self, ops: Ops, x: Tensor) -> Tensor:
+        return self._product(ops, x, x.dtype)
+
+    def logits(self, ops: Ops, x: Tensor) -> Tensor:
+        return self._product(ops, x, torch.float32)
+
+    def _product(self, ops: Ops, x: Tensor, dtype: torch.dtype) -> Tensor:
+        assert isinstance(ops, CudaOps), type(ops)
+        if not len(x):
+            return x.new_empty((0, self.weight.rows), dtype=dtype)
+        x = _even(x if self.order is None else x.index_select(1, self.order))
+        q, sizes = scaled.quantize(x, self.weight.codes.dtype, pdl=ops.pdl)
+        return scaled.rows(q, sizes, self.weight, self.bias, dtype=dtype, pdl=ops.pdl)
+
+    def embed(self, ops: Ops, ids: Tensor) -> Tensor:
+        codes = ops.embedding(ids, self.weight.codes.view(torch.int8)).view(self.weight.codes.dtype)
+        scales = self.weight.scales[:, ids.long()].t()
+        return Grouped(codes, scales, self.weight.group).values().to(self.dtype)
 
     def num_bytes(self) -> int:
         return self.weight.num_bytes() + _bytes_of(self.bias, self.order)
@@ -225,8 +223,8 @@ def _online(kind: str) -> type[WeightMethod]:
 
 
 WHOLE: dict[str, type[WeightMethod]] = {
-    **dict.fromkeys(("INT2", "INT3", "INT4", "MXFP4"), Packed),
-    **dict.fromkeys(("INT8", "I8C"), Scaled),
+    **dict.fromkeys(("INT2", "INT3", "INT4", "INT8", "MXFP4"), Packed),
+    "I8C": Scaled,
     **{kind: _online(kind) for kind in ("int8", "int4", "mxfp4")},
 }
 FLOATS: dict[str, type[WeightMethod]] = {**dict.fromkeys(("F8T", "F8C", "F8G", "F8B"), Scaled), "fp8": _online("fp8")}

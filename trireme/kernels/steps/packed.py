@@ -1,9 +1,9 @@
-"""Products with weights of four bits: two or more are unpacked by an instruction, and scaled where their group ends.
+"""Products with weights of four or eight bits: two are unpacked by an instruction, and scaled where their group ends.
 
     y[m, n] = bias[n] + sum_k x[m, k] (number(q[n, k]) - zero[g, n]) scale[g, n]          g = k // group
 
-Numbers are whole ("int4") or floats (e2m1). Eight lie in a word of 32 bits: number t of word j of a block of 8 * width columns is
-column t * width + j, so that a word gives each of eight planes a number, and a plane is columns side by side.
+Numbers are whole ("int4", "int8") or floats ("e2m1"). Four or two lie in a word of 16 bits: number t of word j of a block of
+4 * width columns is column t * width + j, so that a word gives each of four planes a number, and a plane is columns side by side.
 Knows nothing of layers or files.
 """
 
@@ -24,15 +24,19 @@ MAX_ROWS = 256
 
 
 @dataclass
-class FourBits:
+class Words:
     """A matrix [rows, columns] as the kernels read it."""
 
-    words: Tensor  # [rows, columns / 8] int32
+    words: Tensor  # [rows, columns / planes] int16
     scales: Tensor  # [groups, rows]
-    zeros: Tensor | None  # [groups, rows] uint8; None: 8
+    zeros: Tensor | None  # [groups, rows] whole numbers; None: 8 for int4, 0 else
     group: int
     width: int  # of a plane
-    kind: str  # int4 or e2m1
+    kind: str  # int4, e2m1 or int8
+
+    @property
+    def planes(self) -> int:
+        return PLANES[self.kind]
 
     @property
     def rows(self) -> int:
@@ -40,61 +44,70 @@ class FourBits:
 
     @property
     def columns(self) -> int:
-        return self.words.shape[1] * 8
+        return self.words.shape[1] * self.planes
 
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.words, self.scales, self.zeros) if t is not None)
 
 
-def pack(codes: Tensor, width: int) -> Tensor:
-    """Words of numbers in their places.  codes: [rows, columns] uint8"""
-    rows, columns = codes.shape
-    planes = codes.view(rows, columns // (8 * width), 8, width)
-    words = torch.zeros(rows, columns // (8 * width), width, dtype=torch.int32, device=codes.device)
-    for t in range(8):
-        words |= planes[:, :, t].int() << 4 * t
-    return words.view(rows, columns // 8)
+PLANES = {"int4": 4, "e2m1": 4, "int8": 2}
 
 
-def unpack(words: Tensor, width: int) -> Tensor:
-    """The numbers of some rows, in the order of their columns.  words: [rows, columns / 8]"""
-    planes = words.view(len(words), -1, 1, width) >> torch.arange(0, 32, 4, dtype=torch.int32, device=words.device).view(8, 1)
-    return (planes & 15).flatten(1).to(torch.uint8)
+def pack(codes: Tensor, width: int, kind: str) -> Tensor:
+    """Words of numbers in their places.  codes: [rows, columns] uint8 of four bits, or int8"""
+    (rows, columns), count = codes.shape, PLANES[kind]
+    planes = codes.view(torch.uint8).view(rows, columns // (count * width), count, width)
+    low, high = planes[:, :, 0], planes[:, :, 1]
+    if count == 4:
+        low, high = low | high << 4, planes[:, :, 2] | planes[:, :, 3] << 4
+    return torch.stack([low, high], -1).view(torch.int16).view(rows, columns // count)
 
 
-def width_for(columns: int, group: int) -> int:
+def unpack(words: Tensor, width: int, kind: str) -> Tensor:
+    """The numbers of some rows, in the order of their columns: what `pack` was given.  words: [rows, columns / planes]"""
+    bits = 16 // PLANES[kind]
+    places = torch.arange(0, 16, bits, dtype=torch.int16, device=words.device)
+    planes = words.view(len(words), -1, 1, width) >> places.view(-1, 1) & ((1 << bits) - 1)
+    return planes.flatten(1).to(torch.uint8).view(torch.int8 if kind == "int8" else torch.uint8)
+
+
+def width_for(columns: int, group: int, kind: str) -> int:
     """How wide the planes are: 0 where there is no width for it."""
-    for width in WIDTHS:
-        if columns % (8 * width) == 0 and group % width == 0:
+    for width in WIDTHS[PLANES[kind]]:
+        if columns % (PLANES[kind] * width) == 0 and group % width == 0:
             return width
     return 0
 
 
-WIDTHS = (16, 32, 64)
+WIDTHS = {4: (32, 16), 2: (64, 32, 16)}
 _ONE = {torch.bfloat16: "0x3F803F80", torch.float16: "0x3C003C00"}
-_OVER = {torch.bfloat16: (128, "0x43004300"), torch.float16: (1024, "0x64006400")}  # a number or-ed to this is added to it
+_OVER = {torch.bfloat16: "0x43004300", torch.float16: "0x64006400"}  # a number or-ed to this, which is 128 or 1024, is added to it
+_UNDER = {torch.bfloat16: "0xC300C300", torch.float16: "0xE400E400"}  # a number or-ed to this is taken from what is less by as much
 # e2m1: where its exponent and fraction go, what is left of the rest, and what brings the exponent to that of the wide type
 _SMALL = {torch.bfloat16: (6, "0x01C001C0", "0x7E807E80"), torch.float16: (9, "0x0E000E00", "0x74007400")}
 
 
 @functools.cache
 def unpacking(kind: str, dtype: torch.dtype) -> tuple[str, ...]:
-    """For each of the eight numbers of a word, what makes it a number of the wide type, for two words at a time.
+    """For each of the numbers of a word, what makes it a number of the wide type, for two words at a time.
 
-    $0: two numbers; $1, $2: two words; $3: two times what is to be added to a whole number
+    $0: two numbers; $1: two words; $2: two times what is to be added to a whole number
     """
     name = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}[dtype]
     texts = []
-    for t in range(8):
-        text = f"{{ .reg .b32 a, b, c; prmt.b32 a, $1, $2, {'0x5410' if t < 4 else '0x7632'};"
+    for t in range(PLANES[kind]):
+        text = "{ .reg .b32 a, b, c;"
         if kind == "int4":
-            text += f" shr.u32 a, a, {4 * (t % 4)};" if t % 4 else ""
-            text += f" lop3.b32 a, a, 0x000F000F, {_OVER[dtype][1]}, 0xEA;"
-            text += f" mov.b32 b, {_ONE[dtype]}; fma.rn.{name} $0, a, b, $3; }}"
+            text += f" shr.u32 a, $1, {4 * t};" if t else " mov.b32 a, $1;"
+            text += f" lop3.b32 a, a, 0x000F000F, {_OVER[dtype]}, 0xEA;"
+            text += f" mov.b32 b, {_ONE[dtype]}; fma.rn.{name} $0, a, b, $2; }}"
+        elif kind == "int8":  # its seven low bits, less its highest
+            text += " shr.u32 a, $1, 8;" if t else " mov.b32 a, $1;"
+            text += f" lop3.b32 b, a, 0x00800080, {_UNDER[dtype]}, 0xEA; lop3.b32 a, a, 0x007F007F, {_OVER[dtype]}, 0xEA;"
+            text += f" mov.b32 c, {_ONE[dtype]}; fma.rn.{name} a, a, c, b; fma.rn.{name} $0, a, c, $2; }}"
         else:
             up, mask, power = _SMALL[dtype]
-            left, sign = up - 4 * (t % 4), 12 - 4 * (t % 4)
-            text += f" {_shift('b', 'a', sign)} {_shift('a', 'a', left)}"
+            text += f" {_shift('b', '$1', 12 - 4 * t)} {_shift('a', '$1', up - 4 * t)}"
             text += f" and.b32 b, b, 0x80008000; lop3.b32 a, a, {mask}, b, 0xEA;"
             text += f" mov.b32 b, {power}; mov.b32 c, 0x80008000; fma.rn.{name} $0, a, b, c; }}"
         texts.append(text)
@@ -107,54 +120,72 @@ def _shift(to: str, source: str, left: int) -> str:
 
 @triton.jit
 def _number(words, away, T: tl.constexpr, KIND: tl.constexpr, TYPE: tl.constexpr):
-    """Number T of each word; whole numbers with `away` added to what they are over."""
-    code = (words >> (4 * T)) & 15
+    """Number T of each word; to whole ones `away` is added."""
+    wide = words.to(tl.int32)
+    if KIND == "int8":
+        code = (((wide >> (8 * T)) & 255) ^ 128) - 128
+        return (code.to(tl.float32) + away.to(tl.float32)).to(TYPE)
+    code = (wide >> (4 * T)) & 15
     if KIND == "int4":
-        return (code.to(tl.float32) + away.to(tl.float32) + (128.0 if tl.bfloat16 == TYPE else 1024.0)).to(TYPE)
+        return (code.to(tl.float32) + away.to(tl.float32) + _over(KIND, TYPE)).to(TYPE)
     exponent, fraction = (code >> 1) & 3, (code & 1).to(tl.float32) * 0.5
     size = tl.where(exponent == 0, fraction, (1.0 + fraction) * tl.exp2((exponent - 1).to(tl.float32)))
     return tl.where(code >= 8, -size, size).to(TYPE)
+
+
+@triton.jit
+def _over(KIND: tl.constexpr, TYPE: tl.constexpr):
+    """By how much whole numbers of four bits come out too large."""
+    return (0.0 if KIND != "int4" else 128.0 if tl.bfloat16 == TYPE else 1024.0) + 0.0
+
+
+@triton.jit
+def _away(zeros, ZEROS: tl.constexpr, KIND: tl.constexpr, TYPE: tl.constexpr, SIZE: tl.constexpr):
+    """What is to be added to each row's numbers."""
+    if ZEROS:
+        return (-_over(KIND, TYPE) - tl.load(zeros).to(tl.float32)).to(TYPE)
+    else:
+        return tl.full([SIZE], -_over(KIND, TYPE) - (8.0 if KIND == "int4" else 0.0), tl.float32).to(TYPE)
 
 
 @kernel_of_any("M")
 def _few_rows(
     x, words, scales, zeros, bias, out, partial, counters, M, N, x_stride, share,
     K: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
-    ZEROS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr, PDL: tl.constexpr,
+    PLANES: tl.constexpr, ZEROS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """OUTPUTS columns of the product of ROWS rows, over one share of the blocks of the inner axis."""
-    # x: [M, K]; words: [N, K / 8]; scales, zeros: [K / GROUP, N]; out: [M, N]; partial: [SPLITS, M, N] float32
+    # x: [M, K]; words: [N, K / PLANES]; scales, zeros: [K / GROUP, N]; out: [M, N]; partial: [SPLITS, M, N] float32
     block, split = tl.program_id(0), tl.program_id(1)
     n, m, j = block * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     half: tl.constexpr = x.dtype.element_ty
-    over: tl.constexpr = 128.0 if half == tl.bfloat16 else 1024.0
     there = tl.minimum(n, N - 1)
-    row = words + there.to(tl.int64)[:, None] * (K // 8) + j[None, :]
+    row = words + there.to(tl.int64)[:, None] * (K // PLANES) + j[None, :]
     source = x + m[:, None] * x_stride + j[None, :]
     acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    away = tl.full([OUTPUTS], -over - 8.0, tl.float32).to(half)
+    away = _away(zeros, False, KIND, half, OUTPUTS)
     if PDL:
         chips.wait()
         chips.let_next()
-    for at in range(split * share, tl.minimum(split * share + share, K // (8 * WIDTH))):
+    for at in range(split * share, tl.minimum(split * share + share, K // (PLANES * WIDTH))):
         w = tl.load(row + at * WIDTH, eviction_policy="evict_first")
         joined = tl.zeros([OUTPUTS, ROWS], tl.float32)
-        for t in tl.static_range(8):
-            g = (at * 8 * WIDTH + t * WIDTH) // GROUP
-            if ZEROS and (t == 0 or GROUP < 8 * WIDTH):
-                away = (-over - tl.load(zeros + g * N + there).to(tl.float32)).to(half)
+        for t in tl.static_range(PLANES):
+            g = (at * PLANES * WIDTH + t * WIDTH) // GROUP
+            if ZEROS and (t == 0 or GROUP < PLANES * WIDTH):
+                away = _away(zeros + g * N + there, ZEROS, KIND, half, OUTPUTS)
             moved = tl.broadcast_to(away[:, None], [OUTPUTS, WIDTH])
             if HOW is None:
                 q = _number(w, moved, t, KIND, half)
             else:
-                q = tl.inline_asm_elementwise(HOW[t], "=r,r,r,r", [w, moved], dtype=x.dtype.element_ty, is_pure=True, pack=2)
-            v = tl.load(source + at * 8 * WIDTH + t * WIDTH, mask=(m < M)[:, None], other=0.0)
-            if GROUP >= 8 * WIDTH:
+                q = tl.inline_asm_elementwise(HOW[t], "=r,r,r", [w, moved], dtype=x.dtype.element_ty, is_pure=True, pack=2)
+            v = tl.load(source + at * PLANES * WIDTH + t * WIDTH, mask=(m < M)[:, None], other=0.0)
+            if GROUP >= PLANES * WIDTH:
                 joined = tl.dot(q, v.T, joined)
             else:
                 acc += tl.dot(q, v.T) * tl.load(scales + g * N + there).to(tl.float32)[:, None]
-        if GROUP >= 8 * WIDTH:
-            acc += joined * tl.load(scales + at * 8 * WIDTH // GROUP * N + there).to(tl.float32)[:, None]
+        if GROUP >= PLANES * WIDTH:
+            acc += joined * tl.load(scales + at * PLANES * WIDTH // GROUP * N + there).to(tl.float32)[:, None]
     cell = m[None, :] * N + n[:, None]
     inside = (m < M)[None, :] & (n < N)[:, None]
     if SPLITS > 1:
@@ -184,14 +215,14 @@ class Config:
 
 
 def linear(
-    x: Tensor, weight: FourBits, bias: Tensor | None = None, *, config: Config | None = None, pdl: bool = False,
+    x: Tensor, weight: Words, bias: Tensor | None = None, *, config: Config | None = None, pdl: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """The product of some rows of 16-bit numbers.  x: [rows, columns]"""
     rows, inner = x.shape
     config = config or choose(rows, weight.rows, inner)
     out = torch.empty((rows, weight.rows), dtype=dtype or x.dtype, device=x.device)
-    steps = inner // (8 * weight.width)
+    steps = inner // (weight.planes * weight.width)
     share = blocks(steps, config.splits)
     splits = blocks(steps, share)
     partial, counters = workspace(x.device) if splits > 1 else (x, x)
@@ -200,7 +231,8 @@ def linear(
         (blocks(weight.rows, config.outputs), splits, blocks(rows, config.rows)), x, weight.words, weight.scales,
         weight.words if weight.zeros is None else weight.zeros, x if bias is None else bias, out, partial, counters, rows,
         weight.rows, x.stride(0), share, K=inner, GROUP=min(weight.group, inner), WIDTH=weight.width, OUTPUTS=config.outputs,
-        ROWS=config.rows, SPLITS=splits, ZEROS=weight.zeros is not None, BIASED=bias is not None, KIND=weight.kind, HOW=how,
+        ROWS=config.rows, SPLITS=splits, PLANES=weight.planes,
+        ZEROS=weight.zeros is not None, BIASED=bias is not None, KIND=weight.kind, HOW=how,
         PDL=pdl, dependent=pdl, warps=config.warps, stages=config.stages,
     )  # fmt: skip
     return out
@@ -209,37 +241,34 @@ def linear(
 @kernel
 def _dense(
     words, scales, zeros, out, N, K: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr,
-    ZEROS: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
+    PLANES: tl.constexpr, ZEROS: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
 ):  # fmt: skip
     """OUTPUTS rows of one block of the matrix itself."""
     n, at, j = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1), tl.arange(0, WIDTH)
     half: tl.constexpr = out.dtype.element_ty
-    over: tl.constexpr = 128.0 if half == tl.bfloat16 else 1024.0
     there = tl.minimum(n, N - 1)
-    w = tl.load(words + there.to(tl.int64)[:, None] * (K // 8) + at * WIDTH + j[None, :])
-    for t in tl.static_range(8):
-        first = at * 8 * WIDTH + t * WIDTH
-        away = tl.full([OUTPUTS], -over - 8.0, tl.float32)
-        if ZEROS:
-            away = -over - tl.load(zeros + first // GROUP * N + there).to(tl.float32)
-        moved = tl.broadcast_to(away.to(half)[:, None], [OUTPUTS, WIDTH])
+    w = tl.load(words + there.to(tl.int64)[:, None] * (K // PLANES) + at * WIDTH + j[None, :])
+    for t in tl.static_range(PLANES):
+        first = at * PLANES * WIDTH + t * WIDTH
+        away = _away(zeros + first // GROUP * N + there, ZEROS, KIND, half, OUTPUTS)
+        moved = tl.broadcast_to(away[:, None], [OUTPUTS, WIDTH])
         if HOW is None:
             q = _number(w, moved, t, KIND, half)
         else:
-            q = tl.inline_asm_elementwise(HOW[t], "=r,r,r,r", [w, moved], dtype=out.dtype.element_ty, is_pure=True, pack=2)
+            q = tl.inline_asm_elementwise(HOW[t], "=r,r,r", [w, moved], dtype=out.dtype.element_ty, is_pure=True, pack=2)
         value = q.to(tl.float32) * tl.load(scales + first // GROUP * N + there).to(tl.float32)[:, None]
         tl.store(out + there.to(tl.int64)[:, None] * K + first + j[None, :], value.to(half), mask=(n < N)[:, None])
 
 
-def dense(weight: FourBits, dtype: torch.dtype) -> Tensor:
+def dense(weight: Words, dtype: torch.dtype) -> Tensor:
     """The matrix itself, for so many rows that reading it once more costs little."""
     out = torch.empty((weight.rows, weight.columns), dtype=dtype, device=weight.words.device)
     how = None if chips.current().interpreted else unpacking(weight.kind, dtype)
     _dense(
-        (blocks(weight.rows, 16), weight.columns // (8 * weight.width)), weight.words, weight.scales,
+        (blocks(weight.rows, 16), weight.columns // (weight.planes * weight.width)), weight.words, weight.scales,
         weight.words if weight.zeros is None else weight.zeros, out, weight.rows, K=weight.columns,
-        GROUP=min(weight.group, weight.columns), WIDTH=weight.width, OUTPUTS=16, ZEROS=weight.zeros is not None,
-        KIND=weight.kind, HOW=how, warps=4,
+        GROUP=min(weight.group, weight.columns), WIDTH=weight.width, OUTPUTS=16, PLANES=weight.planes,
+        ZEROS=weight.zeros is not None, KIND=weight.kind, HOW=how, warps=4,
     )  # fmt: skip
     return out
 

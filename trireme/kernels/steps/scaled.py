@@ -1,9 +1,8 @@
 """Products with weights of eight bits, whole numbers or floats, that have a scale for each row, group or block.
 
-    y[m, n] = bias[n] + sum_k x[m, k] (w[n, k] - zero[g, n]) scale[g, n]          g = k // group
+    y[m, n] = bias[n] + sum_k x[m, k] w[n, k] scale[g, n]          g = k // group
 
-One row, and weights with zeros, take x as it is; more rows take it in eight bits too, with a scale for each row, which doubles what
-the matrix units do. Knows nothing of layers or files.
+x is in eight bits too, with a scale for each row, which doubles what the matrix units do. Knows nothing of layers or files.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 from trireme.kernels.steps.packed import PARTIAL_VALUES, Config, workspace
 
-MOST_WIDE = 64  # rows of 16 bits
-
 
 @dataclass
 class EightBits:
@@ -27,7 +24,6 @@ class EightBits:
 
     codes: Tensor  # [rows, columns] int8 or float8_e4m3fn
     scales: Tensor  # [groups, rows] float32
-    zeros: Tensor | None  # [groups, rows] float32
     group: int  # columns
 
     @property
@@ -35,7 +31,7 @@ class EightBits:
         return self.codes.shape[0]
 
     def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.codes, self.scales, self.zeros) if t is not None)
+        return sum(t.numel() * t.element_size() for t in (self.codes, self.scales))
 
 
 @kernel
@@ -65,44 +61,6 @@ def quantize(x: Tensor, dtype: torch.dtype, pdl: bool = False) -> tuple[Tensor, 
         (rows,), x, q, scale, inner, x.stride(0), WIDTH=width, MOST=most, PDL=pdl, dependent=pdl, warps=8 if width > 2048 else 4
     )
     return q, scale
-
-
-@kernel
-def _one_row(
-    x, codes, scales, bias, out, K, N, GROUP: tl.constexpr, OUTPUTS: tl.constexpr, INNER: tl.constexpr,
-    EVEN: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """OUTPUTS values of the product of one row as it is."""
-    n, k = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, INNER)
-    there = tl.minimum(n, N - 1)
-    row = codes + there.to(tl.int64)[:, None] * K + k[None, :]
-    acc = tl.zeros([OUTPUTS, INNER], tl.float32)
-    if PDL:
-        chips.let_next()
-    if EVEN:
-        w = tl.load(row, eviction_policy="evict_first")
-    else:
-        w = tl.load(row, mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
-    if PDL:
-        chips.wait()
-    for start in range(0, K, INNER):
-        here = start + k
-        if EVEN:
-            v = tl.load(x + here).to(tl.float32)
-        else:
-            v = tl.load(x + here, mask=here < K, other=0.0).to(tl.float32)
-        part = w.to(tl.float32) * v[None, :]
-        if GROUP != 0:
-            groups = scales + (here // GROUP)[None, :] * N + there[:, None]
-            part *= tl.load(groups, mask=(here < K)[None, :], other=0.0)
-        acc += part
-        w = tl.load(row + start + INNER, mask=(here + INNER < K)[None, :], other=0.0, eviction_policy="evict_first")
-    y = tl.sum(acc, 1)
-    if GROUP == 0:
-        y *= tl.load(scales + there)
-    if BIASED:
-        y += tl.load(bias + there).to(tl.float32)
-    tl.store(out + n, y.to(out.dtype.element_ty), mask=n < N)
 
 
 @kernel_of_any("M")
@@ -161,60 +119,6 @@ def _rows(
     tl.store(out + cell, total.to(out.dtype.element_ty), mask=inside)
 
 
-_BYTES = """{ .reg .b32 a, b, c, d, u; .reg .f32 f, g; xor.b32 u, $2, 0x80808080;
-mov.b32 d, 0x4B000000;
-prmt.b32 a, u, d, 0x7440; prmt.b32 b, u, d, 0x7441; mov.b32 f, a; mov.b32 g, b;
-sub.f32 f, f, 0f4B000080; sub.f32 g, g, 0f4B000080; cvt.rn.KIND.f32 $0, g, f;
-prmt.b32 a, u, d, 0x7442; prmt.b32 b, u, d, 0x7443; mov.b32 f, a; mov.b32 g, b;
-sub.f32 f, f, 0f4B000080; sub.f32 g, g, 0f4B000080; cvt.rn.KIND.f32 $1, g, f; }"""
-_WIDEN = {torch.bfloat16: _BYTES.replace("KIND", "bf16x2"), torch.float16: _BYTES.replace("KIND", "f16x2")}
-
-
-@kernel_of_any("M")
-def _wide_rows(
-    x, codes, scales, zeros, bias, out, partial, counters, M, K, N, x_stride, share,
-    GROUP: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, SPLITS: tl.constexpr,
-    ZEROS: tl.constexpr, BIASED: tl.constexpr, HOW: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """OUTPUTS columns of ROWS rows of 16 bits, the weights whole numbers: exact in 16 bits, with their zeros taken from them."""
-    # x: [M, K]; codes: [N, K]; scales, zeros: [groups, N]; out: [M, N]; partial: [SPLITS, M, N] float32; K: whole tiles
-    block, split = tl.program_id(0), tl.program_id(1)
-    n, m, k = block * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, INNER)
-    there = tl.minimum(n, N - 1)
-    row = codes + there.to(tl.int64)[:, None] * K + k[None, :]
-    source = x + m.to(tl.int64)[:, None] * x_stride + k[None, :]
-    acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    begin = split * share
-    if PDL:
-        chips.wait()
-        chips.let_next()
-    for start in range(begin, tl.minimum(begin + share, K), INNER):
-        w = tl.load(row + start, eviction_policy="evict_first")
-        v = tl.load(source + start, mask=(m < M)[:, None], other=0.0)
-        if HOW is None:
-            q = w.to(x.dtype.element_ty)
-        else:
-            q = tl.inline_asm_elementwise(HOW, "=r,=r,r", [w], dtype=x.dtype.element_ty, is_pure=True, pack=4)
-        if ZEROS:
-            q = (q.to(tl.float32) - tl.load(zeros + start // GROUP * N + there)[:, None]).to(x.dtype.element_ty)
-        acc += tl.dot(q, v.T) * tl.load(scales + start // GROUP * N + there)[:, None]
-    cell = m[None, :] * N + n[:, None]
-    inside = (m < M)[None, :] & (n < N)[:, None]
-    if SPLITS > 1:
-        tl.store(partial + split * M * N + cell, acc, mask=inside)
-        tl.debug_barrier()  # every thread's partial is written before the count says so
-        place = counters + tl.program_id(2) * tl.num_programs(0) + block
-        if tl.atomic_add(place, 1, sem="acq_rel") != SPLITS - 1:
-            return
-        tl.store(place, 0)
-        acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-        for other in tl.static_range(SPLITS):
-            acc += tl.load(partial + other * M * N + cell, mask=inside, other=0.0, cache_modifier=".cg")
-    if BIASED:
-        acc += tl.load(bias + there).to(tl.float32)[:, None]
-    tl.store(out + cell, acc.to(out.dtype.element_ty), mask=inside)
-
-
 @dataclass(frozen=True)
 class Cut(Config):
     """How a product is cut; `inner` elements of a tile, and whether sums leave the matrix units after each tile, where they are
@@ -222,23 +126,6 @@ class Cut(Config):
 
     inner: int = 128
     often: bool = False
-
-
-def one_row(
-    x: Tensor, weight: EightBits, bias: Tensor | None = None, *, cut: Cut | None = None, pdl: bool = False,
-    dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
-    """The product of one row as it is.  x: [1, columns]"""
-    inner, outputs = x.shape[1], weight.rows
-    cut = cut or Cut(4, 1, 4, inner=1024)
-    out = torch.empty((1, outputs), dtype=dtype or x.dtype, device=x.device)
-    group = 0 if weight.group >= inner else weight.group
-    _one_row(
-        (blocks(outputs, cut.outputs),), x, weight.codes, weight.scales, x if bias is None else bias, out, inner, outputs,
-        GROUP=group, OUTPUTS=cut.outputs, INNER=cut.inner, EVEN=inner % cut.inner == 0, BIASED=bias is not None,
-        PDL=pdl, dependent=pdl, warps=cut.warps, stages=cut.stages,
-    )  # fmt: skip
-    return out
 
 
 def rows(
@@ -259,28 +146,6 @@ def rows(
         q if bias is None else bias, out, partial, counters, count, inner, outputs, share, GROUP=group,
         OUTPUTS=cut.outputs, ROWS=cut.rows, INNER=step, SPLITS=splits, EVEN=inner % step == 0, OFTEN=cut.often,
         BIASED=bias is not None, PDL=pdl, dependent=pdl, warps=cut.warps, stages=cut.stages,
-    )  # fmt: skip
-    return out
-
-
-def wide_rows(
-    x: Tensor, weight: EightBits, bias: Tensor | None = None, *, cut: Cut | None = None, pdl: bool = False,
-    dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
-    """The product of rows as they are with whole numbers.  x: [rows, columns]"""
-    (count, inner), outputs = x.shape, weight.rows
-    cut = cut or choose(count, outputs, inner)
-    step = min(cut.inner, weight.group & -weight.group, inner & -inner)
-    out = torch.empty((count, outputs), dtype=dtype or x.dtype, device=x.device)
-    share = blocks(inner // step, cut.splits) * step
-    splits = blocks(inner, share)
-    partial, counters = workspace(x.device) if splits > 1 else (x, x)
-    _wide_rows(
-        (blocks(outputs, cut.outputs), splits, blocks(count, cut.rows)), x, weight.codes, weight.scales,
-        x if weight.zeros is None else weight.zeros, x if bias is None else bias, out, partial, counters, count, inner, outputs,
-        x.stride(0), share, GROUP=min(weight.group, inner), OUTPUTS=cut.outputs, ROWS=cut.rows, INNER=step, SPLITS=splits,
-        ZEROS=weight.zeros is not None, BIASED=bias is not None, HOW=None if chips.current().interpreted else _WIDEN[x.dtype],
-        PDL=pdl, dependent=pdl, warps=cut.warps, stages=cut.stages,
     )  # fmt: skip
     return out
 
