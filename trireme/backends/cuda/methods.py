@@ -18,7 +18,7 @@ from trireme.quant import Dense, Grouped, Stored, WeightMethod, composite, decod
 from trireme.quant.grouped import E2M1
 from trireme.quant.online import kind_for, quantize
 
-MANY = 128  # rows from which on four bits are decoded first, for the library's product of dense matrices
+MANY = 256  # rows from which on four bits are decoded first, for the library's product of dense matrices
 FP8 = torch.float8_e4m3fn
 
 
@@ -180,6 +180,14 @@ class Scaled(Quantized):
         x = _even(x if self.order is None else x.index_select(1, self.order))
         q, sizes = scaled.quantize(x, self.weight.codes.dtype, pdl=ops.pdl)
         return scaled.rows(q, sizes, self.weight, self.bias, dtype=dtype, pdl=ops.pdl)
+
+    def of_gated(self, ops: Ops, x: Tensor, kind: str) -> Tensor:
+        """The gate and the rounding to eight bits in one kernel."""
+        if self.order is not None or not len(x):
+            return super().of_gated(ops, x, kind)
+        assert isinstance(ops, CudaOps), type(ops)
+        q, sizes = scaled.quantize(_even(x), self.weight.codes.dtype, gated=kind, pdl=ops.pdl)
+        return scaled.rows(q, sizes, self.weight, self.bias, dtype=x.dtype, pdl=ops.pdl)
 
     def embed(self, ops: Ops, ids: Tensor) -> Tensor:
         codes = ops.embedding(ids, self.weight.codes.view(torch.int8)).view(self.weight.codes.dtype)

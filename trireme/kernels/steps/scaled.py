@@ -16,6 +16,7 @@ from torch import Tensor
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 from trireme.kernels.steps.packed import PARTIAL_VALUES, Config, workspace
+from trireme.kernels.steps.skinny import activate
 
 
 @dataclass
@@ -35,13 +36,16 @@ class EightBits:
 
 
 @kernel
-def _quantize(x, q, scale, K, x_stride, WIDTH: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr):
-    """A row in eight bits, and what to multiply it by."""
+def _quantize(x, q, scale, K, x_stride, WIDTH: tl.constexpr, MOST: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr):
+    """A row in eight bits, and what to multiply it by; where KIND names an activation, of the row that its gate and values make."""
     m, k = tl.program_id(0), tl.arange(0, WIDTH)
     if PDL:
         chips.wait()
         chips.let_next()
-    v = tl.load(x + m.to(tl.int64) * x_stride + k, mask=k < K, other=0.0).to(tl.float32)
+    row = x + m.to(tl.int64) * x_stride + k
+    v = tl.load(row, mask=k < K, other=0.0).to(tl.float32)
+    if KIND != "":
+        v = activate(v, KIND) * tl.load(row + K, mask=k < K, other=0.0).to(tl.float32)
     size = tl.maximum(tl.max(tl.abs(v)), 1e-12) / MOST
     v = v / size
     if MOST == 127.0:
@@ -50,16 +54,19 @@ def _quantize(x, q, scale, K, x_stride, WIDTH: tl.constexpr, MOST: tl.constexpr,
     tl.store(scale + m, size)
 
 
-def quantize(x: Tensor, dtype: torch.dtype, pdl: bool = False) -> tuple[Tensor, Tensor]:
-    """Each row in eight bits with one scale.  x: [rows, columns]"""
-    rows, inner = x.shape
+def quantize(x: Tensor, dtype: torch.dtype, gated: str = "", pdl: bool = False) -> tuple[Tensor, Tensor]:
+    """Each row in eight bits with one scale; gated names an activation: of activation(first half) * second half.
+
+    x: [rows, columns], [rows, 2 columns] where gated
+    """
+    rows, inner = x.shape[0], x.shape[1] // (2 if gated else 1)
     q = torch.empty((rows, inner), dtype=dtype, device=x.device)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     width = next_power(inner)
-    most = 127.0 if dtype == torch.int8 else 448.0
     _quantize(
-        (rows,), x, q, scale, inner, x.stride(0), WIDTH=width, MOST=most, PDL=pdl, dependent=pdl, warps=8 if width > 2048 else 4
-    )
+        (rows,), x, q, scale, inner, x.stride(0), WIDTH=width, MOST=127.0 if dtype == torch.int8 else 448.0, KIND=gated, PDL=pdl,
+        dependent=pdl, warps=8 if width > 2048 else 4,
+    )  # fmt: skip
     return q, scale
 
 
@@ -150,17 +157,23 @@ def rows(
     return out
 
 
+TILES = ((128, 256, 8), (128, 128, 8), (64, 128, 4))  # outputs, rows, warps
+
+
 def choose(count: int, outputs: int, inner: int) -> Cut:
-    """The best cut of those measured on an H200, by rows."""
+    """The best cut of those measured on an H200, by rows; with many, the largest tile of which there are enough for the chip."""
     many = chips.current().multiprocessors
     if count <= 16:
         tile = 128 if outputs >= 64 * many else 64
         splits = 2 * many // blocks(outputs, tile) // (tile // 64)
         return Cut(tile, 16, 4, 4, _splits(splits, count, outputs), inner=256)
     if count <= 64:
-        most = next_power(count)
-        return Cut(64, most, 4, 4, _splits(2 * many // blocks(outputs, 64), count, outputs), inner=128)
-    return Cut(128, min(next_power(count), 256), 8, 4 if count <= 128 else 5, 1, inner=128)
+        return Cut(64, next_power(count), 4, 4, _splits(2 * many // blocks(outputs, 64), count, outputs), inner=128)
+    for tile, most, warps in TILES:
+        programs = blocks(outputs, tile) * blocks(count, most)
+        if programs >= 0.8 * many and most < 2 * count:
+            return Cut(tile, most, warps, 3 if count > 4096 else 4, 1, inner=128)
+    return Cut(tile, most, warps, 4, _splits(2 * many // programs, count, outputs), inner=128)
 
 
 def _splits(wanted: int, rows: int, outputs: int) -> int:
