@@ -44,6 +44,23 @@ def test_gradients_of_gradients(loss: Callable[..., torch.Tensor], device: str) 
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["rms_norm", "softmax", "log_softmax"])
+def test_a_gradient_is_no_part_of_a_graph(name: str, device: str) -> None:
+    """Unless it is to be derived once more; it has the type of what it is the gradient of."""
+    x = torch.randn(3, 8, device=device, requires_grad=True)
+    calls = {
+        "rms_norm": lambda x: F.rms_norm(x, (8,)),
+        "softmax": lambda x: x.softmax(1),
+        "log_softmax": lambda x: x.log_softmax(1),
+    }
+    for leaf in (x, x.detach().bfloat16().requires_grad_()):
+        with kernels.use(include=[name]):
+            calls[name](leaf).sum().backward()
+        assert leaf.grad is not None and not leaf.grad.requires_grad and leaf.grad.dtype is leaf.dtype
+        (expected,) = torch.autograd.grad(calls[name](leaf).sum(), leaf)
+        torch.testing.assert_close(leaf.grad, expected, rtol=2e-2, atol=2e-2)
+
+
 def test_weights_with_gaps(device: str) -> None:
     x, target, weight = torch.randn(6, 5, device=device), torch.randint(0, 5, (6,), device=device), torch.rand(10, device=device)
     expected = F.cross_entropy(x, target, weight[::2])

@@ -1,11 +1,6 @@
 """Triton kernels in two rooms. `steps` is the engine's: what a model's step launches. `aten` stands in for torch's operators:
-
-from trireme import kernels
-with kernels.use(exclude=["mm"]):
-    ...  # torch's operators inside are ours
-
-Knows torch and triton, nothing of the engine. The operators are imported when one of these names is first asked for.
-"""
+`with kernels.use(exclude=["mm"]): ...` makes them ours. Knows torch and triton, nothing of the engine. The operators are
+imported when one of these names is first asked for."""
 
 from typing import Any
 

@@ -108,7 +108,7 @@ def _raw(handle: Handle, grid: tuple[int, ...]) -> Raw | None:
     if driver is None or cluster != 1:
         return None
     threads, kinds = num_warps * chips.current().warp_size, ("-" * _VALUES + handle.kinds).encode()
-    return Raw(driver, handle.function, threads, shared, *grid, kinds, bool(handle.dependent))
+    return Raw(driver, handle.function, threads, shared, grid[0], grid[1], grid[2], kinds, bool(handle.dependent))
 
 
 def _plan(notes: Notes, launches: list[_Launch], returned: list[Any], as_tuple: bool, shared: list[Any]) -> Plan | None:

@@ -259,8 +259,8 @@ def generate(
     """Source of the kernel for `rank` collapsed dimensions (0: all operands dense); calls a global named `function`.
     `rounded`: the narrower type that operands are rounded to before they are computed with."""
     inputs, extra, outs = ([f"{letter}{i}" for i in range(n)] for letter, n in (("x", len(forms)), ("s", scalars), ("y", outputs)))
-    chain = (rounded, compute) if rounded else (compute,)
-    casts = {name: ("tl.int1",) if condition and name == "x0" else chain for name in inputs}
+    chain: tuple[str, ...] = (rounded, compute) if rounded else (compute,)
+    casts: dict[str, tuple[str, ...]] = {name: ("tl.int1",) if condition and name == "x0" else chain for name in inputs}
     numbers = [_number(name, compute) if compute == "tl.float64" else name for name in extra]
     values = ", ".join([*(f"v_{name}" for name in inputs), *numbers])
     tensors = {name: form for name, form in zip(inputs, forms, strict=True) if form != "s"}

@@ -131,8 +131,13 @@ def _start(x: torch.Tensor, f: Fold, values: torch.Tensor | None, indices: torch
     splits = blocks(f.length, part)
     work = _NUMBERS.index(_WORK[x.dtype])
     inner, *walk = f.numbered
-    kind = {"LEAST": least, "WORK": work}
-    lie = {"FLAT": inner == 1, "TURNED": f.turned is not None and splits == 1, "SHIFTED": f.shifted and f.length > n, "OF": f.of}
+    kind: dict[str, Any] = {"LEAST": least, "WORK": work}
+    lie: dict[str, Any] = {
+        "FLAT": inner == 1,
+        "TURNED": f.turned is not None and splits == 1,
+        "SHIFTED": f.shifted and f.length > n,
+        "OF": f.of,
+    }
     some, places = values, indices
     if splits > 1:
         some, places = empty((splits, f.rows), _NUMBERS[work], x.device), empty((splits, f.rows), torch.int32, x.device)

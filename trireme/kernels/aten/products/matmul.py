@@ -155,15 +155,13 @@ _TORCH = {"torch": True}  # a candidate like others: what torch does faster stay
 
 
 # Candidates for half types on Hopper, from the largest tile to the smallest; warps of 4 make one warpgroup.
-_TILES = [
-    _config(*cut)
-    for cut in [
-        (128, 256, 64, 8, 4, True), (128, 256, 64, 8, 3), (128, 256, 64, 8, 3, True), (256, 128, 64, 8, 4, True),
-        (256, 128, 64, 8, 3), (128, 256, 64, 8, 4, True, 16), (128, 256, 64, 8, 4, True, 4), (128, 128, 64, 8, 4),
-        (128, 128, 64, 4, 4), (128, 128, 128, 8, 3), (128, 64, 64, 4, 5), (64, 128, 64, 4, 5), (64, 64, 128, 4, 4),
-        (128, 64, 128, 4, 4), (64, 128, 128, 4, 4), (64, 128, 64, 4, 7), (64, 64, 128, 4, 5),
-    ]
+_CUTS: list[tuple[Any, ...]] = [
+    (128, 256, 64, 8, 4, True), (128, 256, 64, 8, 3), (128, 256, 64, 8, 3, True), (256, 128, 64, 8, 4, True),
+    (256, 128, 64, 8, 3), (128, 256, 64, 8, 4, True, 16), (128, 256, 64, 8, 4, True, 4), (128, 128, 64, 8, 4),
+    (128, 128, 64, 4, 4), (128, 128, 128, 8, 3), (128, 64, 64, 4, 5), (64, 128, 64, 4, 5), (64, 64, 128, 4, 4),
+    (128, 64, 128, 4, 4), (64, 128, 128, 4, 4), (64, 128, 64, 4, 7), (64, 64, 128, 4, 5),
 ]  # fmt: skip
+_TILES = [_config(*cut) for cut in _CUTS]
 _LARGE = _TILES[0]
 _SMALLER = [_TILES[14], _TILES[16]]  # those of them that keep up with torch where one round of them fills the chip
 

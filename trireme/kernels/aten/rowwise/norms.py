@@ -245,11 +245,13 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        x, weight = ctx.saved_tensors
+        inputs: list[Any] = list(ctx.saved_tensors)
         again = torch.is_grad_enabled()  # whether the gradient is to be derived once more
+        if not again:
+            inputs = [None if t is None else t.detach().requires_grad_(t.requires_grad) for t in inputs]
         with torch.enable_grad():
-            inputs = [None if t is None else t if again else t.detach().requires_grad_(t.requires_grad) for t in (x, weight)]
-            dx, dw = derived_again(lambda: _defined(inputs[0], ctx.length, inputs[1], ctx.eps), inputs, grad)
+            found = derived_again(lambda: _defined(inputs[0], ctx.length, inputs[1], ctx.eps), inputs, grad)
+        dx, dw = found if again else (None if t is None else t.detach() for t in found)
         return dx, None, dw, None
 
 
