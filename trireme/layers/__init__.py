@@ -1,4 +1,4 @@
-from trireme.layers.attention import Attention, HeadNormSpec, Heads, alibi_slopes
+from trireme.layers.attention import Attention, HeadNormSpec, Heads, Projections, alibi_slopes
 from trireme.layers.batch import Batch, View
 from trireme.layers.embedding import Embedding, Head
 from trireme.layers.env import Env, Read
@@ -11,5 +11,5 @@ from trireme.layers.stack import run_blocks
 
 __all__ = [
     "MLP", "Attention", "Batch", "Embedding", "Env", "GatedMLP", "Head", "HeadNorm", "HeadNormSpec", "Heads", "LayerNorm", "Linear",
-    "Module", "RMSNorm", "Read", "Rope", "Rows", "View", "alibi_slopes", "calls_as", "run_blocks",
+    "Module", "Projections", "RMSNorm", "Read", "Rope", "Rows", "View", "alibi_slopes", "calls_as", "run_blocks",
 ]  # fmt: skip

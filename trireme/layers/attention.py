@@ -26,6 +26,23 @@ class Heads:
     dim: int
 
 
+@dataclass(frozen=True)
+class HeadNormSpec:
+    """The norm of query and key heads, for the models that have one."""
+
+    eps: float
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Projections:
+    """What a model's projections have besides their matrices."""
+
+    bias: bool = False  # of q, k and v
+    out_bias: bool = False
+    norm: HeadNormSpec | None = None  # of each query and key head
+
+
 class Attention(Module):
     """Grouped-query attention with rope over the cache."""
 
@@ -38,19 +55,18 @@ class Attention(Module):
         rope: Rope,
         *,
         scale: float | None = None,
-        bias: bool = False,
-        out_bias: bool = False,
-        qk_norm: HeadNormSpec | None = None,
         window: int = 0,
+        projections: Projections = Projections(),
     ):
         self.env, self.layer, self.dim, self.rope = env, layer, heads.dim, rope
         q, kv = env.tp.heads(heads.num, heads.num_kv)
         self.num_kv_heads = kv.stop - kv.start
-        self.qkv = env.new(Linear, hidden, qkv_rows(heads, q, kv), cut="out", bias=bias)
+        self.qkv = env.new(Linear, hidden, qkv_rows(heads, q, kv), cut="out", bias=projections.bias)
         columns = slice(q.start * heads.dim, q.stop * heads.dim)
-        self.out = env.new(Linear, heads.num * heads.dim, {"o_proj": hidden}, cut="in", bias=out_bias, columns=columns)
-        self.q_norm = env.new(HeadNorm, heads.dim, qk_norm.eps, qk_norm.offset) if qk_norm else None
-        self.k_norm = env.new(HeadNorm, heads.dim, qk_norm.eps, qk_norm.offset) if qk_norm else None
+        self.out = env.new(Linear, heads.num * heads.dim, {"o_proj": hidden}, cut="in", bias=projections.out_bias, columns=columns)
+        norm = projections.norm
+        self.q_norm = env.new(HeadNorm, heads.dim, norm.eps, norm.offset) if norm else None
+        self.k_norm = env.new(HeadNorm, heads.dim, norm.eps, norm.offset) if norm else None
         self.kind = AttentionKind(scale=heads.dim**-0.5 if scale is None else scale, window=window)
 
     def cache_specs(self) -> dict[int, CacheSpec]:
@@ -70,14 +86,6 @@ class Attention(Module):
         q = self.env.ops.qkv_rope_store(q, k, v, *self.rope.at(batch), cache, view.slots)
         mixed = self.env.ops.attention(q, cache, view.plan, self.kind).flatten(1)
         return self.out(self.env.keep(mixed, only))
-
-
-@dataclass(frozen=True)
-class HeadNormSpec:
-    """The norm of query and key heads, for the models that have one."""
-
-    eps: float
-    offset: float = 0.0
 
 
 def qkv_rows(heads: Heads, q: slice, kv: slice) -> list[Rows]:

@@ -8,7 +8,20 @@ from typing import Any
 
 from torch import Tensor
 
-from trireme.layers import Attention, Batch, Embedding, Env, GatedMLP, Head, HeadNormSpec, Module, RMSNorm, Rope, run_blocks
+from trireme.layers import (
+    Attention,
+    Batch,
+    Embedding,
+    Env,
+    GatedMLP,
+    Head,
+    HeadNormSpec,
+    Module,
+    Projections,
+    RMSNorm,
+    Rope,
+    run_blocks,
+)
 from trireme.models.config import READ, ModelConfig, read_config, rope_settings, windows
 from trireme.models.registry import register
 from trireme.models.strays import OTHER_HEADS, TOWERS, LeavesOut
@@ -30,6 +43,7 @@ class Block(Module):
             return env.new(RMSNorm, cfg.hidden, cfg.eps, _NORM_OFFSET)
 
         self.env = env
+        bias = bool(cfg.raw.get("attention_bias"))
         self.input_layernorm = norm()
         self.self_attn = env.new(
             Attention,
@@ -38,10 +52,8 @@ class Block(Module):
             layer,
             rope,
             scale=1.0 / math.sqrt(cfg.raw.get("query_pre_attn_scalar", cfg.heads.dim)),
-            bias=bool(cfg.raw.get("attention_bias")),
-            out_bias=bool(cfg.raw.get("attention_bias")),
-            qk_norm=HeadNormSpec(cfg.eps, _NORM_OFFSET),
             window=cfg.window(layer),
+            projections=Projections(bias, bias, HeadNormSpec(cfg.eps, _NORM_OFFSET)),
         )
         self.post_attention_layernorm = norm()
         self.pre_feedforward_layernorm = norm()

@@ -6,7 +6,20 @@ from typing import Any
 
 from torch import Tensor
 
-from trireme.layers import Attention, Batch, Embedding, Env, GatedMLP, Head, HeadNormSpec, Module, RMSNorm, Rope, run_blocks
+from trireme.layers import (
+    Attention,
+    Batch,
+    Embedding,
+    Env,
+    GatedMLP,
+    Head,
+    HeadNormSpec,
+    Module,
+    Projections,
+    RMSNorm,
+    Rope,
+    run_blocks,
+)
 from trireme.models.config import READ, ModelConfig, read_config
 from trireme.models.registry import register
 from trireme.models.strays import OTHER_HEADS, LeavesOut, further_layers
@@ -22,7 +35,8 @@ class Block(Module):
 
     def attention(self, env: Env, cfg: ModelConfig, layer: int, rope: Rope) -> Module:
         bias = bool(cfg.raw.get("attention_bias"))
-        return env.new(Attention, cfg.hidden, cfg.heads, layer, rope, bias=bias, out_bias=bias, window=cfg.window(layer))
+        made = Projections(bias, bias)
+        return env.new(Attention, cfg.hidden, cfg.heads, layer, rope, window=cfg.window(layer), projections=made)
 
     def feed_forward(self, env: Env, cfg: ModelConfig, layer: int) -> Module:
         return env.new(GatedMLP, cfg.hidden, cfg.inner, cfg.activation, bias=bool(cfg.raw.get("mlp_bias")))
@@ -73,7 +87,8 @@ class Llama(Module):
 
 class Qwen2Block(Block):
     def attention(self, env: Env, cfg: ModelConfig, layer: int, rope: Rope) -> Module:
-        return env.new(Attention, cfg.hidden, cfg.heads, layer, rope, bias=True, window=cfg.window(layer))
+        made = Projections(bias=True)
+        return env.new(Attention, cfg.hidden, cfg.heads, layer, rope, window=cfg.window(layer), projections=made)
 
 
 @register("Qwen2ForCausalLM")
@@ -84,10 +99,8 @@ class Qwen2(Llama):
 class Qwen3Block(Block):
     def attention(self, env: Env, cfg: ModelConfig, layer: int, rope: Rope) -> Module:
         bias = bool(cfg.raw.get("attention_bias"))
-        norm = HeadNormSpec(cfg.eps)
-        return env.new(
-            Attention, cfg.hidden, cfg.heads, layer, rope, bias=bias, out_bias=bias, qk_norm=norm, window=cfg.window(layer)
-        )
+        made = Projections(bias, bias, HeadNormSpec(cfg.eps))
+        return env.new(Attention, cfg.hidden, cfg.heads, layer, rope, window=cfg.window(layer), projections=made)
 
 
 @register("Qwen3ForCausalLM")
