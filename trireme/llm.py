@@ -21,6 +21,7 @@ from torch import Tensor
 
 from trireme.config import Config, resolve
 from trireme.errors import BadConfig, BadRequest, TriremeError
+from trireme.hub.advice import chat_advice
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.resolve import resolve_model
 from trireme.hub.tokenizer import NoTokenizer, Tokenizer
@@ -30,11 +31,10 @@ from trireme.sched.scheduler import Scheduler
 from trireme.serve.answers import LocalAnswer, Piece
 from trireme.serve.child import open_tokenizer
 from trireme.serve.loop import EngineLoop
-from trireme.types import DRAWN, Output, Progress, SamplingParams
+from trireme.types import Output, Progress, SamplingParams
 from trireme.worker.group import RankGroup, open_ranks
 from trireme.worker.worker import LocalWorker
 
-CALM = {"temperature": 0.2, "top_p": 0.9}
 BREATH = 5e-5  # seconds between two answers taken in, so that the engine's thread need not wait for many that end together
 SHOWN_TOGETHER = 32  # steps of a sequence that move the progress bar at once
 Prompt = str | list[int]
@@ -140,9 +140,7 @@ class LLM:
 
     def default_sampling(self, **changes: Any) -> SamplingParams:
         """What the model's makers advise, with your changes; where they say nothing, something calmer than temperature 1."""
-        names = (*DRAWN, "repetition_penalty")
-        advised = {name: self.generation[name] for name in names if self.generation.get(name)}
-        return SamplingParams(**{**(advised or CALM), **changes})
+        return SamplingParams(**{**chat_advice(self.generation)[0], **changes})
 
     def close(self) -> None:
         """Ends the loop and its workers."""

@@ -181,3 +181,37 @@ def test_bombs_are_defused(judge: Judge) -> None:
             judge.tokens.matcher(bomb).compute_bitmask()
         except BadRequest as error:
             assert "cannot be used" in str(error)
+
+
+def test_objects_are_closed_where_their_schema_says_nothing(judge: Judge) -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}}
+    invented, plain = '{"city": "Paris", "mood": 1}', '{"city": "Paris"}'
+    closed_one = schema_grammar(city, "")
+    assert judge.takes(closed_one, plain) and not judge.takes(closed_one, invented)
+    assert judge.takes(schema_grammar({**city, "additionalProperties": True}, ""), invented)
+    tools = tools_grammar(
+        [{"function": {"name": "f", "parameters": city}}], BY_NAME["tagged"], parallel=False, special=judge.special
+    )
+    assert judge.takes(tools, written(BY_NAME["tagged"], ("f", plain))) and not judge.takes(
+        tools, written(BY_NAME["tagged"], ("f", invented))
+    )
+    within = schema_grammar(
+        {"type": "object", "properties": {"all": {"type": "array", "items": {"$ref": "#/$defs/c"}}}, "$defs": {"c": city}}, ""
+    )
+    assert judge.takes(within, f'{{"all": [{plain}]}}') and not judge.takes(within, f'{{"all": [{invented}]}}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "allOf": [{"$ref": "#/$defs/c"}, {"properties": {"mood": {"type": "integer"}}}],
+            "$defs": {"c": {"properties": {"city": {"type": "string"}}}},
+        },
+        {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city", "mood"]},
+        {"type": "object"},
+        {"type": "object", "properties": {"city": {}}, "anyOf": [{"properties": {"mood": {}}}]},
+    ],
+)
+def test_objects_stay_open_where_closing_could_leave_nothing(judge: Judge, schema: dict[str, Any]) -> None:
+    assert judge.takes(schema_grammar(schema, ""), '{"city": "Paris", "mood": 1}')

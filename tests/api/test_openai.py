@@ -23,6 +23,8 @@ def test_models(sdk: openai.OpenAI) -> None:
     (model,) = sdk.models.list().data
     assert model.id == MODEL
     assert sdk.models.retrieve(MODEL).id == MODEL
+    extra = model.model_extra or {}
+    assert extra["sampling"] == {"temperature": 0.2, "top_p": 0.9} and extra["sampling_source"] == "calm"
     with pytest.raises(openai.NotFoundError, match="not served"):
         sdk.models.retrieve("another")
 

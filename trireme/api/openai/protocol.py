@@ -320,7 +320,10 @@ class CompletionAnswer(msgspec.Struct):
 class ModelCard(msgspec.Struct):
     id: str
     created: int
+    # beyond OpenAI
     max_model_len: int
+    sampling: dict[str, float]  # what a chat should send: its makers' advice, or something calm
+    sampling_source: str  # whose advice that is: model or calm
     object: str = "model"
     owned_by: str = "trireme"
     root: str | None = None

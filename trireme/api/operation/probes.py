@@ -20,6 +20,7 @@ from trireme.api.operation.metrics import kv_usage
 from trireme.api.service import Service
 from trireme.api.transport.http import Call, Reply, json_reply
 from trireme.errors import BadRequest, TriremeError
+from trireme.hub.advice import chat_advice
 from trireme.types import SamplingParams
 
 
@@ -99,7 +100,8 @@ class Probes:
 
     def _card(self) -> ModelCard:
         info = self.service.info
-        return ModelCard(info.name, info.created, info.max_model_len)
+        sampling, source = chat_advice(info.generation)
+        return ModelCard(info.name, info.created, info.max_model_len, sampling, source)
 
     async def tokenize(self, call: Call) -> Reply:
         request = await call.read(TokenizeRequest)

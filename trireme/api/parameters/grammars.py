@@ -17,6 +17,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from trireme.api.chat.reasoning import Tags
 from trireme.api.chat.tools import Format
 from trireme.api.chat.tools_harmony import CHANNEL, END, MESSAGE, START
+from trireme.api.parameters.closing import closed
 from trireme.errors import BadRequest
 from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer
@@ -157,11 +158,12 @@ def _after(rules: str, grammar: str) -> str:
 
 
 def _checked(schema: Any, param: str, lenient: bool = False) -> Any:
-    """The schema within bounds, its white space bounded."""
+    """The schema within bounds, closed where it leaves that out, its white space bounded."""
     if not isinstance(schema, dict | bool):
         raise BadRequest(f"The schema in {param} must be an object.", param=param)
     schema = {} if schema is True else {"not": {}} if schema is False else schema
     _check_schema(schema, param)
+    schema = closed(schema)
     options = {**_WHITE_SPACE, "lenient": True} if lenient else _WHITE_SPACE
     return schema if "x-guidance" in schema else {**schema, "x-guidance": options}
 

@@ -28,7 +28,7 @@ from trireme.serve.patience import LEAVING
 T = TypeVar("T")
 
 BODY_SECONDS = 30.0  # between two pieces of a body
-KEEP_ALIVE_SECONDS = 15.0  # of silence in a stream before a comment says that somebody is still here
+KEEP_ALIVE_SECONDS = 5.0  # of silence in a stream, as while a long prompt is computed, before a comment says so
 MAX_DEPTH = 64  # of nested JSON
 MAX_OBJECTS = 200_000  # objects and lists in one body
 MAX_VALUES = 1_000_000  # of any kind in one body: decoding holds the interpreter's lock, about 25 ns a value
