@@ -57,7 +57,7 @@ class SequenceText:
     def _push(self, tokens: list[int]) -> tuple[str, int]:
         """The text of these tokens, and how many of them there are up to a stop string's end."""
         assert self._text is not None
-        if not self.sampling.stop:
+        if not self.rules.stop:
             return self._text.push(tokens), len(tokens)
         parts = []
         for token in tokens:
