@@ -110,8 +110,8 @@ def test_feed_forward_cuts_on_blocks(inner: int, size: int) -> None:
 
 
 def test_unknown_weight_method_is_refused() -> None:
-    layer = Env(BACKEND, quantize="int4").new(Linear, 8, {"a4": 4})
-    with pytest.raises(BadConfig, match="int4"):
+    layer = Env(BACKEND, quantize="int5").new(Linear, 8, {"a4": 4})
+    with pytest.raises(BadConfig, match="int5"):
         layer.load(read, "home.own")
 
 

@@ -81,6 +81,11 @@ class Linear(Module):
             return self.env.ops.gated(self(x), kind)
         return self.weight.gated(self.env.ops, x, kind)
 
+    @property
+    def takes_gated(self) -> bool:
+        """Whether `of_gated` is the better of the two ways to gate."""
+        return self.weight.takes_gated
+
     def of_gated(self, x: Tensor, kind: str) -> Tensor:
         """The product with activation(gate) * up of x, whose first half is the gate."""
         if not calls_as(self, Linear):

@@ -19,6 +19,8 @@ class GatedMLP(Module):
         self.down = env.new(Linear, inner, {"down_proj": size}, cut="in", unit=unit, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.down.takes_gated:
+            return self.down.of_gated(self.gate_up(x), self.activation)
         return self.down(self.gate_up.gated(x, self.activation))
 
 

@@ -6,7 +6,7 @@ Knows storage types and the op table; nothing of models or files.
 from __future__ import annotations
 
 import zlib
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -109,6 +109,8 @@ def decode(stored: Stored, dtype: torch.dtype, device: torch.device | str = "cpu
 class WeightMethod(Protocol):
     """The weights of one linear layer, in a form its ops can multiply by. `parts` are stacked as rows. Whoever writes a method
     inherits from this: what has a body here needs none there."""
+
+    takes_gated: ClassVar[bool] = False  # whether `of_gated` costs nothing beside the product
 
     @classmethod
     def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> WeightMethod: ...

@@ -18,7 +18,9 @@ from trireme.quant import Dense, Grouped, Stored, WeightMethod, composite, decod
 from trireme.quant.grouped import E2M1
 from trireme.quant.online import kind_for, quantize
 
-MANY = 256  # rows from which on four bits are decoded first, for the library's product of dense matrices
+# Rows beyond which packed weights are decoded first, for the library's product of dense matrices: a step of 256 rows of an 8B model
+# takes 14.6 ms so, 15.7 without (H200).
+MANY = 192
 FP8 = torch.float8_e4m3fn
 
 
@@ -149,6 +151,8 @@ def _zeros(matrix: Grouped) -> Tensor:
 
 class Scaled(Quantized):
     """Eight bits a weight, whole numbers or floats, and of each of the rows they meet."""
+
+    takes_gated = True
 
     def __init__(self, weight: EightBits, order: Tensor | None, bias: Tensor | None, dtype: torch.dtype):
         self.weight, self.order, self.bias, self.dtype = weight, order, bias, dtype

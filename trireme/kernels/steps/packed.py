@@ -88,10 +88,10 @@ _SMALL = {torch.bfloat16: (6, "0x01C001C0", "0x7E807E80"), torch.float16: (9, "0
 
 
 @functools.cache
-def unpacking(kind: str, dtype: torch.dtype, fold: bool = False) -> tuple[str, ...]:
+def unpacking(kind: str, dtype: torch.dtype) -> tuple[str, ...]:
     """For each of the numbers of a word, what makes it a number of the wide type, for two words at a time.
 
-    $0: two numbers; $1: two words; $2: two times what is to be added to a whole number; $3, to fold: two times their scale
+    $0: two numbers; $1: two words; $2: two times what is to be added to a whole number
     """
     name = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}[dtype]
     texts = []
@@ -100,18 +100,17 @@ def unpacking(kind: str, dtype: torch.dtype, fold: bool = False) -> tuple[str, .
         if kind == "int4":
             text += f" shr.u32 a, $1, {4 * t};" if t else " mov.b32 a, $1;"
             text += f" lop3.b32 a, a, 0x000F000F, {_OVER[dtype]}, 0xEA;"
-            text += f" mov.b32 b, {_ONE[dtype]}; fma.rn.{name} a, a, b, $2;"
+            text += f" mov.b32 b, {_ONE[dtype]}; fma.rn.{name} $0, a, b, $2;"
         elif kind == "int8":  # its seven low bits, less its highest
             text += " shr.u32 a, $1, 8;" if t else " mov.b32 a, $1;"
             text += f" lop3.b32 b, a, 0x00800080, {_UNDER[dtype]}, 0xEA; lop3.b32 a, a, 0x007F007F, {_OVER[dtype]}, 0xEA;"
-            text += f" mov.b32 c, {_ONE[dtype]}; fma.rn.{name} a, a, c, b; fma.rn.{name} a, a, c, $2;"
+            text += f" mov.b32 c, {_ONE[dtype]}; fma.rn.{name} a, a, c, b; fma.rn.{name} $0, a, c, $2;"
         else:
             up, mask, power = _SMALL[dtype]
             text += f" {_shift('b', '$1', 12 - 4 * t)} {_shift('a', '$1', up - 4 * t)}"
             text += f" and.b32 b, b, 0x80008000; lop3.b32 a, a, {mask}, b, 0xEA;"
-            text += f" mov.b32 b, {power}; mov.b32 c, 0x80008000; fma.rn.{name} a, a, b, c;"
-        end = f" mov.b32 c, 0x80008000; fma.rn.{name} $0, a, $3, c; }}" if fold else " mov.b32 $0, a; }"
-        texts.append(text + end)
+            text += f" mov.b32 b, {power}; mov.b32 c, 0x80008000; fma.rn.{name} $0, a, b, c;"
+        texts.append(text + " }")
     return tuple(texts)
 
 
@@ -153,7 +152,7 @@ def _away(zeros, ZEROS: tl.constexpr, KIND: tl.constexpr, TYPE: tl.constexpr, SI
 def _few_rows(
     x, words, scales, zeros, bias, out, partial, counters, M, N, x_stride, share,
     K: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
-    PLANES: tl.constexpr, FOLD: tl.constexpr, ZEROS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
+    PLANES: tl.constexpr, ZEROS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """OUTPUTS columns of the product of ROWS rows, over one share of the blocks of the inner axis."""
@@ -179,25 +178,14 @@ def _few_rows(
             moved = tl.broadcast_to(away[:, None], [OUTPUTS, WIDTH])
             if HOW is None:
                 q = _number(w, moved, t, KIND, half)
-                if FOLD:
-                    q = (q.to(tl.float32) * tl.load(scales + g * N + there).to(tl.float32)[:, None]).to(half)
-            elif FOLD:
-                if t == 0 or GROUP < PLANES * WIDTH:
-                    scale = tl.load(scales + g * N + there).to(half)
-                spread = tl.broadcast_to(scale[:, None], [OUTPUTS, WIDTH])
-                q = tl.inline_asm_elementwise(
-                    HOW[t], "=r,r,r,r", [w, moved, spread], dtype=x.dtype.element_ty, is_pure=True, pack=2
-                )
             else:
                 q = tl.inline_asm_elementwise(HOW[t], "=r,r,r", [w, moved], dtype=x.dtype.element_ty, is_pure=True, pack=2)
             v = tl.load(source + at * PLANES * WIDTH + t * WIDTH, mask=(m < M)[:, None], other=0.0)
-            if FOLD:
-                acc = tl.dot(q, v.T, acc)
-            elif GROUP >= PLANES * WIDTH:
+            if GROUP >= PLANES * WIDTH:
                 joined = tl.dot(q, v.T, joined)
             else:
                 acc += tl.dot(q, v.T) * tl.load(scales + g * N + there).to(tl.float32)[:, None]
-        if GROUP >= PLANES * WIDTH and not FOLD:
+        if GROUP >= PLANES * WIDTH:
             acc += joined * tl.load(scales + at * PLANES * WIDTH // GROUP * N + there).to(tl.float32)[:, None]
     cell = m[None, :] * N + n[:, None]
     inside = (m < M)[None, :] & (n < N)[:, None]
@@ -218,15 +206,13 @@ def _few_rows(
 
 @dataclass(frozen=True)
 class Config:
-    """How a product is cut: outputs and rows of a tile, programs that share the inner axis, warps, stages in flight; and whether
-    weights are scaled as they are unpacked, which rounds them, or the sums of each group."""
+    """How a product is cut: outputs and rows of a tile, programs that share the inner axis, warps, stages in flight."""
 
     outputs: int
     rows: int
     warps: int
     stages: int = 3
     splits: int = 1
-    fold: bool = False
 
 
 def linear(
@@ -238,15 +224,15 @@ def linear(
     config = config or choose(rows, weight.rows, inner)
     out = torch.empty((rows, weight.rows), dtype=dtype or x.dtype, device=x.device)
     steps = inner // (weight.planes * weight.width)
-    share = blocks(steps, config.splits)
+    share = blocks(steps, min(config.splits, _splits(config.splits, rows, weight.rows)))
     splits = blocks(steps, share)
     partial, counters = workspace(x.device) if splits > 1 else (x, x)
-    how = None if chips.current().interpreted else unpacking(weight.kind, x.dtype, config.fold)
+    how = None if chips.current().interpreted else unpacking(weight.kind, x.dtype)
     _few_rows(
         (blocks(weight.rows, config.outputs), splits, blocks(rows, config.rows)), x, weight.words, weight.scales,
         weight.words if weight.zeros is None else weight.zeros, x if bias is None else bias, out, partial, counters, rows,
         weight.rows, x.stride(0), share, K=inner, GROUP=min(weight.group, inner), WIDTH=weight.width, OUTPUTS=config.outputs,
-        ROWS=config.rows, SPLITS=splits, PLANES=weight.planes, FOLD=config.fold,
+        ROWS=config.rows, SPLITS=splits, PLANES=weight.planes,
         ZEROS=weight.zeros is not None, BIASED=bias is not None, KIND=weight.kind, HOW=how,
         PDL=pdl, dependent=pdl, warps=config.warps, stages=config.stages,
     )  # fmt: skip
@@ -303,6 +289,8 @@ def choose(rows: int, outputs: int, inner: int) -> Config:
     if rows <= 16:
         return Config(64, 8 if rows <= 8 else 16, 4, 3, _splits(7 * many // blocks(outputs, 64), rows, outputs))
     most = min(next_power(rows), 64)
+    if rows <= 64 and outputs <= 64 * many:
+        return Config(64, most, 4, 3, min(_splits(3 * many // blocks(outputs, 64), rows, outputs), 4))
     tiles = blocks(outputs, 128) * blocks(rows, most)
     return Config(128, most, 8 if most == 64 and rows <= 64 else 4, 3, _splits(2 * many // tiles, rows, outputs))
 

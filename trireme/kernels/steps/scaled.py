@@ -169,6 +169,9 @@ def choose(count: int, outputs: int, inner: int) -> Cut:
         return Cut(tile, 16, 4, 4, _splits(splits, count, outputs), inner=256)
     if count <= 64:
         return Cut(64, next_power(count), 4, 4, _splits(2 * many // blocks(outputs, 64), count, outputs), inner=128)
+    if count <= 128:
+        programs = blocks(outputs, 64)
+        return Cut(64, 128, 4, 4, _splits(many // programs, count, outputs), inner=128)
     for tile, most, warps in TILES:
         programs = blocks(outputs, tile) * blocks(count, most)
         if programs >= 0.8 * many and most < 2 * count:
