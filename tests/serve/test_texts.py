@@ -26,7 +26,7 @@ def progress(text: str, finish: FinishReason | None = None) -> Progress:
 
 def taken(parts: list[str], **sampling: Any) -> tuple[str, bytes, FinishReason | None]:
     """What a sequence makes of these parts: its text, its tokens, its end. The last part is the last that the scheduler sends."""
-    sequence = SequenceText(SamplingParams(**sampling), Letters())  # type: ignore[arg-type]
+    sequence = SequenceText(SamplingParams(**sampling).text, Letters())  # type: ignore[arg-type]
     text, tokens, finish = "", b"", None
     for i, part in enumerate(parts):
         gain = sequence.take(progress(part, FinishReason.LENGTH if i == len(parts) - 1 else None))
