@@ -1,2 +1,1 @@
-"""How a call becomes launches: kernels started thinly, calls that come again repeated without Python, cuts tuned once and kept.
-Knows calls by the kinds of their arguments, never what an operator computes."""
+"""How a call becomes launches: calls that come again are repeated without Python, cuts are tuned once and kept."""

@@ -5,6 +5,7 @@ Shapes are rows x summed elements x columns, after a batch's items."""
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any, NamedTuple
 
 from trireme.kernels import chips
@@ -104,7 +105,7 @@ class Few(NamedTuple):
         # Of narrow and wide tiles those that leave less of the last round of programs idle; two narrow ones lie on a processor.
         wide = (256, 128) if self.along else (128, 64)
         rounds = {(64, 128): tiles / (2 * chip.multiprocessors), wide: self.items * blocks(self.n, wide[0]) / chip.multiprocessors}
-        idle = {shape: -(-count // 1) / count for shape, count in rounds.items()}
+        idle = {shape: math.ceil(count) / count for shape, count in rounds.items()}
         return _config(*min(idle, key=lambda shape: idle[shape]), 1, 4, 3, True)
 
     def _pointers(self) -> dict[str, Any]:
