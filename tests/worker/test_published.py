@@ -14,6 +14,8 @@ from torch import Tensor
 
 from tests.quant.packers import FORMATS
 from trireme.config import resolve
+from trireme.worker.inspect import inspect_model, show_model
+from trireme.worker.worker import LocalWorker
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 64, 192, 6, 3, 32, 131
 CONFIG: dict[str, Any] = {
@@ -98,3 +100,13 @@ def test_a_format_on_the_cpu(name: str, tmp_path: pathlib.Path, monkeypatch: pyt
     for place in range(len(PROMPT)):
         far = (got.logits[place] - wanted.logits[place]).abs().max() / wanted.logits[place].abs().max()
         assert far < 0.05, (place, far)
+
+
+def test_what_a_model_holds_is_said(tmp_path: pathlib.Path) -> None:
+    packed, _ = write(tmp_path, "gptq in an order")
+    config = resolve({"backend": "cpu", "pack_cache": "off", "max_model_len": 32, "kv_tokens": 64}, environ={})
+    shown = dict(show_model(config, packed))
+    assert shown["holds"] == "159 KB, GPTQ 4 bit, groups of 32, act order; F32" and shown["runs"] == "packed on cpu"
+    worker = LocalWorker(config, packed)
+    assert worker.ready.weights.startswith(shown["holds"]) and "packed (" in worker.ready.weights
+    assert dict(inspect_model(config, packed))["understood"]

@@ -21,6 +21,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP: OpenAI, Anthropic and other APIs, and a chat page",
     "ps": "list the servers that run here",
     "pull": "fetch a model",
+    "show": "say what a model's files hold, and how it would run here",
     "models": "list the models known by name, and where they lie",
     "backends": "list the backends, or check one against the specification",
     "kernels": "list the operators of the Triton library",

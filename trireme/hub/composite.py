@@ -91,6 +91,11 @@ class Composite:
         rows = self._rows if isinstance(self._rows, range) else hashlib.sha256(self._rows.astype("<i8").tobytes()).hexdigest()
         return repr((self.form.layout, self.kind, dict(self.form.facts), origins, rows, self._columns))
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all parts, whole."""
+        return sum(part.weight.num_bytes for part in self.parts.values())
+
     def rows(self, index: slice | np.ndarray) -> Composite:
         """The chosen rows, in the order given."""
         chosen = self._rows[index] if isinstance(index, slice) else np.asarray(self._rows)[index]

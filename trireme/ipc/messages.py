@@ -123,6 +123,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     token_seconds: float = 0.0  # how long a step of one token took
     bands: list[BandSize] = []  # empty: one that keeps all, with num_pages and page_size
     whole_prompts: bool = False  # whether a prompt must be computed in one step
+    weights: str = ""  # what the checkpoint holds and how that is kept, for people
 
 
 class Phase(msgspec.Struct, array_like=True, tag="phase"):

@@ -91,6 +91,8 @@ def decode(stored: Stored, dtype: torch.dtype, device: torch.device | str = "cpu
             return values.fill_(1.0)
         return values.normal_(0.0, 0.02, generator=generator)
     whole = composite(stored)
+    if whole is not None and torch.device(device).type == "meta":  # only shapes are asked for
+        return torch.empty(whole.shape, dtype=dtype, device=device)
     if whole is not None:
         return grouped(whole, device).values().to(dtype)
     raw = torch.from_numpy(stored.raw())
@@ -110,6 +112,7 @@ class WeightMethod(Protocol):
     """The weights of one linear layer, in a form its ops can multiply by. `parts` are stacked as rows. Whoever writes a method
     inherits from this: what has a body here needs none there."""
 
+    title: ClassVar[str] = "a form of its own"  # how weights are kept, for people
     takes_gated: ClassVar[bool] = False  # whether `of_gated` costs nothing beside the product
 
     @classmethod
@@ -192,6 +195,8 @@ class DenseStack(Stack):
 
 class Dense(WeightMethod):
     """Weights as they are: [out, in] in the activations' type."""
+
+    title = "dense"
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         self.weight, self.bias = weight, bias

@@ -13,7 +13,13 @@ from trireme.quant.base import Dense, Stored, WeightMethod
 from trireme.quant.int8 import Int8
 from trireme.quant.online import rounded
 
-METHODS: dict[str, type[WeightMethod]] = {"none": Dense, "int8": Int8} | {kind: rounded(kind) for kind in ("int4", "fp8", "mxfp4")}
+METHODS: dict[str, type[WeightMethod]] = {
+    "none": Dense,
+    "int8": Int8,
+    "int4": rounded("int4"),
+    "fp8": rounded("fp8"),
+    "mxfp4": rounded("mxfp4"),
+}
 
 
 def choose(option: str, parts: list[Stored], native: Mapping[str, type[WeightMethod]]) -> type[WeightMethod]:

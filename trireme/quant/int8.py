@@ -12,6 +12,8 @@ from trireme.quant.base import Stored, WeightMethod, decode, take_tensors
 class Int8(WeightMethod):
     """weight ≈ q * scale.  q: [out, in] int8; scale: [out] float32"""
 
+    title = "int8"
+
     def __init__(self, q: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype):
         self.q, self.scale, self.bias, self.dtype = q, scale, bias, dtype
 

@@ -72,7 +72,7 @@ def kind_for(kind: str, shape: tuple[int, ...]) -> str:
 class Rounded(Dense):
     """Weights that were quantized and stand as the values that gave: what a kind means, where no kernel has it."""
 
-    kind = ""
+    title, kind = "dense, rounded", ""
 
     @classmethod
     def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> Dense:

@@ -354,4 +354,5 @@ def _numbers(ready: Ready) -> str:
     slots = ready.num_pages * ready.page_size
     windows = "".join(f", {band.num_pages * band.page_size} of windows of {band.keep}" for band in ready.bands if band.keep > 0)
     room = f", {workspace:.0f} MiB left for activations and graphs ({taken:.0f} taken so far)" if workspace else ""
-    return f"{ready.backend}, {ready.dtype}, weights {weights:.0f} MiB, KV {slots} tokens{windows} in {kv:.0f} MiB{room}"
+    held = f" ({ready.weights})" if ready.weights else ""
+    return f"{ready.backend}, {ready.dtype}, weights {weights:.0f} MiB{held}, KV {slots} tokens{windows} in {kv:.0f} MiB{room}"

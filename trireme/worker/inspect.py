@@ -12,11 +12,13 @@ from collections.abc import Iterator
 
 import torch
 
-from trireme.backends import Backend
+from trireme.backends import Backend, open_backend
 from trireme.config import Config
 from trireme.hub.checkpoint import Checkpoint
+from trireme.hub.holding import holding
 from trireme.layers import Module
 from trireme.parallel import Mesh
+from trireme.quant import choose
 from trireme.worker.load import build_model, check_strays, read_pickle, stored_tensor
 
 META = torch.device("meta")
@@ -37,6 +39,7 @@ def inspect_model(config: Config, path: pathlib.Path) -> Iterator[tuple[str, str
     yield "architecture", _named(checkpoint)
     kinds = Counter(entry.kind for entry in checkpoint.entries().values())
     yield "stored as", ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.most_common())
+    yield "holds", holding(checkpoint.entries().values())
     plain = dataclasses.replace(config, model=dataclasses.replace(config.model, quantize="auto", random_weights=False))
     with torch.inference_mode(), META:
         model, cfg, env = build_model(plain, checkpoint, _Shapes(config), Mesh())
@@ -49,6 +52,20 @@ def inspect_model(config: Config, path: pathlib.Path) -> Iterator[tuple[str, str
     if left_out:
         yield "left out", left_out
     yield "understood", f"every setting and tensor; contexts of up to {env.max_len} tokens"
+
+
+def show_model(config: Config, path: pathlib.Path) -> Iterator[tuple[str, str]]:
+    """(what, how) of a checkpoint, and how its matrices would be kept on the backend of this machine."""
+    checkpoint = Checkpoint.open(path, read_pickle)
+    yield "model", str(checkpoint.path)
+    yield "architecture", _named(checkpoint)
+    yield "holds", holding(checkpoint.entries().values())
+    backend, ways = open_backend(config.device), Counter[str]()
+    for entry in checkpoint.entries().values():
+        if len(entry.shape) == 2:
+            ways[choose(config.model.quantize, [entry], backend.methods).title] += entry.num_bytes
+    if ways:
+        yield "runs", f"{', '.join(name for name, _ in ways.most_common())} on {backend.name}"
 
 
 def _try(model: Module, checkpoint: Checkpoint) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from trireme.backends import Backend
 from trireme.config import Config
 from trireme.errors import BadCheckpoint, BadConfig, UnsupportedModel
 from trireme.hub.checkpoint import Checkpoint
+from trireme.hub.holding import LEAST, holding, size
 from trireme.hub.storage import check_storage
 from trireme.layers import Env, Head, Module
 from trireme.models import ModelConfig, check_fields, compare, is_left_out, leaves_out_of, model_class, refuse_strays
@@ -36,6 +38,7 @@ class Loaded:
     weight_bytes: int
     checkpoint: Checkpoint
     asked: dict[str, tuple[int, ...]]  # what the leaves have read
+    holding: str = ""  # what the checkpoint holds, for people
 
 
 def load_model(config: Config, path: pathlib.Path, backend: Backend, mesh: Mesh, report: Report) -> Loaded:
@@ -57,7 +60,8 @@ def load_model(config: Config, path: pathlib.Path, backend: Backend, mesh: Mesh,
         if left_out and backend.rank == 0:
             print(f"trireme: {checkpoint.path.name} has tensors that are left out: {left_out}.", file=sys.stderr, flush=True)
     report("weights", 1.0)
-    return Loaded(model, cfg, env.dtype, env.max_len, weight_bytes(model), checkpoint, asked)
+    held = "random" if config.model.random_weights else holding(checkpoint.entries().values())
+    return Loaded(model, cfg, env.dtype, env.max_len, weight_bytes(model), checkpoint, asked, held)
 
 
 _ILL_FORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
@@ -178,11 +182,25 @@ def model_length(cfg: ModelConfig, wanted: int | None) -> int:
 
 def weight_bytes(model: Module) -> int:
     """Bytes of all weights of a model, shared ones once."""
-    seen: dict[int, int] = {}
+    return sum(size for size, _ in weights_of(model).values())
+
+
+def kept_as(model: Module) -> str:
+    """How the weights are kept, the form of most bytes first: such as "packed (4.37 GB), dense (1.05 GB)"."""
+    sizes: Counter[str] = Counter()
+    for count, title in weights_of(model).values():
+        sizes[title] += count
+    said = [(title, count) for title, count in sizes.most_common() if count >= LEAST * sizes.total()]
+    return ", ".join(f"{title} ({size(count)})" for title, count in said)
+
+
+def weights_of(model: Module) -> dict[int, tuple[int, str]]:
+    """(bytes, how they are kept) of each weight, shared ones once."""
+    seen: dict[int, tuple[int, str]] = {}
     for _, module in model.walk():
         weight = getattr(module, "weight", None)
         if isinstance(weight, torch.Tensor):
-            seen[id(weight)] = weight.numel() * weight.element_size()
+            seen[id(weight)] = weight.numel() * weight.element_size(), "dense"
         elif weight is not None:
-            seen[id(weight)] = weight.num_bytes()
-    return sum(seen.values())
+            seen[id(weight)] = weight.num_bytes(), getattr(weight, "title", "a form of its own")
+    return seen

@@ -25,7 +25,7 @@ from trireme.parallel import Group, Mesh
 from trireme.types import SamplingParams
 from trireme.worker.capture import capture
 from trireme.worker.grammar import Grammars
-from trireme.worker.load import Report, build_model, load_model, read_pickle, stored_tensor
+from trireme.worker.load import Report, build_model, kept_as, load_model, read_pickle, stored_tensor
 from trireme.worker.reload import like, take
 from trireme.worker.room import make_room
 from trireme.worker.runner import Caches, Runner
@@ -83,6 +83,7 @@ class LocalWorker:
             taken_bytes=max(backend.held_bytes() - loaded.weight_bytes - room.num_bytes, 0),
             bands=[*room.bands, BandSize(ONE_STATE, room.num_states, 1)] if room.states else room.bands,
             token_seconds=token_seconds,
+            weights=f"{loaded.holding}; kept {kept_as(loaded.model)} on {backend.name}",
         )
 
     def _warm_up(self) -> float:

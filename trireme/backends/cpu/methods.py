@@ -28,6 +28,7 @@ _LOSSLESS = {"F32": "f32", "BF16": "bf16"}
 class Packed(WeightMethod):
     """Stacked matrices; neighbours of one kind are one product. `kind` None keeps what the checkpoint has."""
 
+    title = "packed"
     kind: ClassVar[str | None] = None
     cache: ClassVar[PackCache | None] = None
 

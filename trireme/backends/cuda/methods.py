@@ -71,6 +71,8 @@ def _one_order(read: list[tuple[Grouped, Tensor | None]]) -> bool:
 class Packed(Quantized):
     """Numbers of four bits, or whole ones of eight in groups, unpacked as they are used."""
 
+    title = "packed"
+
     def __init__(self, weight: Words, order: Tensor | None, bias: Tensor | None, dtype: torch.dtype):
         self.weight, self.order, self.bias, self.dtype = weight, order, bias, dtype
         self.table = torch.tensor(E2M1, device=weight.words.device) if weight.kind == "e2m1" else None
@@ -152,6 +154,7 @@ def _zeros(matrix: Grouped) -> Tensor:
 class Scaled(Quantized):
     """Eight bits a weight, whole numbers or floats, and of each of the rows they meet."""
 
+    title = "scaled"
     takes_gated = True
 
     def __init__(self, weight: EightBits, order: Tensor | None, bias: Tensor | None, dtype: torch.dtype):

@@ -1,0 +1,23 @@
+"""`trireme show MODEL`: what a model's files hold, and how its weights would be kept and computed here."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+
+from trireme.command.fetch import fetched
+from trireme.command.flags import add_settings, config_from
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a model as for `trireme serve`")
+    add_settings(parser, skip=("model",))
+
+
+def run(args: argparse.Namespace) -> int:
+    from trireme.worker.inspect import show_model
+
+    config = config_from(args)
+    for name, text in show_model(config, pathlib.Path(fetched(config).model.model)):
+        print(f"{name:<14}{text}", flush=True)
+    return 0
