@@ -16,9 +16,15 @@ from trireme.api.app import WEB
 
 
 class FakeServer:
-    """Answers every chat with `answer` in pieces; `requests` keeps the bodies that came."""
+    """Answers every chat with `answer` in pieces; `requests` keeps the bodies that came. `prefix`: the path a proxy gives it."""
 
-    def __init__(self, key: str = ""):
+    def __init__(self, key: str = "", prefix: str = ""):
+        self.prefix = prefix
+        self.models = [card("smollm2")]
+        self.calls: list[tuple[str, str]] = []  # name and arguments of the tools that are called
+        self.odds = False  # whether log-probabilities come, too
+        self.comments = 0  # of comments before the first word, a tenth of a second apart
+        self.finish = "stop"
         self.answer, self.reasoning, self.key = "Hello.", "", key
         self.piece, self.pause = 7, 0.0
         self.failure: tuple[int, str] | None = None
@@ -33,7 +39,7 @@ class FakeServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"http://127.0.0.1:{self._server.server_address[1]}{self.prefix}"
 
     def close(self) -> None:
         self._server.shutdown()
@@ -68,12 +74,22 @@ class FakeServer:
         }
 
 
+def card(name: str, **more: Any) -> dict[str, Any]:
+    """A model as the server lists it."""
+    sampling = {"temperature": 0.2, "top_p": 0.9}
+    return {"id": name, "max_model_len": 8192, "sampling": sampling, "sampling_source": "calm", **more}
+
+
 def _handler(fake: FakeServer) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
+            if not path.startswith(fake.prefix):
+                self._json({"error": {"message": "This is outside of the proxy's path."}}, 404)
+                return
+            path = path[len(fake.prefix) :]
             fake.paths.append(path)
             file = WEB / (path.lstrip("/") or "index.html")
             if file.is_file():
@@ -84,7 +100,7 @@ def _handler(fake: FakeServer) -> type[http.server.BaseHTTPRequestHandler]:
             elif fake.key and self.headers.get("authorization") != f"Bearer {fake.key}":
                 self._json({"error": {"message": "No valid API key came with the request."}}, 401)
             elif path == "/v1/models":
-                self._json({"data": [{"id": "smollm2", "max_model_len": 8192}]})
+                self._json({"data": fake.models})
             elif path == "/version":
                 self._json({"version": "0.1.0"})
             elif path == "/load":
@@ -107,16 +123,31 @@ def _handler(fake: FakeServer) -> type[http.server.BaseHTTPRequestHandler]:
                 self._stream()
 
         def _stream(self) -> None:
+            for _ in range(fake.comments):
+                self.wfile.write(b": still here\n\n")
+                time.sleep(0.1)
             made = 0
             for name, text in (("reasoning_content", fake.reasoning), ("content", fake.answer)):
                 for at in range(0, len(text), fake.piece):
                     made += 1
-                    usage = {"prompt_tokens": 21, "completion_tokens": made}
-                    self._event({"choices": [{"index": 0, "delta": {name: text[at : at + fake.piece]}}], "usage": usage})
+                    self._piece({name: text[at : at + fake.piece]}, made)
                     time.sleep(fake.pause)
-            self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+            for index, (name, arguments) in enumerate(fake.calls):
+                function = {"name": name, "arguments": arguments}
+                self._piece(
+                    {"tool_calls": [{"index": index, "id": f"call_{index}", "type": "function", "function": function}]}, made
+                )
+            finish = "tool_calls" if fake.calls else fake.finish
+            self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
             self._event({"choices": [], "usage": {"prompt_tokens": 21, "completion_tokens": made}})
             self.wfile.write(b"data: [DONE]\n\n")
+
+        def _piece(self, delta: dict[str, Any], made: int) -> None:
+            choice: dict[str, Any] = {"index": 0, "delta": delta}
+            if fake.odds and "content" in delta:
+                others = [{"token": delta["content"], "logprob": -0.1}, {"token": " other", "logprob": -2.5}]
+                choice["logprobs"] = {"content": [{"token": delta["content"], "logprob": -0.1, "top_logprobs": others}]}
+            self._event({"choices": [choice], "usage": {"prompt_tokens": 21, "completion_tokens": made}})
 
         def _event(self, document: dict[str, Any]) -> None:
             self.wfile.write(b"data: " + json.dumps(document).encode() + b"\n\n")

@@ -81,10 +81,11 @@ def test_settings_go_with_the_request(page: Any, fake: FakeServer) -> None:
     ask(page)
     body = fake.requests[0]
     assert (body["temperature"], body["max_tokens"], body["stop"], body["model"]) == (0.3, 64, ["END", "###"], "smollm2")
-    assert body["messages"][0] == {"role": "system", "content": "Be brief."} and "top_p" not in body
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."} and body["top_p"] == 0.9
     page.click("#reset")
     ask(page)
-    assert "temperature" not in fake.requests[1] and fake.requests[1]["messages"][0]["role"] == "user"
+    assert fake.requests[1]["temperature"] == 0.2 and "max_tokens" not in fake.requests[1]
+    assert fake.requests[1]["messages"][0]["role"] == "user"
 
 
 def test_reasoning_is_shown_apart(page: Any, fake: FakeServer) -> None:

@@ -121,6 +121,9 @@ function pair([median, , worst]) {
 }
 
 export function redrawDashboard() {
-  if (!byId("dashboard").hidden && points.length && performance.now() / 1000 - points.at(-1).time > 1) tick();
+  if (tick !== null && !byId("dashboard").hidden) {
+    clearTimeout(timer);
+    timer = setTimeout(tick, points.length && performance.now() / 1000 - points.at(-1).time < 1 ? 500 : 0);
+  }
   for (const { chart, pick } of charts) chart.update(points.map((point) => ({ time: point.time, values: pick(point) })));
 }

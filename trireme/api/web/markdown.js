@@ -1,11 +1,12 @@
 // Markdown to DOM nodes. A model's text becomes text nodes and a fixed set of elements; HTML in it stays text, and the only
-// addresses that are followed are http, https and mailto. Every pass looks at a character a bounded number of times.
+// addresses that are followed are http, https and mailto. This file knows blocks; what is in a line is in `inline`.
 
 import { element, iconButton, copyText } from "./dom.js";
 import { highlighted } from "./highlight.js";
+import { inline } from "./inline.js";
+import { endOfMath, mathBlock, opensMath } from "./math.js";
 
 const MAX_NESTING = 16;
-const MAX_MISSES = 50; // brackets that never close, before brackets are taken as text
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
 const RULE = /^ {0,3}(?:(?:-\s*){3,}|(?:\*\s*){3,}|(?:_\s*){3,})$/;
@@ -17,6 +18,7 @@ const TABLE_RULE = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
 // cost more with every token.
 export function renderMarkdown(container, source) {
   const blocks = splitBlocks(source.replace(/\r\n?/g, "\n").split("\n"));
+  if (!container.blocks) container.replaceChildren();
   const kept = container.blocks || [];
   let same = 0;
   while (same < kept.length && same < blocks.length && kept[same].source === blocks[same].source) same += 1;
@@ -51,6 +53,7 @@ function kindAt(lines, at) {
   if (FENCE.test(line)) return "code";
   if (HEADING.test(line)) return "heading";
   if (RULE.test(line)) return "rule";
+  if (opensMath(line)) return "math";
   if (QUOTE.test(line)) return "quote";
   if (ITEM.test(line)) return "list";
   if (line.includes("|") && at + 1 < lines.length && lines[at + 1].includes("-") && TABLE_RULE.test(lines[at + 1])) return "table";
@@ -75,6 +78,7 @@ function endOf(kind, lines, begin) {
     return at;
   }
   if (kind === "list") return endOfList(lines, begin);
+  if (kind === "math") return endOfMath(lines, begin);
   while (at < lines.length && lines[at].trim() && kindAt(lines, at) === "text") at += 1;
   return at;
 }
@@ -126,6 +130,7 @@ function renderBlock(block, depth) {
     return element(`h${Math.min(marks.length + 1, 6)}`, {}, ...inline(text));
   }
   if (block.kind === "rule") return element("hr");
+  if (block.kind === "math") return mathBlock(block.source);
   if (block.kind === "quote") {
     return element("blockquote", {}, ...renderBlocks(block.lines.map((line) => line.replace(QUOTE, "")), depth + 1));
   }
@@ -204,152 +209,4 @@ function cells(line) {
   }
   if (cell.trim()) found.push(cell.trim());
   return found;
-}
-
-// --- inline ------------------------------------------------------------------------------------------------------------------
-
-const ADDRESS = /^https?:\/\/[^\s<>"'`]+/;
-const MARKS = { "**": "strong", __: "strong", "*": "em", _: "em", "~~": "del" };
-
-function inline(text, depth = 0) {
-  if (depth > MAX_NESTING) return [text];
-  const nodes = [];
-  let plain = "";
-  let at = 0;
-  const misses = new Set(); // marks for which no partner follows: looked for once
-  const put = (node, length) => {
-    if (plain) nodes.push(plain);
-    plain = "";
-    nodes.push(node);
-    at += length;
-  };
-  while (at < text.length) {
-    const character = text[at];
-    const found =
-      character === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] || "")
-        ? { literal: text[at + 1], length: 2 }
-        : character === "`"
-          ? codeSpan(text, at, misses)
-          : character === "[" || (character === "!" && text[at + 1] === "[")
-            ? link(text, at, depth, misses)
-            : character === "<"
-              ? autolink(text, at)
-              : character === "h"
-                ? bareLink(text, at)
-                : "*_~".includes(character)
-                  ? emphasis(text, at, depth, misses)
-                  : character === "\n" && plain.endsWith("  ")
-                    ? { node: element("br"), length: 1 }
-                    : null;
-    if (found?.node) put(found.node, found.length);
-    else if (found) {
-      plain += found.literal;
-      at += found.length;
-    } else {
-      plain += character;
-      at += 1;
-    }
-  }
-  if (plain) nodes.push(plain);
-  return nodes;
-}
-
-function codeSpan(text, at, misses) {
-  let length = 1;
-  while (text[at + length] === "`") length += 1;
-  const mark = "`".repeat(length);
-  let end = misses.has(mark) ? -1 : text.indexOf(mark, at + length);
-  while (end >= 0 && text[end + length] === "`") {
-    let past = end + length;
-    while (text[past] === "`") past += 1;
-    end = text.indexOf(mark, past);
-  }
-  if (end < 0) {
-    misses.add(mark);
-    return { literal: mark, length };
-  }
-  const inner = text.slice(at + length, end);
-  return { node: element("code", {}, inner.trim() ? inner.replace(/^ (.*) $/s, "$1") : inner), length: end + length - at };
-}
-
-function emphasis(text, at, depth, misses) {
-  const mark = text[at] === text[at + 1] ? text[at].repeat(2) : text[at];
-  if (!(mark in MARKS)) return null;
-  const word = (character) => character !== undefined && /[\p{L}\p{N}]/u.test(character);
-  const after = text[at + mark.length];
-  if (after === undefined || /\s/.test(after) || (mark[0] === "_" && word(text[at - 1])) || misses.has(mark)) {
-    return { literal: mark, length: mark.length };
-  }
-  let end = text.indexOf(mark, at + mark.length);
-  while (end >= 0) {
-    const longer = mark.length === 1 && text[end + 1] === mark && text[end - 1] !== mark;
-    const fits = end > at + mark.length && !/\s/.test(text[end - 1]) && !(mark[0] === "_" && word(text[end + mark.length])) && !longer;
-    if (fits) break;
-    end = text.indexOf(mark, end + (longer ? 2 : 1));
-  }
-  if (end < 0) {
-    misses.add(mark);
-    return { literal: mark, length: mark.length };
-  }
-  const inner = inline(text.slice(at + mark.length, end), depth + 1);
-  return { node: element(MARKS[mark], {}, ...inner), length: end + mark.length - at };
-}
-
-function link(text, at, depth, misses) {
-  if (misses.links > MAX_MISSES) return null;
-  const image = text[at] === "!";
-  const begin = at + (image ? 2 : 1);
-  let nesting = 1;
-  let end = begin;
-  const limit = Math.min(text.length, begin + 2000);
-  for (; end < limit && nesting; end += 1) {
-    if (text[end] === "\\") end += 1;
-    else if (text[end] === "[") nesting += 1;
-    else if (text[end] === "]") nesting -= 1;
-  }
-  if (nesting) misses.links = (misses.links || 0) + 1;
-  if (nesting || text[end] !== "(") return null;
-  let close = end + 1;
-  for (nesting = 1; close < Math.min(text.length, end + 4000) && nesting; close += 1) {
-    if (text[close] === "(") nesting += 1;
-    else if (text[close] === ")") nesting -= 1;
-    else if (text[close] === "\n") return null;
-  }
-  if (nesting) return null;
-  const address = safeAddress(text.slice(end + 1, close - 1).trim().split(/\s/)[0].replace(/^<|>$/g, ""));
-  const label = text.slice(begin, end - 1);
-  const children = image ? [label || "image"] : inline(label, depth + 1);
-  if (!address) return { node: element("span", {}, ...children), length: close - at };
-  return { node: anchor(address, children), length: close - at };
-}
-
-function autolink(text, at) {
-  const end = text.indexOf(">", at);
-  if (end < 0 || end - at > 2000) return null;
-  const address = text.slice(at + 1, end);
-  if (/[\s<]/.test(address) || !/^(https?:\/\/|mailto:)/i.test(address) || !safeAddress(address)) return null;
-  return { node: anchor(safeAddress(address), [address]), length: end + 1 - at };
-}
-
-function bareLink(text, at) {
-  if (!text.startsWith("http", at) || (at > 0 && /[\p{L}\p{N}]/u.test(text[at - 1]))) return null;
-  const found = text.slice(at, at + 2000).match(ADDRESS);
-  if (!found) return null;
-  let address = found[0].replace(/[.,;:!?*_~\]]+$/, "");
-  while (address.endsWith(")") && address.split(")").length > address.split("(").length) address = address.slice(0, -1);
-  const safe = safeAddress(address);
-  return safe ? { node: anchor(safe, [address]), length: address.length } : null;
-}
-
-export function safeAddress(address) {
-  try {
-    const parsed = new URL(address);
-    return ["http:", "https:", "mailto:"].includes(parsed.protocol) ? parsed.href : null;
-  } catch {
-    return null;
-  }
-}
-
-function anchor(address, children) {
-  return element("a", { href: address, target: "_blank", rel: "noopener noreferrer nofollow" }, ...children);
 }
