@@ -12,7 +12,7 @@ import msgspec
 from trireme.types import SamplingParams, TokenLogprobs
 
 NO_PARENT = -1  # of a fork: the row that computed this is gone
-AHEAD = 16  # tokens of a row that generates that may be planned beyond what is answered
+AHEAD = 32  # tokens of a row that generates, drafts among them, that may be planned beyond what is answered
 ALL, ONE_STATE = 0, -1  # what a band keeps, where it is no number of tokens
 
 

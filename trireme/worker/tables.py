@@ -155,9 +155,16 @@ class Tables:
         assert not any(plan.drafts), "nothing here checks drafts"
         if self._goes_on(plan, padding):
             return self._one_further(plan, uniforms)
+        self._count_further()
         step = self._lay_out(plan, uniforms, padding)
         self.before = (plan, padding, step) if padding is not None and padding.decode and not step.settled else None
         return step
+
+    def _count_further(self) -> None:
+        """Notes how long the rows are that only went on in the last steps."""
+        if self.before is not None:
+            plan, _, step = self.before
+            self.known[plan.rows] = step.starts[: len(plan.rows)] + 2
 
     def _goes_on(self, plan: Plan, padding: Padding | None) -> bool:
         """Whether this is the step before once more, each row one token further, as most steps of long answers are."""
@@ -172,11 +179,11 @@ class Tables:
         _, padding, last = self.before
         count, host, starts = len(plan.rows), self.packed.repeat(), last.starts.copy()
         starts[:count] += 1
-        self.known[last.rows[:count]] += 1
         for name in ("lengths", "positions", "reach", "pick_positions"):
             host[last.begin(name) : last.begin(name) + count] += 1
-        for name, slots in self._states(last.rows[:count], starts[:count]).items():
-            host[last.begin(name) : last.begin(name) + count] = slots
+        if self.keeps_states:
+            for name, slots in self._states(last.rows[:count], starts[:count]).items():
+                host[last.begin(name) : last.begin(name) + count] = slots
         if uniforms is not None:
             host[last.begin("uniform") : last.begin("uniform") + count] = uniforms.view(np.int32)
         self._send(plan)
@@ -304,6 +311,8 @@ class Tables:
 
     def _send(self, plan: Plan) -> None:
         """Sends the columns, and behind them the plan's new tokens and pages, which then go where they belong."""
+        if not (plan.admit or plan.forks or plan.trims or plan.page_rows or plan.told_rows):
+            return self.packed.send()
         columns = self.packed.used
         for row, band, pages in plan.trims:
             self.num_held[band, row] = pages
@@ -396,6 +405,7 @@ class Tables:
 
     def exact(self, plan: Plan) -> Plan:
         """The plan with the lengths that its rows really have; waits for the device."""
+        self._count_further()
         known, rows = self.known.copy(), np.asarray(plan.rows)
         lost = np.flatnonzero(known < 0)
         if len(lost):
