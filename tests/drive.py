@@ -42,11 +42,12 @@ class Drive:
         self.config, self.full = resolve(settings, environ={}), full
         self.worker = worker or LocalWorker(self.config, path)
         self.scheduler = Scheduler(self.config.schedule, Capacity.of(self.worker.ready, self.config.cache), seed=0)
-        self.depth = self.worker.depth
         self.runs: dict[str, Run] = {}
         self.engine = Engine(self.scheduler, self)
         self._plan_ids: list[str] = []
-        runner = self.worker.runner
+        self.runner = runner = self.worker.runner
+        self.depth = runner.depth
+        self._steps: Any = worker or runner  # what is given in a worker's place launches at every rank
         self._forward = runner._forward
         runner._forward = self._recorded  # type: ignore[method-assign]
 
@@ -54,10 +55,10 @@ class Drive:
         if self.full:
             plan = msgspec.structs.replace(plan, logits=list(plan.counts))
         self._plan_ids = [task.id for task in (self.scheduler.rows.tasks[row] for row in plan.rows) if task]
-        self.worker.launch(plan)
+        self._steps.launch(plan)
 
     def collect(self) -> Sampled:
-        return self.worker.collect()
+        return self._steps.collect()
 
     def _recorded(self, step: Step) -> Tensor:
         logits, begin = self._forward(step), 0
@@ -143,14 +144,14 @@ class ThreadGroup:
         # together: a worker's first step needs the others
         self.workers = list(self.threads.map(lambda rank: LocalWorker(config, path, rank), range(size)))
         first = self.workers[0]
-        self.ready, self.depth, self.runner = first.ready, first.depth, first.runner
+        self.ready, self.depth, self.runner = first.ready, first.runner.depth, first.runner
 
     def launch(self, plan: Plan) -> None:
-        for done in [self.threads.submit(worker.launch, plan) for worker in self.workers]:
+        for done in [self.threads.submit(worker.runner.launch, plan) for worker in self.workers]:
             done.result()
 
     def collect(self) -> Sampled:
-        answers = [worker.collect() for worker in self.workers]
+        answers = [worker.runner.collect() for worker in self.workers]
         assert all(answer.tokens == answers[0].tokens for answer in answers)
         return answers[0]
 

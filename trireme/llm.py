@@ -33,6 +33,7 @@ from trireme.serve.child import open_tokenizer
 from trireme.serve.loop import EngineLoop
 from trireme.types import Output, Progress, SamplingParams
 from trireme.worker.group import RankGroup, open_ranks
+from trireme.worker.runner import Runner
 from trireme.worker.worker import LocalWorker
 
 BREATH = 5e-5  # seconds between two answers taken in, so that the engine's thread need not wait for many that end together
@@ -61,12 +62,15 @@ class LLM:
         self.tokenizer = tokenizer or _tokenizer(self.path, self.config)
         self.generation = checkpoint.generation
         self.eos_token_ids = checkpoint.eos_token_ids()
-        in_process = self.config.device.tp == 1
-        self.worker: LocalWorker | RankGroup = (
-            LocalWorker(self.config, self.path, report=report) if in_process else open_ranks(self.config, self.path, report)
-        )
+        self.worker: LocalWorker | RankGroup
+        runs: Runner | RankGroup  # launches and collects the steps
+        if self.config.device.tp == 1:
+            self.worker = LocalWorker(self.config, self.path, report=report)
+            runs = self.worker.runner
+        else:
+            runs = self.worker = open_ranks(self.config, self.path, report)
         self.scheduler = Scheduler(self.config.schedule, Capacity.of(self.worker.ready, self.config.cache))
-        self._loop = EngineLoop(Engine(self.scheduler, self.worker))
+        self._loop = EngineLoop(Engine(self.scheduler, runs))
         self._ids = itertools.count()
         # A full collection would look through all that was loaded: 0.1 s between two tokens. Not where the caller has seen to that.
         self._froze = gc.isenabled()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any
 
 import pytest
 import tokenizers
 import torch
 
 from trireme.bench.shapes import SHAPES, write_model
+from trireme.config import Config
 from trireme.llm import LLM
 from trireme.types import SamplingParams
 from trireme.worker.group import RankGroup, open_ranks
@@ -131,7 +133,13 @@ def test_answers_are_read_while_steps_are_captured(model: pathlib.Path, monkeypa
     sampling = [SamplingParams(temperature=0.0, max_tokens=n, logprobs=3, ignore_eos=True) for n in lengths]
     prompts = [[(i * 31 + j * 7) % 1000 + 5 for j in range(9)] for i in lengths]
     found = []
-    for worker in (LocalWorker, lambda config, path, report: open_ranks(config, path, report)):
+
+    def in_a_process(config: Config, path: pathlib.Path, report: Any) -> Any:
+        group: Any = open_ranks(config, path, report)
+        group.runner = group
+        return group
+
+    for worker in (LocalWorker, in_a_process):
         monkeypatch.setattr("trireme.llm.LocalWorker", worker)
         with LLM(str(model), backend="cuda", dtype="float32", max_model_len=256, kv_tokens=4096) as llm:
             assert isinstance(llm.worker, RankGroup) == (worker is not LocalWorker)

@@ -9,7 +9,7 @@ import pytest
 from trireme.bench.steps import show, waits
 
 
-class Worker:
+class Runner:
     """Answers after a while."""
 
     def collect(self) -> str:
@@ -18,12 +18,12 @@ class Worker:
 
 
 def test_waits_are_noted_while_somebody_asks() -> None:
-    worker = Worker()
-    with waits(worker) as waited:
-        assert [worker.collect() for _ in range(3)] == ["answer"] * 3
-    worker.collect()
+    runner = Runner()
+    with waits(runner) as waited:
+        assert [runner.collect() for _ in range(3)] == ["answer"] * 3
+    runner.collect()
     assert len(waited) == 3 and min(waited) >= 0.01
-    assert "collect" not in vars(worker)
+    assert "collect" not in vars(runner)
 
 
 def test_only_the_second_half_of_the_waits_counts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,13 +31,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def plans_of(drive: Drive) -> list[Plan]:
     """The plans that the worker will have run."""
     plans: list[Plan] = []
-    launch = drive.worker.launch
+    launch = drive.runner.launch
 
     def noted(plan: Plan) -> None:
         plans.append(plan)
         launch(plan)
 
-    drive.worker.launch = noted  # type: ignore[method-assign]
+    drive.runner.launch = noted  # type: ignore[method-assign]
     return plans
 
 
@@ -108,7 +108,7 @@ def test_rows_may_change_places(folder: pathlib.Path) -> None:
     two.told_rows, two.told_tokens = [], []
     answers = []
     for drive, plan in zip((plain, crossed), asked, strict=True):
-        drive.worker.launch(plan)
-        answers.append(dict(zip(plan.rows, drive.worker.collect().tokens, strict=True)))
+        drive.runner.launch(plan)
+        answers.append(dict(zip(plan.rows, drive.runner.collect().tokens, strict=True)))
     assert answers[1] == {a: answers[0][b], b: answers[0][a]}
     assert answers[0][a] != answers[0][b]

@@ -34,7 +34,7 @@ class House:
         config = resolve(settings, environ={})
         self.worker = LocalWorker(config, folder)
         self.scheduler = Scheduler(config.schedule, Capacity.of(self.worker.ready, config.cache))
-        self.engine = Engine(self.scheduler, self.worker)
+        self.engine = Engine(self.scheduler, self.worker.runner)
 
     def ask(self, count: int) -> tuple[dict[str, list[int]], dict[str, int]]:
         """Tokens and cached tokens of prompts that share a beginning, some greedy, some not."""
@@ -95,4 +95,4 @@ def test_rests_between_plans_until_nothing_is_left(monkeypatch: pytest.MonkeyPat
         router.post(plan if left else Stop())  # something comes after each piece
         return left > 0
 
-    assert [found.step for found in rank._plans(channel, rest)] == [1, 1] and left == 0
+    assert [order.step for order in rank._orders(channel, rest) if isinstance(order, Plan)] == [1, 1] and left == 0

@@ -26,6 +26,7 @@ from trireme.bench.engine import Prompts, measure
 from trireme.bench.flags import steps_flags
 from trireme.bench.shapes import write_model
 from trireme.llm import LLM
+from trireme.worker.worker import LocalWorker
 
 
 def account(llm: LLM, draw: Prompts, requests: int, prompt: int, outputs: int) -> dict[str, object]:
@@ -33,7 +34,8 @@ def account(llm: LLM, draw: Prompts, requests: int, prompt: int, outputs: int) -
     for _ in range(3):
         measure(llm, [draw(prompt) for _ in range(requests)], outputs)
     prompts = [draw(prompt) for _ in range(requests)]
-    with waits(llm.worker) as waited:
+    assert isinstance(llm.worker, LocalWorker)
+    with waits(llm.worker.runner) as waited:
         begun = time.perf_counter()
         measure(llm, prompts, outputs)
         wall = time.perf_counter() - begun
@@ -62,9 +64,9 @@ def account(llm: LLM, draw: Prompts, requests: int, prompt: int, outputs: int) -
 
 
 @contextmanager
-def waits(worker: Any) -> Iterator[list[float]]:
+def waits(runner: Any) -> Iterator[list[float]]:
     """The seconds for which the engine waits for each step's answer. Where it never waits, the device waits for the host."""
-    waited, collect = list[float](), worker.collect
+    waited, collect = list[float](), runner.collect
 
     def timed() -> Any:
         begun = time.perf_counter()
@@ -72,11 +74,11 @@ def waits(worker: Any) -> Iterator[list[float]]:
         waited.append(time.perf_counter() - begun)
         return answer
 
-    worker.collect = timed
+    runner.collect = timed
     try:
         yield waited
     finally:
-        del worker.collect
+        del runner.collect
 
 
 def _union(spans: list[tuple[float, float]]) -> float:

@@ -119,9 +119,11 @@ class EngineLoop:
                     self._wake.wait()
                     self._wake.clear()
         except BaseException as error:
-            known = isinstance(error, TriremeError)
-            failure = error if known else WorkerDied(f"The engine failed: {error!r}.", "its traceback names the place")
-            failure.__cause__ = None if known else error
+            if isinstance(error, TriremeError):
+                error.__cause__ = None
+                return self._end(error)
+            failure = WorkerDied(f"The engine failed: {error!r}.", "its traceback names the place")
+            failure.__cause__ = error
             self._end(failure)
 
     def _next_command(self) -> _Command | None:

@@ -150,8 +150,8 @@ def run(name: str, folder: pathlib.Path, watch: bool = True, too_far: bool = Fal
             admitted = [waiting.pop(0)] if len(waiting) > 1 or (waiting and step > 8) else []
             rows.extend(admitted)
             plan = _plan(step, rows, len(admitted), free)
-            worker.launch(_too_far(plan, rows, numbers) if too_far else plan)
-            outcome.tokens.extend(worker.collect().tokens)
+            worker.runner.launch(_too_far(plan, rows, numbers) if too_far else plan)
+            outcome.tokens.extend(worker.runner.collect().tokens)
 
     if watch:
         with worker.capture("lm_head") as values:

@@ -63,7 +63,7 @@ class _Rank:
 
 
 class RankGroup:
-    """The same face as a worker in this process: launch, collect. For loops that wait for other things too: channels, attend."""
+    """The same face as the runner in this process: launch, collect. For loops that wait for other things too: channels, attend."""
 
     depth = 2  # a plan travels while the one before it runs
 

@@ -22,6 +22,7 @@ from trireme.errors import TriremeError, WorkerDied
 from trireme.ipc.channel import Channel, ChannelClosed
 from trireme.ipc.lifeline import prepare_child, tie_to_parent
 from trireme.ipc.messages import Beat, Failed, Phase, Plan, Reload, Reloaded, Start, Stop, ToWorker
+from trireme.worker.runner import Runner
 from trireme.worker.worker import LocalWorker
 
 BEAT_SECONDS = 0.5
@@ -108,13 +109,13 @@ def _serve(start: Start, channel: Channel, send: Any) -> None:
     worker = LocalWorker(config, pathlib.Path(start.path), start.rank, start.store, report)
     gc.freeze()  # a full collection would look through all that was imported: 90 ms between two tokens of somebody
     send(worker.ready)
-    answer = _Answering(worker, pulse, send if start.rank == 0 else lambda sampled: None)
+    answer = _Answering(worker.runner, pulse, send if start.rank == 0 else lambda sampled: None)
     for order in _orders(channel, worker.rest):
         if isinstance(order, Reload):
             send(Reloaded(worker.reload(pathlib.Path(order.path))))
             continue
         pulse.begin()
-        worker.launch(order)
+        worker.runner.launch(order)
         answer.due()
 
 
@@ -134,21 +135,21 @@ class _Answering:
     """Collects and sends answers: at once where launching waits for the device, else in a thread, so that the next plan is
     launched while this one runs."""
 
-    def __init__(self, worker: LocalWorker, pulse: Pulse, send: Any):
-        self.worker, self.pulse, self.send = worker, pulse, send
+    def __init__(self, runner: Runner, pulse: Pulse, send: Any):
+        self.runner, self.pulse, self.send = runner, pulse, send
         self.owed: queue.SimpleQueue = queue.SimpleQueue()
-        if worker.depth > 1:
+        if runner.depth > 1:
             threading.Thread(target=self._run, name="answers", daemon=True).start()
 
     def due(self) -> None:
         """One more launched plan is to be answered."""
-        if self.worker.depth > 1:
+        if self.runner.depth > 1:
             self.owed.put(None)
         else:
             self._answer()
 
     def _answer(self) -> None:
-        sampled = self.worker.collect()
+        sampled = self.runner.collect()
         self.pulse.end()
         self.send(sampled)
 

@@ -82,8 +82,11 @@ class Trial:
 
 
 class Runner:
+    """Steps are answered in the order in which they were launched, `depth` of them in flight at most."""
+
     def __init__(self, model: Module, backend: Backend, caches: Caches, tables: Tables, sampler: Sampler, max_rows: int):
         self.model, self.backend, self.caches, self.tables, self.sampler = model, backend, caches, tables, sampler
+        self.depth = backend.depth
         self.graph_sizes = backend.graph_sizes(max_rows) if backend.options.graphs else ()
         self.graph_tokens = backend.graph_tokens(max_rows) if backend.options.graphs else ()
         self.graphs: dict[Size, tuple[Step, Callable[[], Tensor]]] = {}

@@ -1,4 +1,7 @@
-"""One rank's worker: a backend, a model, its KV pool, and the runner that steps them. Knows plans; nothing of requests or text."""
+"""What one rank has opened: a backend, a model, its KV pool, and the runner that does steps. Knows nothing of requests or text.
+
+Steps are launched and collected at the runner itself; here is what happens before, between and beside them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from trireme.errors import BadConfig, TriremeError
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer
-from trireme.ipc.messages import ONE_STATE, Admit, BandSize, Plan, Ready, Sampled
+from trireme.ipc.messages import ONE_STATE, Admit, BandSize, Plan, Ready
 from trireme.ops import States
 from trireme.parallel import Group, Mesh
 from trireme.types import SamplingParams
@@ -37,7 +40,7 @@ LONGEST_REHEARSAL = 0.5  # seconds: where a step takes so long, whoever comes me
 
 
 class LocalWorker:
-    """A worker in this process."""
+    """A model opened in this process; `runner` does its steps."""
 
     def __init__(
         self, config: Config, path: pathlib.Path, rank: int = 0, store: str = "", report: Report = lambda name, share: None
@@ -62,7 +65,7 @@ class LocalWorker:
         sampler = Sampler(backend.ops, tables, max_rows, self.grammars)
         self.model, self.backend, self._config, self._loaded, self._mesh = loaded.model, backend, config, loaded, mesh
         self.runner = Runner(loaded.model, backend, caches, tables, sampler, max_rows)
-        self.depth, self.size = backend.depth, size
+        self.size = size
         self._chores = self._later()
         report("first step", 0.0)
         token_seconds = self._warm_up()
@@ -73,7 +76,7 @@ class LocalWorker:
             max_model_len=room.max_model_len,
             vocab_size=loaded.cfg.vocab,
             shares_prefixes=bool(getattr(loaded.model, "shares_prefixes", True)) and not room.states,
-            depth=self.depth,
+            depth=backend.depth,
             backend=backend.name,
             dtype=str(loaded.dtype).removeprefix("torch."),
             weight_bytes=loaded.weight_bytes,
@@ -96,15 +99,9 @@ class LocalWorker:
         one.page_rows = one.page_ids = [0] * len(one.page_bands)
         for plan in (one, again):
             begun = time.monotonic()
-            self.launch(plan)
-            self.collect()
+            self.runner.launch(plan)
+            self.runner.collect()
         return time.monotonic() - begun
-
-    def launch(self, plan: Plan) -> None:
-        self.runner.launch(plan)
-
-    def collect(self) -> Sampled:
-        return self.runner.collect()
 
     def reload(self, path: pathlib.Path) -> str:
         """New weights in the place of the old ones; why not, in a line, where they do not fit. Nothing may be in flight."""
@@ -129,7 +126,8 @@ class LocalWorker:
     def _later(self) -> Iterator[bool]:
         self.grammars.warm_up()
         yield True
-        alone = self.size == 1 and self.depth == 1  # ranks would have to agree on the moment; a device records in other ways
+        # Ranks would have to agree on the moment; a device records in other ways.
+        alone = self.size == 1 and self.backend.depth == 1
         for counts, mode in itertools.product(self._rehearsed() if alone else [], ("greedy", "random")):
             begun = time.monotonic()
             self.runner.rehearse(counts, mode)

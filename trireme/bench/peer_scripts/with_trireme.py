@@ -12,6 +12,7 @@ from trireme.command.early import open_llm
 from trireme.command.startup import uncollected
 from trireme.config import resolve
 from trireme.types import SamplingParams
+from trireme.worker.worker import LocalWorker
 
 
 class Trireme:
@@ -28,8 +29,9 @@ class Trireme:
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         """From the launch of the first step in which every stream decodes to the last answer."""
-        worker, begun = self.llm.worker, 0.0
-        launch = worker.launch
+        assert isinstance(self.llm.worker, LocalWorker)
+        runner, begun = self.llm.worker.runner, 0.0
+        launch = runner.launch
 
         def watched(plan: Any) -> None:
             nonlocal begun
@@ -37,11 +39,11 @@ class Trireme:
                 begun = time.perf_counter()
             launch(plan)
 
-        worker.launch = watched  # type: ignore[method-assign]
+        runner.launch = watched  # type: ignore[method-assign]
         try:
             self._run(prompts, steps + 1)
         finally:
-            worker.launch = launch  # type: ignore[method-assign]
+            runner.launch = launch  # type: ignore[method-assign]
         return time.perf_counter() - begun
 
     def _run(self, prompts: list[list[int]], tokens: int) -> None:
