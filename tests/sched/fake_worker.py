@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from trireme.ipc.messages import NO_PARENT, Admit, Plan, RowNote, Sampled
+from trireme.ipc.messages import NO_PARENT, Admit, BandSize, Plan, RowNote, Sampled
 from trireme.types import TokenLogprobs
 
 VOCABULARY = 50
@@ -41,16 +41,23 @@ def solo(prompt: list[int], seed: int, stops: set[int], max_tokens: int, min_tok
 
 
 class Row:
-    def __init__(self, admit: Admit):
-        self.admit, self.tokens, self.pages = admit, array("i", admit.tokens).tolist(), list[int]()
+    def __init__(self, admit: Admit, bands: int):
+        self.admit, self.tokens = admit, array("i", admit.tokens).tolist()
+        self.tables: list[dict[int, int]] = [{} for _ in range(bands)]  # by band: page of the sequence -> page of the memory
+        self.ends = list(admit.begins) or [0] * bands  # of each table
         self.digests = chain(self.tokens)
 
     def forked(self, row: int, length: int, seed: int) -> Row:
         """Another row with the tokens up to the one behind `length`."""
         other = copy.copy(self)
         other.admit = msgspec.structs.replace(self.admit, row=row, seed=seed)
-        other.tokens, other.digests, other.pages = self.tokens[: length + 1], self.digests[: length + 1], list(self.pages)
+        other.tokens, other.digests = self.tokens[: length + 1], self.digests[: length + 1]
+        other.tables, other.ends = [dict(table) for table in self.tables], list(self.ends)
         return other
+
+    def trim(self, band: int, pages: int) -> None:
+        self.tables[band] = {at: page for at, page in self.tables[band].items() if at < pages}
+        self.ends[band] = pages
 
 
 @dataclass
@@ -61,9 +68,11 @@ class FakeWorker:
     fails: set[int] = field(default_factory=set)  # seeds whose rows report an error when they sample
     tells: bool = False  # keeps no sampled token
     likeness: float = 0.5  # how often a draft is what will be sampled
+    windows: tuple[BandSize, ...] = ()  # bands behind the first
 
     def __post_init__(self) -> None:
-        self.slots: dict[int, int] = {}
+        self.sizes = [self.num_pages, *(band.num_pages for band in self.windows)]
+        self.slots: list[dict[int, int]] = [{} for _ in self.sizes]  # by band
         self.rows: dict[int, Row] = {}
         self.answers: deque[Sampled] = deque()
         self.plans: list[Plan] = []
@@ -77,14 +86,16 @@ class FakeWorker:
             del self.rows[row]
         for admit in plan.admit:
             assert admit.row not in self.rows, "admitted to a row that was not released"
-            self.rows[admit.row] = Row(admit)
+            self.rows[admit.row] = Row(admit, len(self.sizes))
         self._fork(plan)
         for row, band, count in plan.trims:
-            assert band == 0 and 0 <= count < len(self.rows[row].pages)
-            del self.rows[row].pages[count:]
-        for row, page in zip(plan.page_rows, plan.page_ids, strict=True):
-            assert 0 <= page < self.num_pages and page not in self.rows[row].pages
-            self.rows[row].pages.append(page)
+            assert 0 <= count < self.rows[row].ends[band]
+            self.rows[row].trim(band, count)
+        for row, page, band in zip(plan.page_rows, plan.page_ids, plan.page_bands or [0] * len(plan.page_rows), strict=True):
+            known = self.rows[row]
+            assert 0 <= page < self.sizes[band] and (band or page not in known.tables[0].values())
+            known.tables[band][known.ends[band]] = page
+            known.ends[band] += 1
         assert plan.rows and len(set(plan.rows)) == len(plan.rows)
         self._tell(plan)
         columns = zip(
@@ -92,15 +103,15 @@ class FakeWorker:
         )
         results = [self._compute(*column) for column in columns]
         # Writes of one step come before its reads, as on a device: rows must not step on each other.
-        for row, _, _, digests in results:
-            self._verify(row, digests)
-        for row, new, _, _ in results:
+        for row, _, _, digests, start in results:
+            self._verify(row, digests, start)
+        for row, new, *_ in results:
             if not self.tells:
                 row.tokens += new
                 row.digests = chain(row.tokens, row.digests)
-        gained = [new for _, new, _, _ in results if new]
+        gained = [new for _, new, *_ in results if new]
         counts = [len(new) for new in gained] if plan.drafts else []
-        notes = [note for _, _, note, _ in results if note is not None]
+        notes = [note for _, _, note, *_ in results if note is not None]
         self.answers.append(Sampled(plan.step, [token for new in gained for token in new], notes, counts))
 
     def collect(self) -> Sampled:
@@ -112,19 +123,22 @@ class FakeWorker:
         for fork in plan.forks:
             parent = self.rows[fork.row if fork.parent == NO_PARENT else fork.parent]
             live = fork.length % self.page_size or self.page_size
-            held = [[self.slots[at * self.page_size + i] for i in range(live)] for _, at, _ in fork.copies]
+            held = [[self.slots[band].get(at * self.page_size + i) for i in range(live)] for band, at, _ in fork.copies]
             read.append((fork, parent, held))
         for fork, parent, held in read:
             if fork.parent != NO_PARENT:
                 assert fork.row not in self.rows, "forked into a row that was not released"
                 row = self.rows[fork.row] = parent.forked(fork.row, fork.length, fork.seed)
-                del row.pages[-(-fork.length // self.page_size) :]
-                for _, source, target in fork.copies:
-                    row.pages[row.pages.index(source)] = target
-            for (_, _, target), digests in zip(fork.copies, held, strict=True):
+                for band, table in enumerate(row.tables):
+                    row.trim(band, -(-fork.length // self.page_size))
+                    assert not fork.copies or table[fork.length // self.page_size] == fork.copies[band][1]
+                for band, _, target in fork.copies:
+                    row.tables[band][fork.length // self.page_size] = target
+            for (band, _, target), digests in zip(fork.copies, held, strict=True):
                 for i in range(self.page_size):
-                    self.slots.pop(target * self.page_size + i, None)
-                self.slots |= {target * self.page_size + i: digest for i, digest in enumerate(digests)}
+                    self.slots[band].pop(target * self.page_size + i, None)
+                copied = {target * self.page_size + i: digest for i, digest in enumerate(digests) if digest is not None}
+                self.slots[band] |= copied
 
     def _tell(self, plan: Plan) -> None:
         for row, token in zip(plan.told_rows, plan.told_tokens, strict=True):
@@ -133,13 +147,13 @@ class FakeWorker:
             known.tokens.append(token)
             known.digests = chain(known.tokens, known.digests)
 
-    def _slot(self, row: Row, position: int) -> int:
-        return row.pages[position // self.page_size] * self.page_size + position % self.page_size if self.num_pages else position
+    def _slot(self, row: Row, position: int, band: int) -> int:
+        return row.tables[band][position // self.page_size] * self.page_size + position % self.page_size
 
     def _compute(
         self, number: int, start: int, count: int, logits: int, samples: bool, drafts: int
-    ) -> tuple[Row, list[int], RowNote | None, list[int]]:
-        """The row, what it samples, what it says, and the digests of all that it has computed."""
+    ) -> tuple[Row, list[int], RowNote | None, list[int], int]:
+        """The row, what it samples, what it says, the digests of all that it has computed, and where this step began."""
         row = self.rows[number]
         if samples:  # the plan's start is the most it can be
             own = len(row.tokens) - (count - drafts)
@@ -149,8 +163,8 @@ class FakeWorker:
         tokens = row.tokens + self._drafted(row, drafts)
         digests = chain(tokens, row.digests)
         if self.num_pages:
-            for position in range(start, start + count):
-                self.slots[self._slot(row, position)] = digests[position]
+            for band, slots in enumerate(self.slots):
+                slots.update({self._slot(row, at, band): digests[at] for at in range(start, start + count)})
         note, admit = None, row.admit
         if admit.sampling.prompt_logprobs is not None and logits == count and start < admit.num_prompt:
             positions = range(start + 1, min(start + count + 1, admit.num_prompt))
@@ -158,15 +172,15 @@ class FakeWorker:
         else:
             assert logits == int(samples) + drafts
         if not samples:
-            return row, [], note, digests[: start + count]
+            return row, [], note, digests[: start + count], start
         new = self._sample(row, tokens, digests)
         self.kept += len(new) - 1
         if admit.seed in self.fails:
-            return row, new, RowNote(number, error="its logits were not finite"), digests[: start + count]
+            return row, new, RowNote(number, error="its logits were not finite"), digests[: start + count], start
         if admit.sampling.logprobs is not None:
             note = note or RowNote(number)
             note.logprobs = [TokenLogprobs(token, -0.5, 1) for token in new]
-        return row, new, note, digests[: start + count]
+        return row, new, note, digests[: start + count], start
 
     def _drafted(self, row: Row, count: int) -> list[int]:
         """Guesses at what the row will sample, of which some are right."""
@@ -186,8 +200,10 @@ class FakeWorker:
                 break
         return new
 
-    def _verify(self, row: Row, digests: list[int]) -> None:
-        """Every context slot of the row must hold the digest of exactly its prefix."""
-        if self.num_pages:
-            for position, digest in enumerate(digests):
-                assert self.slots.get(self._slot(row, position)) == digest, f"the KV at position {position} is another's"
+    def _verify(self, row: Row, digests: list[int], start: int) -> None:
+        """Every slot that a step from `start` on reads must hold the digest of exactly its prefix."""
+        reach = [0, *(max(0, start - band.keep + 1) for band in self.windows)] if self.num_pages else []
+        for band, first in enumerate(reach):
+            for position in range(first, len(digests)):
+                found = self.slots[band].get(self._slot(row, position, band))
+                assert found == digests[position], f"the KV at position {position} of band {band} is another's"

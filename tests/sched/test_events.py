@@ -21,11 +21,23 @@ HOUSES: dict[str, dict] = {
     "drafts": {"drafts": 7, "depth": 2, "likeness": 0.7},
     "drafts, deep and tight": {"drafts": 7, "depth": 3, "likeness": 0.3, "page_size": 1, "slots": 60},
     "drafts, static": {"drafts": 3, "page_size": 0, "depth": 2},
+    "windows": {"windows": ((9, 96),), "max_running": 4},
+    "windows, pages of one": {"windows": ((6, 40),), "page_size": 1, "depth": 2},
+    "windows, two bands": {"windows": ((1, 64), (17, 112)), "max_running": 4, "depth": 2},
+    "windows, no cache": {"windows": ((9, 80),), "prefix_cache": False, "slots": 160},
+    "windows, drafts": {"windows": ((9, 96),), "drafts": 5, "depth": 2, "likeness": 0.7},
+    "windows, told": {"windows": ((9, 96),), "tells": True, "depth": 2},
     "told": {"tells": True, "depth": 2},
     "told, tight": {"tells": True, "depth": 3, "page_size": 1, "slots": 60},
 }
 # What must have happened in a house of that name after MANY events, and after FEW in one of them at least.
-USED = {"groups": {"forks", "orphans"}, "drafts": {"drafts", "kept", "refused"}, "tight": {"pauses"}, "told": {"told"}}
+USED = {
+    "groups": {"forks", "orphans"},
+    "drafts": {"drafts", "kept", "refused"},
+    "tight": {"pauses"},
+    "told": {"told"},
+    "windows": {"forks", "orphans"},
+}
 
 
 def play(house: House, events: int, seed: int) -> Counter[str]:

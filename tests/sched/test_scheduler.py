@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.sched.fake_worker import FakeWorker, solo
 from trireme.config import ScheduleOptions
 from trireme.errors import BadRequest, Overloaded
-from trireme.ipc.messages import NO_PARENT, Sampled
+from trireme.ipc.messages import ALL, NO_PARENT, BandSize, Sampled
 from trireme.sched.capacity import Capacity
 from trireme.sched.engine import Engine
 from trireme.sched.plan import Draft
@@ -44,18 +44,21 @@ class House:
     drafts: int = 0  # at most, in any step
     likeness: float = 0.5
     tells: bool = False
+    windows: tuple[tuple[int, int], ...] = ()  # of the bands behind the first: tokens kept, and slots for all
 
     def __post_init__(self) -> None:
         size = self.page_size or MAX_MODEL_LEN
         num_pages = (self.slots or SLOTS[self.page_size]) // size
+        windows = tuple(BandSize(keep, slots // size, size) for keep, slots in self.windows if self.page_size)
+        bands = (BandSize(ALL, num_pages, size), *windows) if windows else ()
         options = ScheduleOptions(self.policy, self.max_running, self.max_step_tokens, self.max_waiting)
         self.scheduler = Scheduler(
             options,
-            Capacity(num_pages, self.page_size, MAX_MODEL_LEN, self.prefix_cache, tells=self.tells),
+            Capacity(num_pages, self.page_size, MAX_MODEL_LEN, self.prefix_cache, tells=self.tells, bands=bands, forks=not windows),
             clock=lambda: 0.0,
             seed=0,
         )
-        self.worker = FakeWorker(num_pages, size, self.depth, self.fails, self.tells, self.likeness)
+        self.worker = FakeWorker(num_pages, size, self.depth, self.fails, self.tells, self.likeness, windows)
         self.dice = random.Random(1)
         self.engine = Engine(self.scheduler, self.worker)
         self.tokens: dict[str, list[int]] = {}
@@ -134,6 +137,7 @@ HOUSES = st.builds(
     drafts=st.sampled_from([0, 0, 1, 3, 7]),
     likeness=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     tells=st.sampled_from([False, False, True]),
+    windows=st.sampled_from([(), (), ((5, 96),), ((1, 64), (17, 128))]),
 )
 
 

@@ -53,7 +53,7 @@ def extend(flight: Flight, sampled: Sampled, finish: Finish) -> list[Progress]:
     for task, token in zip(flight.sampling, sampled.tokens, strict=True):
         if task.finish is not None:
             continue
-        task.append(token)
+        task.tokens.append(token)
         progress.append(Progress(id=task.id, tokens=[token]))
         if token in task.stops or len(task.tokens) >= task.mark:
             _mark(task, token, progress[-1], finish)
@@ -71,7 +71,7 @@ def _extend_by_count(flight: Flight, sampled: Sampled, finish: Finish) -> list[P
         item = Progress(id=task.id, tokens=[])
         progress.append(item)
         for token in fresh:
-            task.append(token)
+            task.tokens.append(token)
             item.tokens.append(token)
             if token in task.stops or len(task.tokens) >= task.mark:
                 _mark(task, token, item, finish)

@@ -86,7 +86,7 @@ def launch(draft: Draft, table: Rows, step: int, release: list[int], page_size: 
     counts[first:] = draft.counts
     if draft.drafts is not None:
         drafts[:first] = draft.drafts
-        counts += drafts
+        counts[:first] += draft.drafts
     starts = table.scheduled[rows]
     ends, total = starts + counts, table.total[rows]
     samples = (ends - drafts == total) & (total < table.max_total[rows])
@@ -96,7 +96,8 @@ def launch(draft: Draft, table: Rows, step: int, release: list[int], page_size: 
     seated, numbers = table.tasks, rows.tolist()
     tasks: list[Task] = [seated[row] for row in numbers]
     if samples.all() and not len(scoring):
-        sampling, logits, chosen = tasks, (1 + drafts).tolist(), [True] * len(tasks)
+        sampling, chosen = tasks, [True] * len(tasks)
+        logits = [1] * len(tasks) if draft.drafts is None else (1 + drafts).tolist()
     else:
         sampling = [tasks[index] for index in np.flatnonzero(samples)]
         wanted = samples + drafts
@@ -111,7 +112,7 @@ def launch(draft: Draft, table: Rows, step: int, release: list[int], page_size: 
         page_bands=draft.page_bands if any(draft.page_bands) else [],
         rows=numbers,
         starts=starts.tolist(),
-        counts=counts.tolist(),
+        counts=[1] * first + draft.counts if draft.drafts is None else counts.tolist(),
         logits=logits,
         samples=chosen,
         forks=draft.forks,
@@ -122,23 +123,22 @@ def launch(draft: Draft, table: Rows, step: int, release: list[int], page_size: 
     flight = Flight(
         step, rows, starts, ends, epochs, tasks, sampling, scoring.tolist(), draft.num_tokens, prompt_tokens, table.changes
     )
-    told = np.flatnonzero(table.waits[rows] & (starts >= table.known[rows]))
+    waits = table.waits[rows]
+    told = np.flatnonzero(waits & (starts >= table.known[rows])) if waits.any() else ()
     if len(told):
         plan.told_rows = rows[told].tolist()
         plan.told_tokens = [tasks[at].tokens[int(starts[at])] for at in told]
-    if drafts.any():
+    if draft.drafts is not None and drafts.any():
         plan.drafts = drafts.tolist()
         flight.sampling_at = np.flatnonzero(samples)
         flight.drafts = drafts[flight.sampling_at]
-    elif not draft.rows and sampling is tasks and len(rows) == len(table) and not len(told):
+    elif not draft.rows and sampling is tasks and len(rows) == len(table) and not waits.any():
         flight.repeats = _repeats(table, rows, page_size)
     return plan, flight
 
 
 def _repeats(table: Rows, rows: np.ndarray, page_size: int) -> int:
     """How many steps of one token each these rows can go on before one of them needs a page or reaches its end."""
-    if table.waits[rows].any():
-        return 0
     ends = np.minimum(np.minimum(table.need[rows], table.max_total[rows] - 1), table.num_pages[rows] * page_size)
     return int((ends - table.scheduled[rows]).min())
 

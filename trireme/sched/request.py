@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trireme.sched.pages import numbers
+from trireme.sched.pages import Numbers, numbers
 from trireme.types import FinishReason, Request, TokenLogprobs
 
 NO_ROW = -1
@@ -17,6 +17,7 @@ class Task:
     """One live request. `tokens` holds the prompt and every token that has come back."""
 
     __slots__ = (
+        "_keys",
         "arrival",
         "cached",
         "draw",
@@ -24,7 +25,6 @@ class Task:
         "finish",
         "id",
         "key",
-        "keys",
         "mark",
         "max_total",
         "min_total",
@@ -48,7 +48,7 @@ class Task:
         self.salt, self.arrival = request.salt, request.arrival
         self.eos_token_ids = request.eos_token_ids
         self.tokens = numbers(request.tokens)
-        self.keys = self.tokens if request.keys is None else numbers(request.keys)  # what the prefix cache compares
+        self._keys = None if request.keys is None else numbers(request.keys)  # of the prompt
         self.num_prompt = len(self.tokens)
         room = max_model_len - self.num_prompt
         self.max_total = self.num_prompt + (room if sampling.max_tokens is None else min(room, sampling.max_tokens))
@@ -71,10 +71,10 @@ class Task:
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
 
-    def append(self, token: int) -> None:
-        self.tokens.append(token)
-        if self.keys is not self.tokens:
-            self.keys.append(token)
+    @property
+    def keys(self) -> Numbers:
+        """What the prefix cache compares: the tokens, or what stands for those of the prompt and the tokens behind it."""
+        return self.tokens if self._keys is None else self._keys + self.tokens[self.num_prompt :]
 
     def ends(self, token: int) -> FinishReason | None:
         """Whether the request is over, now that `token` is its last."""

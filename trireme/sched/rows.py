@@ -62,7 +62,7 @@ class Rows:
         """How many tokens each row in use wants to have computed, in their order."""
         order = self.order
         wanted = np.minimum(self.total[order], self.need[order]) - self.scheduled[order]
-        if self.waits[order].any():
+        if self.waits.any():
             unknown = (self.scheduled[order] >= self.known[order]) & (self.scheduled[order] > self.computed[order])
             wanted[self.waits[order] & unknown] = 0
         return wanted

@@ -172,15 +172,17 @@ class Scheduler:
             return
         most = min(self.num_drafts, draft.budget // len(generating) - 1)
         drafts = rows.drafts(generating, most) if most > 0 else None
-        lacking = self._lacking(generating, drafts)
-        if drafts is not None and lacking.sum() > memory.available:
-            drafts, lacking = None, self._lacking(generating, None)
-        if lacking.sum() > memory.available:
+        lacking, count = self._lacking(generating, drafts)
+        if count > memory.available and drafts is not None:
+            drafts = None
+            lacking, count = self._lacking(generating, None)
+        if count > memory.available:
             self._clear_out(draft)
-            lacking = self._lacking(generating, None)
-        if lacking.sum() <= memory.available:
-            self._grow(np.repeat(generating, lacking).tolist(), draft)
-            rows.num_pages[generating] += lacking
+            lacking, count = self._lacking(generating, None)
+        if count <= memory.available:
+            if count:
+                self._grow(np.repeat(generating, lacking).tolist(), draft)
+                rows.num_pages[generating] += lacking
             draft.put_generating(generating, drafts)
             return
         for row, grows in zip(generating.tolist(), lacking.tolist(), strict=True):
@@ -193,11 +195,12 @@ class Scheduler:
                 rows.num_pages[row] += 1
             draft.put(row, 1)
 
-    def _lacking(self, generating: np.ndarray, drafts: np.ndarray | None) -> np.ndarray:
-        """How many pages each of these rows lacks for its next token and its drafts."""
-        rows = self.rows
-        ends = rows.scheduled[generating] + 1 + (0 if drafts is None else drafts)
-        return np.maximum(-(-ends // self.memory.page_size) - rows.num_pages[generating], 0)
+    def _lacking(self, generating: np.ndarray, drafts: np.ndarray | None) -> tuple[np.ndarray, int]:
+        """How many pages each of these rows lacks for its next token and its drafts, and all of them."""
+        last = self.rows.scheduled[generating]
+        last = last if drafts is None else last + drafts
+        lacking = np.maximum(last // self.memory.page_size + 1 - self.rows.num_pages[generating], 0)
+        return lacking, int(lacking.sum())
 
     def _plan_prompt(self, row: int, draft: Draft) -> None:
         """As much of the row's prompt as the budget and the memory allow.
