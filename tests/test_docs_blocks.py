@@ -20,6 +20,7 @@ from trireme.config import GROUPS, resolve
 
 ADDRESS = "http://127.0.0.1:8000"
 WORKED = "# "  # worked examples begin with their file's name; `test_docs` and the operators' tests run them
+PLUG_INS = "add-a-format.md"  # whose modules `tests/quant/test_plugins.py` installs and runs
 
 
 def name_of(fence: Fence) -> str:
@@ -30,7 +31,7 @@ def is_worked(fence: Fence) -> bool:
     return fence.text.startswith(WORKED) and fence.text.partition("\n")[0].endswith(".py")
 
 
-PYTHON = [fence for fence in fences("python") if not is_worked(fence)]
+PYTHON = [fence for fence in fences("python") if not is_worked(fence) and fence.page.name != PLUG_INS]
 CLIENTS = [fence for fence in PYTHON if ADDRESS in fence.text]
 OFFLINE = [fence for fence in PYTHON if ADDRESS not in fence.text and "kernels" not in fence.text]
 ELSEWHERE = ("langchain_openai", "llama_index", "instructor", "pydantic_ai")  # run by `make test-clients`
