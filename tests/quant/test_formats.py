@@ -179,3 +179,8 @@ def test_what_is_one_tensor_stays(tmp_path: pathlib.Path) -> None:
     save_file({"a.weight": torch.ones(4, 4), "a.bias": torch.ones(4), "b": torch.ones(2)}, tmp_path / "x.safetensors")
     weights = read_safetensors(tmp_path / "x.safetensors")
     assert join(weights, {}) == weights
+
+
+def test_scales_of_keys_and_values_are_passed_over(tmp_path: pathlib.Path) -> None:
+    tensors = packers.fp8(ROWS, COLUMNS, ())[0] | {".k_scale": torch.tensor(0.1), ".v_scale": torch.tensor([0.2])}
+    assert stored(tmp_path, tensors).kind == "F8T"

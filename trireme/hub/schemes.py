@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
@@ -84,7 +85,12 @@ def join(weights: Mapping[str, Weight], settings: Settings) -> dict[str, Weight 
                 break
     if len(joined) < len(weights):
         check_settings(settings)
-    return joined
+    return {name: entry for name, entry in joined.items() if not _OF_KV.search(name)}
+
+
+# Measured sizes of keys and values, for keeping them in eight bits. They change no value where these are kept as they are, and fp8
+# keys and values have room enough without.
+_OF_KV = re.compile(r"\.[kvq]_scale$|\.prob_output_scale$|\.[kv]_proj\.output_scale$")
 
 
 def _bases(name: str) -> tuple[str, ...]:
