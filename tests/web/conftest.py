@@ -23,8 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("browser"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
+    """One for all of these tests; closed after them, since its event loop would stand in the way of others."""
     if CHROMIUM is None:
         pytest.skip("no chromium on this machine: the page is not tested (apt-get install chromium)")
     from playwright.sync_api import sync_playwright

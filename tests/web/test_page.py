@@ -131,7 +131,7 @@ def test_markdown_becomes_elements(page: Any, fake: FakeServer) -> None:
         '<td class="right"><code>x|y</code></td>',
         '<span class="c-comment"># &lt;b&gt;</span>',
         "<blockquote><p>q</p></blockquote>",
-        '<li class="task"><input type="checkbox" disabled="" checked="">done</li>',
+        '<li class="task"><input type="checkbox" disabled="" checked="" aria-label="done">done</li>',
     ):
         assert part in html, (part, html)
     assert page.seen.errors == []

@@ -113,7 +113,8 @@ class Guard:
         if not origin or self._known_origin(headers):
             return
         if urllib.parse.urlsplit(origin).netloc != headers.get(b"host", b"").decode("latin-1"):
-            raise Failure(403, "Pages of other origins may not call this server. Fix: start it with --cors-origin.")
+            cause = "Pages of other origins may not call this server."
+            raise Failure(403, f"{cause} Fix: start it with --cors-origin; a proxy must pass on Host.")
 
     def _known_origin(self, headers: dict[bytes, bytes]) -> bool:
         origin = headers.get(b"origin", b"").decode("latin-1")
@@ -190,7 +191,7 @@ class _Exchange:
     def log(self, trace_id: str) -> None:
         now = time.monotonic()
         client = self._scope.get("client")
-        quiet = self._scope["path"] in PROBES or self._scope["path"] == "/metrics"
+        quiet = self._scope["path"] in PROBES or self._scope["path"] in ("/metrics", "/load")
         access.log(
             logging.DEBUG if quiet else logging.INFO,
             "request",

@@ -178,7 +178,7 @@ function renderItem(lines, depth) {
   const tight = !lines.some((line, at) => at > 0 && !line.trim());
   const children = blocks.flatMap((node) => (tight && node.tagName === "P" ? [...node.childNodes] : [node]));
   if (!task) return element("li", {}, ...children);
-  return element("li", { class: "task" }, element("input", { type: "checkbox", disabled: true, checked: task[1] !== " " }), ...children);
+  return element("li", { class: "task" }, element("input", { type: "checkbox", disabled: true, checked: task[1] !== " ", "aria-label": task[1] === " " ? "to do" : "done" }), ...children);
 }
 
 function renderTable(lines) {
