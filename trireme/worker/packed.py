@@ -1,4 +1,7 @@
-"""One buffer that carries a step's columns to the device in one copy. Knows numbers and their places, not what they mean."""
+"""One buffer in which a step's columns stand side by side (packed) and go to the device in one copy.
+
+Knows numbers and their places, not what they mean.
+"""
 
 from __future__ import annotations
 

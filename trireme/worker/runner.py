@@ -257,7 +257,7 @@ class Runner:
         scores, begin = [], 0
         for row, start, count in zip(step.rows.tolist(), step.starts.tolist(), step.logits.tolist(), strict=True):
             if self.sampler.num_prompt_top[row] >= 0 and count:
-                known = min(count, int(self.tables.num_prompt[row]) - start - 1)
+                known = min(count, int(self.tables.host.num_prompt[row]) - start - 1)
                 if known > 0:
                     targets = self.tables.tokens[row, start + 1 : start + 1 + known].long()
                     scores.append(self.sampler.prompt_scores(row, logits[begin : begin + known], targets))

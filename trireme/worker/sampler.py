@@ -103,7 +103,7 @@ class Sampler:
         raw = None  # a copy, without what a captured step has behind its rows: rules edit logits in place
         if len(wanted):
             raw = logits[: len(rows)].clone() if len(wanted) == len(rows) else logits[torch.from_numpy(wanted).to(logits.device)]
-        choice = Choice(logits, rows, lengths, self.tables.num_prompt[rows], self.tables.tokens)
+        choice = Choice(logits, rows, lengths, self.tables.host.num_prompt[rows], self.tables.tokens)
         for rule in self.rules:
             at = rule.touches(rows)
             if at:

@@ -1,4 +1,4 @@
-"""The tables behind a step: every running row's tokens and pages, and the one packed buffer that carries a step to the device.
+"""The tables behind a step: every running row's tokens and pages, and the columns of a step, which go to the device in one buffer.
 
 All device tensors here are persistent, so a captured graph finds its inputs where they were. Knows rows and pages as numbers.
 """
@@ -20,6 +20,7 @@ from trireme.backends import Backend
 from trireme.ipc.messages import NO_PARENT, BandSize, Plan
 from trireme.ops import Choosing, StepLayout
 from trireme.ops.choosing import column_type
+from trireme.worker.host_rows import HostRows
 from trireme.worker.packed import Column, Packed
 
 Update = tuple[Tensor, Column, Column]  # flat table, index of 64 bits, values
@@ -112,9 +113,8 @@ class Padding(NamedTuple):
 
 
 class Tables:
-    """bands: the layers of a band keep alike, and have a page table of their own. keeps_states: whether some layer keeps a state of
-    each sequence. A row has two slots for it: a step reads one and writes the other, so that it may be run twice, as the first step
-    of a graph is."""
+    """bands: the layers of a band keep alike, and have a page table of their own; keeps_states: whether some layer keeps a state of
+    each sequence."""
 
     def __init__(
         self,
@@ -125,11 +125,9 @@ class Tables:
         step_tokens: int,
         keeps_states: bool = False,
     ):
-        self.backend, self.scratch_row, self.max_len = backend, max_rows, max_len
+        self.backend, self.scratch_row, self.keeps_states = backend, max_rows, keeps_states
         self.page_size = page_size = bands[0].page_size
         device = backend.device
-        self.keeps_states = keeps_states
-        self.state_slots = np.arange(max_rows + 1, dtype=np.int32) * 2  # of each row's newest state
         self.pages_per_row = -(-max_len // page_size)
         self.width = max_len + 1
         self.tokens = backend.zeros((max_rows + 1, self.width), torch.int32)
@@ -139,10 +137,7 @@ class Tables:
         self.all_pages = scratch.repeat(1, max_rows + 1, self.pages_per_row)
         self.page_tables = list(self.all_pages)  # by band: [all rows, pages]
         self.lengths = backend.zeros((2 * (max_rows + 1),), torch.int32)  # by slots as of states: tokens of the rows below
-        self.known = np.zeros(max_rows + 1, dtype=np.int32)  # tokens of each row; below 0 where only the device knows
-        self.num_held = np.zeros((len(bands), max_rows + 1), dtype=np.int64)
-        self.num_prompt = np.ones(max_rows + 1, dtype=np.int32)
-        self.sampling = {name: torch.zeros(max_rows + 1, dtype=column_type(name)).numpy() for name in Choosing._fields}
+        self.host = HostRows(max_rows + 1, len(bands))
         size = 4 * step_tokens + 16 * (max_rows + 2) + 3 * (step_tokens + self.width) + 65536
         self.packed = Packed(backend, size, backend.depth + 1)
         self.before: tuple[Plan, Padding, Step] | None = None  # the last step, if it was a captured one of single tokens
@@ -164,7 +159,7 @@ class Tables:
         """Notes how long the rows are that only went on in the last steps."""
         if self.before is not None:
             plan, _, step = self.before
-            self.known[plan.rows] = step.starts[: len(plan.rows)] + 2
+            self.host.lengths[plan.rows] = step.starts[: len(plan.rows)] + 2
 
     def _goes_on(self, plan: Plan, padding: Padding | None) -> bool:
         """Whether this is the step before once more, each row one token further, as most steps of long answers are."""
@@ -182,7 +177,7 @@ class Tables:
         for name in ("lengths", "positions", "reach", "pick_positions"):
             host[last.begin(name) : last.begin(name) + count] += 1
         if self.keeps_states:
-            for name, slots in self._states(last.rows[:count], starts[:count]).items():
+            for name, slots in self.host.states(last.rows[:count], starts[:count]).items():
                 host[last.begin(name) : last.begin(name) + count] = slots
         if uniforms is not None:
             host[last.begin("uniform") : last.begin("uniform") + count] = uniforms.view(np.int32)
@@ -197,7 +192,7 @@ class Tables:
         rows = _column(plan.rows, count, self.scratch_row)
         starts, counts = _column(plan.starts, count, 0), _column(plan.counts, count, lone)
         logits, samples = _column(plan.logits, count, lone), _column(plan.samples, count, 0).astype(bool)
-        self._note_rows(plan)
+        self.host.take(plan, self.page_size)
         self.packed.begin()
         ends = np.zeros(count + 1, np.int32)
         np.cumsum(counts, out=ends[1:])
@@ -205,8 +200,9 @@ class Tables:
         tokens = padding.tokens if padding else int(ends[-1])
         columns = {"rows": put(rows), "query_starts": put(ends), "lengths": put(lengths)}
         settled = bool(plan.drafts)
-        columns |= {name: put(values) for name, values in self._bounds(rows, lengths, samples, settled).items()}
-        columns |= {name: put(slots) for name, slots in self._states(rows, starts, settled).items()}
+        columns |= {name: put(values) for name, values in self.host.bounds(rows, lengths, samples, settled).items()}
+        if settled or self.keeps_states:
+            columns |= {name: put(slots) for name, slots in self.host.states(rows, starts).items()}
         columns |= self._token_columns(rows, starts, counts, ends, tokens)
         columns |= self._pick_columns(rows, lengths, samples, uniforms, padding)
         if settled:
@@ -235,23 +231,6 @@ class Tables:
         )
         return [first, *(dataclasses.replace(first, page_table=table) for table in self.page_tables[1:])]
 
-    def _bounds(self, rows: np.ndarray, ends: np.ndarray, samples: np.ndarray, settled: bool) -> dict[str, np.ndarray]:
-        """What the device needs to settle a step; notes what the host knows after it."""
-        before = self.known[rows]
-        self.known[rows] = np.where(samples, -1 if settled else ends + 1, before)
-        if not settled:
-            return {}
-        said = np.where(samples, before, ends)  # what has sampled nothing yet is where the plan says
-        return {"ends": ends, "said": said, "grows": samples.astype(np.int32)}
-
-    def _states(self, rows: np.ndarray, starts: np.ndarray, settled: bool = False) -> dict[str, np.ndarray]:
-        """Which state each sequence goes on from and which it leaves. A row's first step begins without one, whatever is there."""
-        if not self.keeps_states and not settled:
-            return {}
-        before = self.state_slots[rows]
-        self.state_slots[rows] = after = before ^ 1
-        return {"states_from": np.where(starts > 0, before, np.int32(-1)), "states_to": after}
-
     def _token_columns(
         self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, ends: np.ndarray, num_tokens: int
     ) -> dict[str, Column]:
@@ -260,7 +239,7 @@ class Tables:
         if not (counts == 1).all():
             token_rows = np.repeat(rows, counts)
             positions = np.arange(ends[-1], dtype=np.int32) + np.repeat(starts - ends[:-1], counts)
-        reach = np.maximum(self.num_prompt[token_rows], positions + 1)
+        reach = np.maximum(self.host.num_prompt[token_rows], positions + 1)
         put = self.packed.put
         return {
             "positions": put(positions, num_tokens),
@@ -280,34 +259,12 @@ class Tables:
         chosen = _column(rows[picks], count, self.scratch_row)
         columns: dict[str, Column] = {}
         if uniforms is not None:
-            columns = {name: put(values[chosen]) for name, values in self.sampling.items()}
+            columns = {name: put(values[chosen]) for name, values in self.host.sampling.items()}
             if uniforms.dtype == np.uint64:
                 columns["seeds"] = put(uniforms[picks].view(np.int32), 2 * count)
             random = np.zeros(len(picks), np.float32) if "seeds" in columns else uniforms[picks]
             columns["uniform"] = put(random, count)
         return columns | {"pick_rows": put(chosen), "pick_positions": put(lengths[picks], count)}
-
-    def _note_rows(self, plan: Plan) -> None:
-        """What the host keeps of each row that is taken or forked."""
-        for admit in plan.admit:
-            sampling = admit.sampling
-            self.num_held[:, admit.row] = admit.begins or 0
-            self.state_slots[admit.row] = 2 * admit.row
-            self.known[admit.row] = len(admit.tokens) // 4
-            self.num_prompt[admit.row] = admit.num_prompt
-            for name, column in self.sampling.items():
-                column[admit.row] = max(getattr(sampling, name), 0)  # -1 is another word for 0: a top_k of all
-        for fork in plan.forks:
-            if fork.parent != NO_PARENT:
-                self.num_held[0, fork.row] = -(-fork.length // self.page_size)
-                assert self.known[fork.parent] >= 0, (
-                    f"row {fork.parent}, which only the device knows the length of, cannot be forked"
-                )
-                for column in (self.known, self.num_prompt, *self.sampling.values()):
-                    column[fork.row] = column[fork.parent]
-        starts = dict(zip(plan.rows, plan.starts, strict=True)) if plan.told_rows else {}
-        for row in plan.told_rows:
-            self.known[row] = starts[row] + 1
 
     def _send(self, plan: Plan) -> None:
         """Sends the columns, and behind them the plan's new tokens and pages, which then go where they belong."""
@@ -315,7 +272,7 @@ class Tables:
             return self.packed.send()
         columns = self.packed.used
         for row, band, pages in plan.trims:
-            self.num_held[band, row] = pages
+            self.host.num_held[band, row] = pages
         admitted, forked, updates = self._admitted(plan), self._forked(plan), self._updates(plan)
         taken = self.packed.put(np.asarray([admit.row for admit in plan.admit], np.int32)) if plan.admit else None
         self.packed.send()
@@ -364,10 +321,9 @@ class Tables:
             index = np.array([row * self.width + starts[row] for row in plan.told_rows])
             updates.append((self.tokens.view(-1), put(index.view(np.int32)), put(np.asarray(plan.told_tokens))))
         if plan.page_rows:
-            held = self.num_held.reshape(-1)
-            rows = np.asarray(plan.page_rows) + np.asarray(plan.page_bands or 0) * self.num_held.shape[1]
-            index = rows * self.pages_per_row + held[rows] + _running_count(rows)
-            np.add.at(held, rows, 1)
+            rows, bands = np.asarray(plan.page_rows), np.asarray(plan.page_bands or 0)
+            at = rows + bands * (self.scratch_row + 1)
+            index = at * self.pages_per_row + self.host.add_pages(at)
             updates.append((self.all_pages.view(-1), put(index.view(np.int32)), put(np.asarray(plan.page_ids))))
         return updates
 
@@ -406,10 +362,10 @@ class Tables:
     def exact(self, plan: Plan) -> Plan:
         """The plan with the lengths that its rows really have; waits for the device."""
         self._count_further()
-        known, rows = self.known.copy(), np.asarray(plan.rows)
+        known, rows = self.host.lengths.copy(), np.asarray(plan.rows)
         lost = np.flatnonzero(known < 0)
         if len(lost):
-            known[lost] = self.lengths[torch.from_numpy(self.state_slots[lost]).to(self.lengths.device).long()].cpu().numpy()
+            known[lost] = self.lengths[torch.from_numpy(self.host.state_slots[lost]).to(self.lengths.device).long()].cpu().numpy()
         for admit in plan.admit:
             known[admit.row] = len(admit.tokens) // 4
         starts = np.where(plan.samples, known[rows] - np.asarray(plan.counts), plan.starts)
@@ -426,13 +382,3 @@ def _wanted(ends: np.ndarray, logits: np.ndarray) -> np.ndarray:
     if logits.max(initial=0) <= 1:
         return ends[logits == 1] - 1
     return np.concatenate([np.arange(end - n, end, dtype=np.int32) for end, n in zip(ends, logits, strict=True)])
-
-
-def _running_count(rows: np.ndarray) -> np.ndarray:
-    """For each entry, how many equal ones stand before it."""
-    order = np.argsort(rows, kind="stable")
-    ranked = rows[order]
-    first = np.searchsorted(ranked, ranked, side="left")
-    result = np.empty_like(rows)
-    result[order] = np.arange(len(rows)) - first
-    return result
