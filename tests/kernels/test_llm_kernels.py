@@ -132,6 +132,25 @@ def test_prompt_attention(name: str, dense: bool, dtype: torch.dtype) -> None:
     close(torch.cat([out[:30], out[31:]]), torch.cat([expected[:30], expected[31:]]))
 
 
+@pytest.mark.parametrize("window", [0, 20])
+def test_what_no_token_sees_may_be_anything(window: int) -> None:
+    """Slots behind a sequence's end and before its window may be another's by now, and hold what is not finite."""
+    heads, page, kind, starts, counts = (4, 2, 32), 4, AttentionKind(0.2, window=window), [0, 37, 64], [30, 3, 6]
+    step, q, cache, expected = attention_case(starts, counts, page, heads, kind, torch.float32)
+    hidden = torch.ones(len(cache.k), dtype=torch.bool, device=DEVICE)
+    for row, start, count in zip(step.rows_device.tolist(), starts, counts, strict=True):
+        seen = torch.arange(max(start - window + 1, 0) if window else 0, start + count, device=DEVICE)
+        hidden[step.page_table[row].long()[seen // page] * page + seen % page] = False
+    cache.k[hidden] = cache.v[hidden] = float("nan")
+    plan = attention.make_plan(step.starts, step.counts, 2, 32, DEVICE, shape=attention.Shape(32, 32, 4, 2))
+    out = torch.empty_like(q)
+    attention.attend(
+        q, cache.k, cache.v, out, step.page_table, step.rows_device, step.query_starts, step.context_lengths, plan, page_size=page,
+        scale=kind.scale, window=window, softcap=0.0, dense=False, slopes=None, sinks=None,
+    )  # fmt: skip
+    close(out, expected)
+
+
 @pytest.mark.parametrize("replayed", [False, True])
 def test_backend_takes_mixed_steps_apart(replayed: bool) -> None:
     """Prompts behind a prefix, drafts, decodes and a sequence without tokens in one step, and padding rows behind them."""

@@ -31,6 +31,7 @@ class Chip:
     fold_tile: int  # elements that a program of a reduction holds at once
     early: bool = False  # kernels that come onto the chip while the one before them still runs
     quick_log2: bool = False  # the device library has an approximation of the logarithm
+    flushes: bool = False  # the device library takes subnormal numbers for zeros, unless a kernel is compiled otherwise
     resident_warps: int = 64  # that lie on a multiprocessor at once
 
     @property
@@ -39,11 +40,11 @@ class Chip:
 
 
 # Hopper's block sizes: 16 bytes a thread and access, four to eight accesses in flight.
-HOPPER = Chip("hopper", "cuda", "CUDA", 32, 132, 232448, True, False, 2048, 16384, 4096, True, True)
+HOPPER = Chip("hopper", "cuda", "CUDA", 32, 132, 232448, True, False, 2048, 16384, 4096, True, True, True)
 AMPERE = replace(HOPPER, name="ampere", multiprocessors=108, shared_memory=166912, descriptors=False, early=False)
 GENERIC = replace(AMPERE, name="gpu", multiprocessors=64, shared_memory=65536, row_elements=8192)
-AMD = replace(GENERIC, name="amd", warp_size=64, quick_log2=False)
-XPU = replace(GENERIC, name="xpu", device_type="xpu", dispatch_key="XPU", quick_log2=False)
+AMD = replace(GENERIC, name="amd", warp_size=64, quick_log2=False, flushes=False)
+XPU = replace(GENERIC, name="xpu", device_type="xpu", dispatch_key="XPU", quick_log2=False, flushes=False)
 # Few programs and large blocks: the interpreter's cost is per operation, not per element.
 INTERPRETER = Chip("interpreter", "cpu", "CPU", 1, 1, 1 << 30, False, True, 4096, 16384, 1 << 16)
 

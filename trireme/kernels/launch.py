@@ -144,8 +144,10 @@ _one_at_a_time: Any = threading.RLock() if chips.current().interpreted else cont
 class Kernel:
     """A Triton function with its compiled forms. Call it with the grid, then run-time arguments, then constants by name."""
 
-    def __init__(self, function: Callable[..., None], counts: tuple[str, ...] = ()) -> None:
+    def __init__(self, function: Callable[..., None], counts: tuple[str, ...] = (), subnormal: bool = False) -> None:
+        """`counts` are numbers on which nothing is specialised; `subnormal`: the device library keeps such numbers."""
         self.function = function
+        self.options = {"enable_reflect_ftz": False} if subnormal and chips.current().flushes else {}
         self.jit = triton.jit(function, do_not_specialize=counts)
         self.counts = frozenset(function.__code__.co_varnames.index(name) for name in counts)
         self.early = self.jit.arg_names[-1:] == ["EARLY"]
@@ -235,7 +237,7 @@ class Kernel:
         """Compiles and runs it; on a chip with less shared memory than the cut was made for, with fewer stages in flight."""
         while True:
             try:
-                return self.jit[grid](*args, **options, **constants)
+                return self.jit[grid](*args, **self.options, **options, **constants)
             except OutOfResources:
                 if options["num_stages"] == 1:
                     raise

@@ -68,6 +68,7 @@ def _steps(
 ):  # fmt: skip
     """Takes the keys of [begin, end) into the running softmax."""
     d, n = tl.arange(0, WIDTH), tl.arange(0, TOKENS)
+    lowest = tl.min(position, 0) - window  # what lies there or before is seen by no row, and may be another sequence's by now
     for start in range(begin, end, TOKENS):
         j = start + n
         if DENSE:
@@ -85,6 +86,9 @@ def _steps(
             else:
                 key = tl.load(k + where)
                 value = tl.load(v + where)
+        if MASKED:  # a weight of 0 would let through what is not finite
+            held = (j < length) & (j > lowest) if WINDOWED else j < length
+            value = tl.where(held[:, None], value, 0.0)
         score = tl.dot(query, key.to(query.dtype).T, input_precision="ieee")
         if CAPPED:  # cap * tanh(score / cap), from exponentials
             score = (softcap * LOG2E) * (1.0 - 2.0 / (tl.exp2(score * (scale * 2.0 * LOG2E / softcap)) + 1.0))

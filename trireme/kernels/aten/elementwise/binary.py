@@ -44,7 +44,7 @@ def _half_div(x, y):
     return x / y
 
 
-@pointwise()
+@pointwise(subnormal=True)
 def _power(x, y):
     return scalar.power(x, y)
 

@@ -46,10 +46,13 @@ class Pointwise:
 
     `kind` says how types promote: "same" (torch's result type), "float" (integers become the default float),
     "bool" (operands rounded to the result type, stored as bool), "condition" (the first operand is a condition and takes no part).
-    The last `scalars` parameters are plain numbers that do not promote. It has no gradient; that is the registry's.
+    The last `scalars` parameters are plain numbers that do not promote. `subnormal`: the device library, if it is called, does not
+    take subnormal numbers for zeros. It has no gradient; that is the registry's.
     """
 
-    def __init__(self, function: Callable[..., Any], kind: str = "same", scalars: int = 0, outputs: int = 1) -> None:
+    def __init__(
+        self, function: Callable[..., Any], kind: str = "same", scalars: int = 0, outputs: int = 1, subnormal: bool = False
+    ) -> None:
         if kind not in _KINDS:
             raise ValueError(f"no kind of promotion {kind!r}; there are {', '.join(_KINDS)}")
         # The interpreter patches the language around the outermost kernel; inside it a plain function is enough.
@@ -58,6 +61,7 @@ class Pointwise:
         self.num_scalars = scalars
         self.num_inputs = function.__code__.co_argcount - scalars
         self.num_outputs = outputs
+        self.subnormal = subnormal
         self.name = function.__name__
         self.kernels: dict[tuple[Any, ...], Kernel] = {}
         self.repeated = repeating(self._apply)
@@ -141,12 +145,14 @@ class Pointwise:
         source = generate(rank, forms, self.num_scalars, self.num_outputs, _COMPUTE[compute], self.kind == "condition", rounded)
         module = load_source(f"{self.name}_{rank}d", source)
         module.__dict__["function"] = self.function
-        return Kernel(module.__dict__["pointwise"])
+        return Kernel(module.__dict__["pointwise"], subnormal=self.subnormal)
 
 
-def pointwise(kind: str = "same", scalars: int = 0, outputs: int = 1) -> Callable[[Callable[..., Any]], Pointwise]:
+def pointwise(
+    kind: str = "same", scalars: int = 0, outputs: int = 1, subnormal: bool = False
+) -> Callable[[Callable[..., Any]], Pointwise]:
     """Decorator that makes a `Pointwise` of a scalar function written in Triton's language."""
-    return lambda function: Pointwise(function, kind, scalars, outputs)
+    return lambda function: Pointwise(function, kind, scalars, outputs, subnormal)
 
 
 def promoted(operands: Sequence[Any]) -> torch.dtype:

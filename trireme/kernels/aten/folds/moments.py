@@ -79,9 +79,9 @@ def _moments(
                 spreads += tl.where(seen > 0, delta * delta * seen * share, 0.0)  # else the square of a large mean may be infinite
                 centres += delta * share
                 seen += size
-            mean, square = _across_moments(seen, centres, spreads, length.to(work))
+            mean, square = _across_moments(seen, centres, spreads, tl.cast(length, work))
             tl.store(counters + tl.program_id(0), 0)
-        var = square / tl.maximum(length.to(work) - correction, 0.0)
+        var = square / tl.maximum(tl.cast(length, work) - correction, 0.0)
         place = placed(row, inner, out_outer, out_inner, TURNED)
         tl.store(var_out + place, var.to(var_out.dtype.element_ty), mask=row < rows)
         tl.store(mean_out + place, mean.to(mean_out.dtype.element_ty), mask=row < rows)
