@@ -43,6 +43,10 @@ class ModelOptions:
     )
     max_model_len: int | None = setting(None, "longest prompt plus answer, in tokens (default: what the model was made for)")
     random_weights: bool = setting(False, "draw weights at random: for shapes and speed only")
+    chat_template: str | None = setting(None, "a file with the chat template (Jinja) to use instead of the model's own")
+    default_sampling: tuple[str, ...] = setting(
+        (), "NAME=VALUE, a sampling parameter that holds where a request says nothing; calm is temperature=0.2,top_p=0.9"
+    )
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,13 @@ class ServeOptions:
     port: int = setting(8000, "port to listen at (0: any free one)")
     uds: str | None = setting(None, "listen at this unix socket instead of a port")
     http_workers: int = setting(1, "HTTP processes; all share one router")
-    served_model_name: str | None = setting(None, "the model's name in the API (default: what it was called by)")
-    api_key: tuple[str, ...] = setting((), "a key clients must send; may be given several times (also TRIREME_API_KEY)")
+    tls_cert: str | None = setting(None, "serve HTTPS with this certificate chain (PEM); --tls-key is its key")
+    tls_key: str | None = setting(None, "the private key of --tls-cert (PEM), where the certificate's file does not hold it")
+    trusted_proxy: tuple[str, ...] = setting((), "a proxy's address or network, or unix: its X-Forwarded-For is believed")
+    root_path: str = setting("", "the path under which a proxy shows this server, such as /llm")
+    served_model_name: tuple[str, ...] = setting((), "the model's name in the API (default: what it was called by)")
+    api_key: tuple[str, ...] = setting((), "a key clients must send, KEY or KEY:NAME; logs show the name (also TRIREME_API_KEY)")
+    api_key_file: str | None = setting(None, "a file with a key on each line: KEY [NAME] [models=A,B] [rpm=N]")
     admin_key: str | None = setting(None, "the key of /admin/ routes, such as the reload of weights; without one they are denied")
     drain_timeout: float = setting(30.0, "seconds that running requests get to finish when the server is asked to end")
     idle_unload: float = setting(0.0, "free the weights after so many quiet seconds, load them again on demand (0: never)")
@@ -98,12 +107,13 @@ class ServeOptions:
     step_seconds: float = setting(0.1, "how long a step may take while answers are written: prompts are cut to fit (0: never)")
     stream_backlog: int = setting(1 << 20, "bytes of text a slow reader may fall behind before its stream is cut")
     max_body: int = setting(32 << 20, "bytes of a request's body at most")
-    allowed_host: tuple[str, ...] = setting((), "a Host name to answer for besides loopback and addresses; may be repeated")
+    allowed_host: tuple[str, ...] = setting((), "a Host name to answer for besides loopback and addresses")
     allow_priority: bool = setting(False, "let requests say by `priority` who goes first; without it the field is ignored")
     data_dir: str | None = setting(None, "where files, batches and stored responses are kept (default: in the user's cache)")
-    cors_origin: tuple[str, ...] = setting((), "an origin whose pages may call the API from a browser; may be repeated")
+    cors_origin: tuple[str, ...] = setting((), "an origin whose pages may call the API from a browser")
     metrics_prefix: str = setting("trireme", "prefix of the metrics' names; vllm makes existing dashboards work")
     log_format: str = setting("text", "how log lines look", ("text", "json"))
+    log_level: str = setting("info", "the least important lines that are logged", ("debug", "info", "warning", "error"))
     otlp_endpoint: str | None = setting(None, "send traces to this OpenTelemetry collector")
 
 
@@ -288,6 +298,10 @@ def _check(config: Config) -> None:
         value = getattr(getattr(config, group), name)
         if value is not None and value < low:
             raise BadConfig(f"{name} is {value}; the least is {low}.", f"raise {name}")
+    if config.serve.root_path and not re.fullmatch(r"(/[\w.~-]+)+", config.serve.root_path):
+        raise BadConfig(f"root_path is {config.serve.root_path!r}.", "begin it with / and end it without, such as /llm")
+    if config.serve.tls_key and not config.serve.tls_cert:
+        raise BadConfig("tls_key is given without tls_cert.", "give the certificate too: --tls-cert FILE")
     if config.serve.port > 65535:
         raise BadConfig(f"port is {config.serve.port}; the largest is 65535.", "give a smaller one, or 0 for any that is free")
     if not 0.0 < config.cache.memory_fraction <= 1.0:

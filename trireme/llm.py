@@ -144,7 +144,7 @@ class LLM:
 
     def default_sampling(self, **changes: Any) -> SamplingParams:
         """What the model's makers advise, with your changes; where they say nothing, something calmer than temperature 1."""
-        return SamplingParams(**{**chat_advice(self.generation)[0], **changes})
+        return SamplingParams(**{**chat_advice(self.generation, self.config.model.default_sampling)[0], **changes})
 
     def close(self) -> None:
         """Ends the loop and its workers."""

@@ -123,7 +123,7 @@ def test_a_conversation_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> Non
     class OneRendering:
         info = ModelInfo("tiny", "/nowhere", 0, max_model_len=64, vocab_size=100)
 
-        def check_model(self, name: str | None) -> str:
+        def check_model(self, name: str | None, call: Call) -> str:
             return "tiny"
 
         async def open(self, call: Call, tokens: list[int], sampling: SamplingParams, **how: Any) -> Any:

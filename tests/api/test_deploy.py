@@ -145,6 +145,10 @@ def test_systemd_starts_what_exists() -> None:
     _, command, *words = shlex.split(unit["Service"]["ExecStart"])
     assert command == "serve"
     assert int(unit["Service"]["TimeoutStopSec"]) > served(words).drain_timeout
+    assert unit["Service"]["Type"] == "notify"
+    port = configparser.ConfigParser(interpolation=None)
+    port.read_string((DEPLOY / "trireme.socket").read_text())
+    assert int(port["Socket"]["ListenStream"]) == served(words).port
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])

@@ -10,8 +10,12 @@ import time
 import pytest
 
 from trireme.bench.flags import FLAGS
+from trireme.cli import serve
 from trireme.cli.bench import KINDS
 from trireme.cli.main import COMMANDS
+from trireme.command.flags import config_from
+from trireme.command.parser import Parser
+from trireme.config import resolve
 
 
 def trireme(*args: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
@@ -111,6 +115,20 @@ def test_without_triton_there_is_a_line(args: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and done.stderr.startswith(f"trireme: `trireme {' '.join(args)}` needs Triton")
     assert done.stderr.count("\n") == 1
+
+
+def test_help_shows_choices_and_no_empty_defaults() -> None:
+    told = trireme("serve", "--help").stdout
+    assert "{auto,float32,bfloat16,float16}" in told and "{text,json}" in told and "()" not in told
+
+
+def test_options_may_be_repeated_or_separated_by_commas() -> None:
+    parser = Parser(prog="serve")
+    serve.add_arguments(parser)
+    repeated, names = ["--api-key", "a", "--api-key", "b,c"], ["--served-model-name", "x", "--served-model-name", "y"]
+    config = config_from(parser.parse_args([*repeated, *names]))
+    assert config.serve.api_key == ("a", "b", "c") and config.serve.served_model_name == ("x", "y")
+    assert resolve({}, environ={"TRIREME_API_KEY": "a,b"}).serve.api_key == ("a", "b")
 
 
 def test_unknown_variable_is_refused() -> None:

@@ -59,7 +59,7 @@ class RouteEntry(NamedTuple):
 
 def create_app(context: Context) -> ASGIApp:
     """The ASGI application of one HTTP process."""
-    set_up_logs(context.options.log_format)
+    set_up_logs(context.options.log_format, context.options.log_level)
     service = Service(context)
     shelf = Shelf(pathlib.Path(context.options.data_dir) if context.options.data_dir else default_folder())
     handlers = _Handlers(service, shelf)

@@ -112,12 +112,22 @@ class Service:
     def info(self) -> ModelInfo:
         return self.client.info
 
-    def check_model(self, name: str | None) -> str:
-        """The model's name as served; a 404 for any other."""
-        known = self.info.name
-        if name and name not in (known, f"{known}:latest"):
-            raise ModelNotFound(f"The model {name[:200]!r} is not served here.", f"use {known!r}, or leave the model out")
-        return known
+    def names(self, call: Call) -> list[str]:
+        """The names of the model that this caller may use."""
+        served = self.options.served_model_name or (self.info.name,)
+        return [name for name in served if not call.models or name in call.models]
+
+    def check_model(self, name: str | None, call: Call) -> str:
+        """The model's name as served; a 404 for any other, and for one that the caller's key may not use."""
+        names = self.names(call)
+        if not name:
+            return names[0]
+        if name not in names:
+            name = name.removesuffix(":latest")
+        if name not in names:
+            known = " or ".join(map(repr, names))
+            raise ModelNotFound(f"The model {name[:200]!r} is not served here.", f"use {known}, or leave the model out")
+        return name
 
     # --- text -----------------------------------------------------------------------------------------------------------------
 
@@ -135,7 +145,7 @@ class Service:
 
     def _tokenizer_for_long(self) -> Tokenizer:
         if self._long_tokenizer is None:
-            self._long_tokenizer = Tokenizer.open(self.info.path)
+            self._long_tokenizer = Tokenizer.open(self.info.path, self.config.model.chat_template)
         return self._long_tokenizer
 
     def _grammar_tokens(self) -> GrammarTokens:

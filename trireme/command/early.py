@@ -54,7 +54,7 @@ def read_model(config: Config) -> tuple[Checkpoint | None, Tokenizer | None]:
     """
     with contextlib.suppress(TriremeError):
         path = resolve_model(config.model.model)
-        return Checkpoint.open(path), Tokenizer.open(path)
+        return Checkpoint.open(path), Tokenizer.open(path, config.model.chat_template)
     return None, None
 
 

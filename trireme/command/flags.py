@@ -23,20 +23,23 @@ def add_settings(parser: argparse.ArgumentParser, groups: Iterable[str] = _ENGIN
 
 
 def _add(section: Any, group: str, name: str, field: Any) -> None:
-    flag, shown = "--" + name.replace("_", "-"), field.default
-    text = field.metadata["help"].replace("%", "%%") + (f" [{shown}]" if shown is not None else "")
-    if kind_of(group, name) is bool:
+    flag, kind = "--" + name.replace("_", "-"), kind_of(group, name)
+    text = field.metadata["help"].replace("%", "%%") + (f" [{field.default}]" if field.default not in (None, (), "") else "")
+    if kind is bool:
         section.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text)
+    elif kind is tuple:
+        text += "; may be repeated, or separated by commas"
+        section.add_argument(flag, dest=name, action="append", default=None, metavar=name.upper(), help=text)
     else:
-        section.add_argument(
-            flag, dest=name, default=None, metavar=name.upper(), choices=field.metadata["choices"] or None, help=text
-        )
+        choices = field.metadata["choices"] or None
+        section.add_argument(flag, dest=name, default=None, metavar=None if choices else name.upper(), choices=choices, help=text)
 
 
 def config_from(args: argparse.Namespace, **changes: Any) -> Config:
     """The settings of a command: its flags over TRIREME_* variables over the TOML file."""
     known = settings()
-    flags = {name: value for name, value in vars(args).items() if name in known}
+    given = {name: value for name, value in vars(args).items() if name in known}
+    flags = {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
     return resolve({**flags, **{name: value for name, value in changes.items() if value is not None}}, file=args.config)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import tokenizers
 
 from trireme.config import cache_folder
-from trireme.errors import BadCheckpoint, BadRequest, ModelNotFound, TriremeError
+from trireme.errors import BadCheckpoint, BadConfig, BadRequest, ModelNotFound, TriremeError
 from trireme.hub.checkpoint import gguf_file, read_json
 from trireme.hub.gguf import read_gguf
 from trireme.hub.llama2c import llama2c_files, llama2c_vocabulary
@@ -67,9 +67,15 @@ class Tokenizer:
         self._specials = Specials({self._added[i]: i for i in self.special_ids})
 
     @classmethod
-    def open(cls, path: str | pathlib.Path) -> Tokenizer:
-        """The tokenizer of a folder or a .gguf file."""
-        path = pathlib.Path(path)
+    def open(cls, path: str | pathlib.Path, template_file: str | None = None) -> Tokenizer:
+        """The tokenizer of a folder or a .gguf file; `template_file` holds a chat template to use instead of its own."""
+        tokenizer = cls._open(pathlib.Path(path))
+        if template_file:
+            tokenizer.templates = {"default": _read_template(pathlib.Path(template_file))}
+        return tokenizer
+
+    @classmethod
+    def _open(cls, path: pathlib.Path) -> Tokenizer:
         gguf = gguf_file(path)
         if gguf:
             return cls._from_vocabulary(vocabulary_of(read_gguf(gguf)), gguf)
@@ -290,6 +296,20 @@ def _content(token: Any) -> str | None:
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
+
+
+def _read_template(file: pathlib.Path) -> str:
+    """A chat template of the operator's, which is refused at once if it is none."""
+    from trireme.hub.template import ChatTemplate
+
+    try:
+        source = file.read_text()
+        ChatTemplate(source)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadConfig(f"Cannot read the chat template {file}: {error}.", "check --chat-template") from None
+    except BadRequest as error:
+        raise BadConfig(f"{file}: {error.cause}", "mend the template of --chat-template") from None
+    return source
 
 
 def _templates(folder: pathlib.Path, settings: dict[str, Any]) -> dict[str, str]:

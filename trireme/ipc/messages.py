@@ -87,7 +87,7 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
     rank: int
     size: int
     store: str  # the file the ranks meet at; unused by a group of one
-    config: dict[str, dict[str, str | int | float | bool | None]]  # group -> setting -> value
+    config: dict[str, dict[str, str | int | float | bool | list[str] | None]]  # group -> setting -> value
     path: str  # of the model, already on this machine
 
 

@@ -55,7 +55,7 @@ def settle_memory() -> None:
 def open_tokenizer(path: str, config: Config) -> Tokenizer | None:
     """The model's tokenizer; with random weights there may be none."""
     try:
-        return Tokenizer.open(path)
+        return Tokenizer.open(path, config.model.chat_template)
     except TriremeError:
         if config.model.random_weights:
             return None

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from trireme.config import Config, ServeOptions
 from trireme.errors import BadRequest, Overloaded, TriremeError, Unavailable, WorkerDied
+from trireme.hub.advice import given_sampling
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.tokenizer import Tokenizer
 from trireme.ipc.async_channel import AsyncChannel
@@ -53,7 +54,7 @@ class ModelInfo:
     path: str
     created: int  # seconds since the epoch
     eos_token_ids: list[int] = field(default_factory=list)
-    generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json: temperature, top_p, ... as its makers advise
+    generation: dict[str, Any] = field(default_factory=dict)  # temperature, top_p, ... as its makers advise, or --default-sampling
     config: dict[str, Any] = field(default_factory=dict)  # config.json, e.g. config["model_type"]
     max_model_len: int = 0
     vocab_size: int = 0
@@ -190,7 +191,7 @@ class Client:
     """Async; one per HTTP process. `run` keeps its two connections: requests go to the router, text comes from the detokenizer."""
 
     def __init__(self, begin: Begin, config: Config, tokenizer: Tokenizer | None):
-        self.info = _model_info(begin)
+        self.info = _model_info(begin, config)
         self._name, self._folder, self._backlog = begin.name, begin.folder, config.serve.stream_backlog
         self._tokenizer = tokenizer
         self._inboxes: dict[str, _Inbox] = {}
@@ -404,14 +405,14 @@ class Client:
             info.backend, info.dtype = ready.backend, ready.dtype
 
 
-def _model_info(begin: Begin) -> ModelInfo:
+def _model_info(begin: Begin, config: Config) -> ModelInfo:
     checkpoint = Checkpoint.open(begin.path)
     return ModelInfo(
         name=begin.model,
         path=begin.path,
         created=int(os.stat(begin.path).st_mtime),
         eos_token_ids=checkpoint.eos_token_ids(),
-        generation=checkpoint.generation,
+        generation={**checkpoint.generation, **given_sampling(config.model.default_sampling)},
         config=checkpoint.config,
     )
 

@@ -108,4 +108,6 @@ def _settings(app: Any, config: Config) -> uvicorn.Config:
         date_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=LAST_SECONDS,
+        ssl_certfile=config.serve.tls_cert,
+        ssl_keyfile=config.serve.tls_key,
     )

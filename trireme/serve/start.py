@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import ipaddress
 import os
 import pathlib
 import socket
+import ssl
 import stat
 import time
 
 from trireme.config import Config, ServeOptions
 from trireme.errors import BadConfig
 from trireme.serve.display import Display
+from trireme.serve.keys import KeyRing
 from trireme.serve.runtime import Record, birth_of, own_folder, write_record
 from trireme.serve.supervisor import HTTP_MODULE, Orders, Supervisor
+from trireme.serve.systemd import inherited_listener
 
 BACKLOG = 2048  # connections the kernel keeps while the HTTP processes are busy, or are being restarted
 
@@ -23,12 +27,15 @@ def serve(config: Config, path: pathlib.Path, *, display: Display | None = None,
     """Serves the model at `path` until a signal; returns the exit code."""
     display = display or Display()
     try:
+        keys = KeyRing(config.serve)
+        _check_tls(config.serve)
         listener, url = open_listener(config.serve)
-        if not config.serve.api_key and not config.serve.uds and not _is_loopback(listener):
+        if not keys and not _is_loopback(listener):
             display.line("Warning: everybody who reaches this address may use the server. Fix: give an --api-key.")
         with listener:
             folder = own_folder()
-            name = config.serve.served_model_name or model_name(config.model.model)
+            names = config.serve.served_model_name or (model_name(config.model.model),)
+            config, name = dataclasses.replace(config, serve=dataclasses.replace(config.serve, served_model_name=names)), names[0]
             pid = os.getpid()
             record = Record(pid=pid, born=birth_of(pid) or 0, url=url, model=name, path=str(path), started=time.time())
             write_record(folder, record)
@@ -50,6 +57,9 @@ def model_name(model: str) -> str:
 
 def open_listener(options: ServeOptions) -> tuple[socket.socket, str]:
     """The API's listening socket, and the address to show."""
+    given = inherited_listener()
+    if given is not None:
+        return given, _address(given, options)
     if options.uds:
         return _listen_unix(options.uds), f"unix:{options.uds}"
     try:
@@ -65,11 +75,33 @@ def open_listener(options: ServeOptions) -> tuple[socket.socket, str]:
         listener.close()
         raise BadConfig(*_refusal(error, options)) from None
     listener.listen(BACKLOG)
+    return listener, _address(listener, options)
+
+
+def _address(listener: socket.socket, options: ServeOptions) -> str:
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
-    return listener, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if options.tls_cert else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _check_tls(options: ServeOptions) -> None:
+    """The files of --tls-cert and --tls-key, before any process needs them."""
+    if not options.tls_cert:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(options.tls_cert, options.tls_key)
+    except OSError as error:  # of ssl too
+        files = " and ".join(name for name in (options.tls_cert, options.tls_key) if name)
+        cause = f"{files} cannot be used for HTTPS: {error.strerror or error}."
+        raise BadConfig(cause, "give PEM files that belong together") from None
 
 
 def _is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine reaches it."""
+    if listener.family == socket.AF_UNIX:
+        return True
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 

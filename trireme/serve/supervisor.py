@@ -30,6 +30,7 @@ from trireme.ipc.switchboard import Switchboard
 from trireme.serve.crew import FAILURES_TO_TELL, HEALTHY_SECONDS, backoff
 from trireme.serve.display import Display
 from trireme.serve.runtime import Record, write_record
+from trireme.serve.systemd import notify
 
 TURN_SECONDS = 0.25
 START_SILENCE_SECONDS = 60.0  # importing on a busy machine may hold the first beat back
@@ -276,7 +277,15 @@ class Supervisor:
             if ready is not None:
                 self.display.phase("")
                 self.display.line(f"{'model':>12}  {self.orders.model}: {_numbers(ready)}")
-            self.display.done(f"Ready at {self._url}")
+            self.display.done(self._ready_line())
+            notify("READY=1", f"STATUS=serving {self.orders.model}")
+
+    def _ready_line(self) -> str:
+        if "://" not in self._url:
+            return f"Ready at {self._url}"
+        root = f"{self._url}{self.options.root_path}"
+        key = "needed" if self.options.api_key or self.options.api_key_file else "not needed"
+        return f"Ready at {self._url}: chat page {root}/, API {root}/v1, key {key}"
 
     # ---- the end
 
@@ -322,6 +331,7 @@ class Supervisor:
 
     def _begin_drain(self) -> None:
         self._drain_until = time.monotonic() + self.options.drain_timeout
+        notify("STOPPING=1")
         print("trireme: finishing what runs; a second signal ends at once.", file=sys.stderr, flush=True)
         self._tell()
         for child in self._engine:

@@ -27,7 +27,7 @@ class Anthropic:
 
     async def messages(self, call: Call) -> Reply | Events:
         request = await call.read(MessagesRequest)
-        model = self.service.check_model(request.model)
+        model = self.service.check_model(request.model, call)
         if request.max_tokens < 1:
             raise BadRequest(f"max_tokens is {request.max_tokens}; the least is 1.", param="max_tokens")
         sampling = await constrained(self.service, self._sampling(request), request.response_format(), None)
@@ -41,7 +41,7 @@ class Anthropic:
 
     async def count_tokens(self, call: Call) -> Reply:
         request = await call.read(CountRequest)
-        self.service.check_model(request.model)
+        self.service.check_model(request.model, call)
         return json_reply({"input_tokens": len(await chat_tokens(self.service, chat_job(request, SamplingParams())))})
 
     def _sampling(self, request: MessagesRequest) -> SamplingParams:

@@ -41,7 +41,7 @@ class Ollama:
 
     async def chat(self, call: Call) -> Reply | Events:
         request = await call.read(OllamaChatRequest)
-        model = self._model(request.model)
+        model = self._model(request.model, call)
         if not request.messages:  # how a client asks for the model to be loaded
             return json_reply(_line(model, {"message": {"role": "assistant", "content": ""}}, request.load_reason))
         job = ChatJob(
@@ -58,7 +58,7 @@ class Ollama:
 
     async def generate(self, call: Call) -> Reply | Events:
         request = await call.read(OllamaGenerateRequest)
-        model = self._model(request.model)
+        model = self._model(request.model, call)
         if not request.prompt:
             return json_reply(_line(model, {"response": ""}, request.load_reason))
         if request.images or request.suffix:
@@ -89,7 +89,7 @@ class Ollama:
 
     async def show(self, call: Call) -> Reply:
         request = await call.read(ShowRequest)
-        self._model(request.model or request.name)
+        self._model(request.model or request.name, call)
         info = self.service.info
         kind = str(info.config.get("model_type", "unknown"))
         template = self.service.client.tokenizer.chat_template
@@ -116,8 +116,8 @@ class Ollama:
         name = f"{info.name}:latest" if ":" not in info.name else info.name
         return {"name": name, "model": name, "modified_at": _stamp(info.created), **self._facts}
 
-    def _model(self, name: str) -> str:
-        self.service.check_model(name)
+    def _model(self, name: str, call: Call) -> str:
+        self.service.check_model(name, call)
         return name
 
     async def _sampling(self, request: OllamaRequest) -> SamplingParams:

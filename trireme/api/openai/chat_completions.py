@@ -41,7 +41,7 @@ class ChatCompletions:
 
     async def __call__(self, call: Call) -> Reply | Events:
         request = await call.read(ChatRequest)
-        model = self.service.check_model(request.model)
+        model = self.service.check_model(request.model, call)
         conversation = await open_chat(self.service, call, await self.job(request), streamed=bool(request.stream))
         writer = _Writer(self.service, request, f"chatcmpl-{call.request_id}", model)
         if request.stream:

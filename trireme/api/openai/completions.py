@@ -45,7 +45,7 @@ class Completions:
 
     async def __call__(self, call: Call) -> Reply | Events:
         request = await call.read(CompletionRequest)
-        model = self.service.check_model(request.model)
+        model = self.service.check_model(request.model, call)
         sampling = await constrained(self.service, self._sampling(request), request.response_format, request.structured_outputs)
         prompts = await self._prompts(request, sampling)
         how: dict[str, Any] = {"salt": request.cache_salt, "priority": request.priority, "streamed": bool(request.stream)}

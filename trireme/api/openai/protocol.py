@@ -323,7 +323,7 @@ class ModelCard(msgspec.Struct):
     # beyond OpenAI
     max_model_len: int
     sampling: dict[str, float]  # what a chat should send: its makers' advice, or something calm
-    sampling_source: str  # whose advice that is: model or calm
+    sampling_source: str  # whose advice that is: server (--default-sampling), model or calm
     object: str = "model"
     owned_by: str = "trireme"
     root: str | None = None

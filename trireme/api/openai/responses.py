@@ -49,7 +49,7 @@ class Responses:
 
     async def create(self, call: Call) -> Reply | Events:
         request = await call.read(ResponsesRequest)
-        model = self.service.check_model(request.model)
+        model = self.service.check_model(request.model, call)
         items = self._items(call, request)
         job = await self._job(request, items)
         draft = _Draft(self.service, request, model, self.shelf.new_name("resp", call.tenant, "_"))
@@ -74,7 +74,7 @@ class Responses:
     async def input_tokens(self, call: Call) -> Reply:
         """How many tokens the prompt of such a request has."""
         request = await call.read(ResponsesRequest)
-        self.service.check_model(request.model)
+        self.service.check_model(request.model, call)
         tokens = await chat_tokens(self.service, await self._job(request, self._items(call, request)))
         return json_reply({"object": "response.input_tokens", "input_tokens": len(tokens)})
 

@@ -83,30 +83,31 @@ class Probes:
             return {}
 
     async def models(self, call: Call) -> Reply:
+        names = self.service.names(call)
         if "anthropic-version" in call.headers:
-            card = self._anthropic_card()
-            return json_reply({"data": [card], "has_more": False, "first_id": card["id"], "last_id": card["id"]})
-        return json_reply(ModelList([self._card()]))
+            cards = [self._anthropic_card(name) for name in names]
+            return json_reply({"data": cards, "has_more": False, "first_id": names[0], "last_id": names[-1]})
+        return json_reply(ModelList([self._card(name) for name in names]))
 
     async def model(self, call: Call) -> Reply:
-        self.service.check_model(call.path_params["model"])
-        return json_reply(self._anthropic_card() if "anthropic-version" in call.headers else self._card())
+        name = self.service.check_model(call.path_params["model"], call)
+        return json_reply(self._anthropic_card(name) if "anthropic-version" in call.headers else self._card(name))
 
-    def _anthropic_card(self) -> dict[str, str]:
+    def _anthropic_card(self, name: str) -> dict[str, str]:
         """The model as Anthropic's SDKs read it."""
         info = self.service.info
         created = datetime.datetime.fromtimestamp(info.created, datetime.UTC).isoformat().replace("+00:00", "Z")
-        return {"type": "model", "id": info.name, "display_name": info.name, "created_at": created}
+        return {"type": "model", "id": name, "display_name": name, "created_at": created}
 
-    def _card(self) -> ModelCard:
+    def _card(self, name: str) -> ModelCard:
         info = self.service.info
-        sampling, source = chat_advice(info.generation)
-        return ModelCard(info.name, info.created, info.max_model_len, sampling, source)
+        sampling, source = chat_advice(info.generation, self.service.config.model.default_sampling)
+        return ModelCard(name, info.created, info.max_model_len, sampling, source)
 
     async def tokenize(self, call: Call) -> Reply:
         request = await call.read(TokenizeRequest)
         service = self.service
-        service.check_model(request.model)
+        service.check_model(request.model, call)
         if (request.prompt is None) == (request.messages is None):
             fix = 'send "prompt": "..."' if request.prompt is None else "leave one of them out"
             raise BadRequest("/tokenize takes either prompt or messages.", fix, "prompt")
@@ -128,7 +129,7 @@ class Probes:
 
     async def detokenize(self, call: Call) -> Reply:
         request = await call.read(DetokenizeRequest)
-        self.service.check_model(request.model)
+        self.service.check_model(request.model, call)
         self.service.check_tokens(request.tokens, "tokens")
         text = await self.service.with_tokenizer(len(request.tokens), lambda t: t.decode(request.tokens, skip_special_tokens=False))
         return json_reply(DetokenizeAnswer(text))

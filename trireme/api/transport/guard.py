@@ -5,7 +5,6 @@ Knows ASGI and the serve options; nothing of what lies behind. What is not on it
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ipaddress
 import logging
@@ -18,13 +17,16 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trireme.api.transport.failures import Failure, failure_body, shape_of_path
+from trireme.api.transport.proxies import Proxies
 from trireme.api.transport.tracing import Tracer
 from trireme.config import ServeOptions
+from trireme.serve.keys import ApiKey, KeyRing, digest_of, retry_after
 from trireme.serve.patience import PUSH
 
 MAX_HEADERS = 32 << 10  # bytes in all
 ADMIN = "/admin/"  # how the paths begin that only the admin key opens
 PROBES = frozenset({"/health", "/live", "/ready"})
+LOOKED_AT = frozenset({"/metrics", "/load"})  # every second or so, by whoever watches: logged at debug, as the probes are
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 
 access = logging.getLogger("trireme.access")
@@ -37,16 +39,17 @@ class Guard:
 
     def __init__(self, app: ASGIApp, options: ServeOptions, open_paths: frozenset[str], tracer: Tracer, count: Count | None = None):
         self.app, self.options, self.tracer, self._count = app, options, tracer, count
-        self.open_paths = open_paths | PROBES
-        self._keys = [_digest(key) for key in options.api_key]
+        self._page, self._keys = open_paths, KeyRing(options)
+        self._proxies = Proxies(options.trusted_proxy)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # no websockets here
+        scope = _without_root(scope, self.options.root_path)
         headers = {name.lower(): value for name, value in scope["headers"]}
-        exchange = _Exchange(scope, headers, send)
+        exchange = _Exchange(scope, headers, send, self._proxies.client(scope, headers))
         scope["state"] = {**scope.get("state", {}), "request_id": exchange.request_id, "tenant": "", "begun": exchange.begun}
         if exchange.pushes:
             scope["state"]["push"] = exchange.push
@@ -71,31 +74,44 @@ class Guard:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
             raise Failure(431, f"The headers are larger than {MAX_HEADERS} bytes.", code="headers_too_large")
         self._check_host(headers)
-        self._check_origin(headers)
+        reads = scope["method"] in ("GET", "HEAD")
+        page = scope["path"] in self._page and reads  # the same for everybody; browsers send Origin for its modules
+        if not page:
+            self._check_origin(headers)
         preflight = scope["method"] == "OPTIONS" and self._known_origin(headers)
-        is_open = scope["path"] in self.open_paths and scope["method"] in ("GET", "HEAD")
+        is_open = page or (scope["path"] in PROBES and reads)
         if scope["path"].startswith(ADMIN):
             self._check_admin(headers)
             return
         if not self._keys or is_open or preflight:
             return
-        scope["state"]["tenant"] = self._tenant(headers)
+        key = self._key(headers)
+        scope["state"] |= {"tenant": key.tenant, "key": key.name, "models": key.models}
+        if key.models and not set(key.models) & set(self.options.served_model_name):
+            raise Failure(403, "This key may use no model that is served here.", kind="permission_error", code="model_denied")
+        if not reads and (seconds := retry_after(key)):
+            raise Failure(
+                429,
+                f"This key has had its {key.per_minute} requests of the minute. Fix: send this again in {seconds} s.",
+                kind="rate_limit_error",
+                code="rate_limit_exceeded",
+                headers={"retry-after": str(seconds)},
+            )
 
     def _check_admin(self, headers: dict[bytes, bytes]) -> None:
         """Denied unless the server was given a key for it, whatever other keys there are."""
         if not self.options.admin_key:
             cause = "This server takes no admin requests. Fix: start it with --admin-key, and send that key."
             raise Failure(403, cause, kind="permission_error", code="admin_denied")
-        if not hmac.compare_digest(_given(headers), _digest(self.options.admin_key)):
+        if not hmac.compare_digest(_given(headers), digest_of(self.options.admin_key.encode())):
             raise _unauthorized("No valid admin key came with the request. Fix: send `Authorization: Bearer ADMIN_KEY`.")
 
-    def _tenant(self, headers: dict[bytes, bytes]) -> str:
-        """A name for the key that was sent, or a 401. Every key is compared, each in constant time."""
-        given = _given(headers)
-        matches = [hmac.compare_digest(given, key) for key in self._keys]
-        if not any(matches):
+    def _key(self, headers: dict[bytes, bytes]) -> ApiKey:
+        """The key that was sent, or a 401."""
+        key = self._keys.find(_given(headers))
+        if key is None:
             raise _unauthorized("No valid API key came with the request. Fix: send `Authorization: Bearer KEY`.")
-        return hashlib.sha256(b"trireme tenant" + given).hexdigest()[:32]
+        return key
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         """Without a key, only names that cannot be an attacker's domain pointed at this address."""
@@ -129,8 +145,8 @@ class Guard:
 class _Exchange:
     """One exchange as the access log sees it. Never its bodies, its query or its keys."""
 
-    def __init__(self, scope: Scope, headers: dict[bytes, bytes], send: Send):
-        self._scope, self._send = scope, send
+    def __init__(self, scope: Scope, headers: dict[bytes, bytes], send: Send, client: str | None):
+        self._scope, self._send, self._client = scope, send, client
         self._push: Callable[[bytes], bool] | None = scope.get("extensions", {}).get(PUSH)
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
@@ -190,8 +206,7 @@ class _Exchange:
 
     def log(self, trace_id: str) -> None:
         now = time.monotonic()
-        client = self._scope.get("client")
-        quiet = self._scope["path"] in PROBES or self._scope["path"] in ("/metrics", "/load")
+        quiet = self._scope["path"] in PROBES | LOOKED_AT
         access.log(
             logging.DEBUG if quiet else logging.INFO,
             "request",
@@ -205,7 +220,8 @@ class _Exchange:
                 "bytes": self.sent,
                 "seconds": round(now - self.begun, 4),
                 "first_byte": round(self.first - self.begun, 4) if self.first else None,
-                "client": client[0] if client else None,
+                "client": self._client,
+                "key": self._scope["state"].get("key") or None,
             },
         )
 
@@ -213,7 +229,7 @@ class _Exchange:
 def _given(headers: dict[bytes, bytes]) -> bytes:
     """The digest of the key that was sent."""
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-    return _digest_bytes(token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b""))
+    return digest_of(token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b""))
 
 
 def _unauthorized(message: str) -> Failure:
@@ -221,12 +237,11 @@ def _unauthorized(message: str) -> Failure:
     return Failure(401, message, kind="authentication_error", code="invalid_api_key", headers=bearer)
 
 
-def _digest(key: str) -> bytes:
-    return _digest_bytes(key.encode())
-
-
-def _digest_bytes(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def _without_root(scope: Scope, root: str) -> Scope:
+    """The scope with the path as the routes know it. A proxy may have taken --root-path off already, or not."""
+    if root and scope["path"].startswith(f"{root}/"):
+        return {**scope, "path": scope["path"][len(root) :]}
+    return scope
 
 
 def _host_of(header: str) -> str:

@@ -56,6 +56,7 @@ class Call:
     )  # closed when the exchange ends, however it ends
     ignored: list[str] = field(default_factory=list)  # names of fields that were passed over; the answer's header tells them
     leavers: list[Callable[[], None]] = field(default_factory=list)  # called at once when the client has left
+    models: tuple[str, ...] = ()  # served names that the key may use; () is all
 
     async def read(self, kind: type[T]) -> T:
         """The body as `kind`, or a 400 that names the field at fault."""
@@ -236,6 +237,7 @@ class Endpoint:
             query=dict(urllib.parse.parse_qsl(scope["query_string"].decode("latin-1"), max_num_fields=64)),
             request_id=state["request_id"],
             tenant=state["tenant"],
+            models=state.get("models", ()),
             trace=state["trace"],
             begun=state["begun"],
         )

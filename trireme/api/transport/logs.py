@@ -32,7 +32,7 @@ class _Lines(logging.Formatter):
         return f"{line_text}\n{trace}" if trace else line_text
 
 
-def set_up_logs(log_format: str) -> None:
+def set_up_logs(log_format: str, level: str = "info") -> None:
     """Sends this package's log to standard error, unless the process has set it up already."""
     logger = logging.getLogger("trireme")
     if logger.handlers:
@@ -40,5 +40,5 @@ def set_up_logs(log_format: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(log_format == "json"))
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(level.upper())
     logger.propagate = False
