@@ -5,42 +5,47 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import sys
 import time
 from typing import Any
 
 import msgspec
 
+from trireme.cli.terminal import Terminal
 from trireme.command.fetch import fetched
-from trireme.command.flags import add_sampling, add_settings, config_from, sampling_from
+from trireme.command.flags import add_model, add_sampling, add_settings, config_from, sampling_from
 from trireme.command.startup import phases, uncollected
 from trireme.errors import BadRequest, TriremeError
-from trireme.types import SamplingParams
+from trireme.types import FinishReason, SamplingParams
 
 HELP = """/help            this
 /clear           forget the conversation
 /system TEXT     give the model a standing instruction, and begin anew
 /retry           answer the last message once more
-/set NAME VALUE  change a sampling parameter: temperature, top_p, max_tokens, seed, ...
+/more            go on with an answer that was cut
+/set NAME VALUE  change a sampling parameter: temperature, top_p, max_tokens, seed, ...; alone, it shows them
 /stats           tokens and speed of the last answer
 /save FILE       write the conversation as JSON
 /load FILE       read one back
 /exit            leave (or ^D)
-End a line with \\ to go on in the next one; ^C stops an answer."""
+What you paste is one message. End a line with \\ to go on in the next one, or write many lines between \"\"\" and \"\"\".
+Tab completes commands and files; ^C stops an answer."""
+COMMANDS = tuple(line[1:].split()[0] for line in HELP.splitlines() if line.startswith("/"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
     parser.add_argument("--system", help="a standing instruction for the model")
     add_sampling(parser)
     add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    sampling_from(args, SamplingParams())  # a mistake is told before the model is loaded
     config = fetched(config_from(args))
     with uncollected(), phases() as report:
         from trireme.command.early import open_llm
 
-        llm = open_llm(config, report)
+        llm = open_llm(config, report, chats=True)
     with llm:
         sampling = sampling_from(args, llm.default_sampling(max_tokens=1024))
         ready = llm.worker.ready
@@ -55,6 +60,8 @@ class Conversation:
         self.llm, self.sampling = llm, sampling
         self.messages: list[dict[str, str]] = []
         self.stats = "nothing was said yet"
+        self.terminal = Terminal(COMMANDS, SamplingParams.__struct_fields__)
+        self.kept = ""  # a message that could not be sent: it comes back into the input
         self.instruct(system)
 
     def instruct(self, system: str | None) -> None:
@@ -63,21 +70,21 @@ class Conversation:
     def talk(self) -> None:
         """Until the user leaves."""
         while True:
+            kept, self.kept = self.kept, ""
             try:
-                line = _read()
+                line, is_command = self.terminal.read(kept)
             except EOFError:
                 print()
                 return
             except KeyboardInterrupt:
                 print()
                 continue
-            if line in ("/exit", "/quit"):
+            if is_command and line in ("/exit", "/quit"):
                 return
-            if line.startswith("/"):
+            if is_command:
                 self.command(*line[1:].split(maxsplit=1))
             elif line:
-                self.messages.append({"role": "user", "content": line})
-                self.answer()
+                self.ask(line)
 
     def command(self, name: str = "help", argument: str = "") -> None:
         """A /command; what is wrong with it is said, never raised."""
@@ -86,20 +93,28 @@ class Conversation:
                 print(HELP)
             elif name == "clear":
                 self.instruct(next((m["content"] for m in self.messages if m["role"] == "system"), None))
+                print("The conversation is forgotten.")
             elif name == "system":
                 self.instruct(argument)
+                print("The conversation begins anew, " + ("with this instruction." if argument else "without an instruction."))
             elif name == "retry":
                 self.retry()
+            elif name == "more":
+                self.more()
             elif name == "set":
                 self.set(*argument.split(maxsplit=1))
             elif name == "stats":
                 print(self.stats)
             elif name == "save":
-                pathlib.Path(argument).expanduser().write_text(json.dumps(self.messages, indent=1, ensure_ascii=False))
+                file = _file(name, argument)
+                file.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False))
+                print(f"{len(self.messages)} messages are written to {file}.")
             elif name == "load":
-                self.messages = _conversation(pathlib.Path(argument).expanduser())
+                file = _file(name, argument)
+                self.messages = _conversation(file)
+                print(f"{len(self.messages)} messages are read from {file}; the conversation goes on from there.")
             else:
-                print(f"/{name} is no command; /help lists them")
+                print(f'/{name} is no command; /help lists them. Write a message that begins with / between """ and """.')
         except (TriremeError, OSError, msgspec.MsgspecError, TypeError, ValueError) as error:
             print(f"/{name}: {error}")
 
@@ -110,12 +125,55 @@ class Conversation:
             raise BadRequest("There is no message to answer.")
         self.answer()
 
+    def more(self) -> None:
+        """Goes on with the last answer."""
+        if not self.messages or self.messages[-1]["role"] != "assistant" or not self.messages[-1]["content"]:
+            raise BadRequest("There is no answer to go on with.")
+        self.answer(self.messages.pop()["content"])
+
+    def ask(self, text: str) -> None:
+        """Answers a message, if it fits; one that does not comes back into the input."""
+        self.messages.append({"role": "user", "content": text})
+        try:
+            excess = self._excess(self.messages)
+            if excess and not self._leave_out():
+                self.messages.pop()
+                self.kept = text
+                print(f"The message was not sent: the conversation would have {excess} tokens too many. Shorten it, or /clear.")
+                return
+        except TriremeError as error:
+            self.messages.pop()
+            self.kept = text
+            print(f"[{error}]")
+            return
+        self.answer()
+
+    def _excess(self, messages: list[dict[str, str]]) -> int:
+        """How many tokens too many a conversation has, so that nothing could be answered."""
+        return max(len(self.llm.chat_tokens(messages)) + 1 - self.llm.scheduler.max_model_len, 0)
+
+    def _leave_out(self) -> bool:
+        """Offers to forget as many of the oldest messages as must go; says whether that was wanted and is enough."""
+        first = next((number for number, message in enumerate(self.messages) if message["role"] != "system"), 0)
+        ends = [n for n in range(first + 1, len(self.messages)) if self.messages[n]["role"] == "user"]
+        for end in ends:
+            shorter = self.messages[:first] + self.messages[end:]
+            if not self._excess(shorter):
+                question = f"The conversation does not fit into the context. Leave out the {end - first} oldest messages?"
+                if not self.terminal.confirms(question):
+                    return False
+                self.messages = shorter
+                return True
+        return False
+
     def set(self, name: str = "", value: str = "") -> None:
         names = SamplingParams.__struct_fields__
-        if not value:
-            raise BadRequest("It takes a name and a value.", "say, for example, /set temperature 0.7")
-        if name not in names:
+        if name and name not in names:
             raise BadRequest(f"There is no sampling parameter {name[:40]!r}.", f"use one of {', '.join(names)}")
+        if not value:
+            for shown in [name] if name else names:
+                print(f"{shown:<20} {msgspec.json.encode(getattr(self.sampling, shown)).decode()}")
+            return
         from trireme.api.transport.mistakes import expected_at, shortened
 
         expected = expected_at(SamplingParams, name)
@@ -129,14 +187,19 @@ class Conversation:
         changed.check(self.llm.worker.ready.vocab_size)
         self.sampling = changed
 
-    def answer(self) -> None:
-        """Streams the answer to what was said; ^C stops it and keeps what is there."""
-        said, count, begun, first = "", 0, time.monotonic(), 0.0
+    def answer(self, said: str = "") -> None:
+        """Streams the answer to what was said, or the rest of one that begins with `said`; ^C stops it and keeps what is there."""
+        count, begun, first, finish = 0, time.monotonic(), 0.0, None
         try:
-            for piece in self.llm.stream_chat(self.messages, self.sampling):
+            if said:
+                begun_answer = [*self.messages, {"role": "assistant", "content": said}]
+                tokens = self.llm.chat_tokens(begun_answer, continued=True, add_generation_prompt=False)
+            else:
+                tokens = self.llm.chat_tokens(self.messages)
+            for piece in self.llm.stream(tokens, self.sampling):
                 first = first or time.monotonic()
                 print(piece.text, end="", flush=True)
-                said, count = said + piece.text, count + len(piece.token_ids)
+                said, count, finish = said + piece.text, count + len(piece.token_ids), piece.finish_reason
         except KeyboardInterrupt:
             pass
         except TriremeError as error:
@@ -145,6 +208,8 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": said})
         if first:
             took = max(time.monotonic() - first, 1e-9)
+            if finish is FinishReason.LENGTH:
+                print(f"[cut after {count} tokens: /more goes on; /set max_tokens NUMBER allows longer answers]")
             self.stats = f"{count} tokens, {max(count - 1, 0) / took:.1f} a second, the first after {first - begun:.2f} s"
 
 
@@ -159,12 +224,7 @@ def _conversation(path: pathlib.Path) -> list[dict[str, str]]:
     return messages
 
 
-def _read() -> str:
-    """One message of the user; a trailing backslash goes on in the next line."""
-    if sys.stdin.isatty():
-        import readline  # noqa: F401  line editing and history
-    lines = [input("> ")]
-    while lines[-1].endswith("\\"):
-        lines[-1] = lines[-1][:-1]
-        lines.append(input(". "))
-    return "\n".join(lines).strip()
+def _file(command: str, argument: str) -> pathlib.Path:
+    if not argument:
+        raise BadRequest("It takes the name of a file.", f"say, for example, /{command} talk.json")
+    return pathlib.Path(argument.strip()).expanduser()

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from trireme import host
 from trireme.config import Config
-from trireme.errors import TriremeError
+from trireme.errors import BadRequest, TriremeError
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.resolve import resolve_model
 from trireme.hub.tokenizer import Tokenizer
@@ -35,10 +36,13 @@ DEFERRED = ("torch._meta_registrations", "torch.distributed._meta_registrations"
 _OTHER_DEVICES = ("libtorch_cuda*", "libtorch_hip*", "libtorch_xpu*")
 
 
-def open_llm(config: Config, report: Callable[[str, float], None]) -> LLM:
-    """The engine for `config`."""
+def open_llm(config: Config, report: Callable[[str, float], None], chats: bool = False) -> LLM:
+    """The engine for `config`. A model that cannot chat is refused at once, where it is to."""
     with torch_libraries_loading():
         kept, tokenizer = read_model(config)
+    if chats and tokenizer is not None and tokenizer.chat_template is None:
+        name = pathlib.Path(config.model.model).stem
+        raise BadRequest(f"{name} has no chat template: it continues text.", "use `trireme generate`, or give --chat-template FILE")
     import_torch()
     from trireme.llm import LLM
 
@@ -65,7 +69,7 @@ def torch_libraries_loading() -> Iterator[None]:
     Importing other libraries meanwhile would wait as well: the loader takes one at a time.
     """
     folder = _libraries()
-    if folder is None or "torch" in sys.modules or len(os.sched_getaffinity(0)) == 1:
+    if folder is None or "torch" in sys.modules or host.cores() == 1:
         yield
         return
     thread = threading.Thread(target=_load, args=(str(folder / "libtorch_python.so"),), daemon=True)

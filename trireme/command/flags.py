@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trireme.config import GROUPS, Config, kind_of, resolve, settings
+from trireme.errors import BadConfig, BadRequest
 from trireme.types import SamplingParams
 
 _ENGINE = ("model", "device", "cache", "schedule")
@@ -20,6 +21,19 @@ def add_settings(parser: argparse.ArgumentParser, groups: Iterable[str] = _ENGIN
         for name, (_, field) in settings([group]).items():
             if name not in skip:
                 _add(section, group, name, field)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The model as a word of its own; --model says the same."""
+    help = "a folder, a .gguf file, a name from `trireme models` or a hub id; also as --model"
+    parser.add_argument("place", metavar="MODEL", nargs="?", help=help)
+
+
+def model_given(args: argparse.Namespace) -> str | None:
+    """The model that the command line names, in either way."""
+    if args.place and args.model and args.place != args.model:
+        raise BadConfig(f"Two models are named: {args.place} and --model {args.model}.", "leave one of them out")
+    return args.place or args.model
 
 
 def _add(section: Any, group: str, name: str, field: Any) -> None:
@@ -40,6 +54,8 @@ def config_from(args: argparse.Namespace, **changes: Any) -> Config:
     known = settings()
     given = {name: value for name, value in vars(args).items() if name in known}
     flags = {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
+    if hasattr(args, "place"):
+        flags["model"] = model_given(args)
     return resolve({**flags, **{name: value for name, value in changes.items() if value is not None}}, file=args.config)
 
 
@@ -64,4 +80,10 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def sampling_from(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
     chosen = {name: getattr(args, name) for name in (*_SAMPLING, "stop") if getattr(args, name) is not None}
-    return SamplingParams(**{**{f: getattr(defaults, f) for f in SamplingParams.__struct_fields__}, **chosen})
+    sampling = SamplingParams(**{**{f: getattr(defaults, f) for f in SamplingParams.__struct_fields__}, **chosen})
+    try:
+        sampling.check_fields()
+    except BadRequest as error:
+        flag = f"--{(error.param or '').replace('_', '-')}"
+        raise BadRequest(error.cause, error.fix or f"give another {flag}", error.param) from None
+    return sampling
