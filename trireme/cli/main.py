@@ -16,12 +16,16 @@ from trireme.command.parser import Parser
 from trireme.errors import TriremeError
 
 COMMANDS = {
+    "run": "fetch a model if it is not here, and talk with it in the terminal",
     "chat": "talk with a model in the terminal",
     "generate": "continue a prompt",
     "serve": "serve a model over HTTP: OpenAI, Anthropic and other APIs, and a chat page",
     "ps": "list the servers that run here",
+    "stop": "end a server that runs here",
     "pull": "fetch a model",
     "show": "say what a model's files hold, and how it would run here",
+    "list": "list the models that were fetched",
+    "rm": "delete a fetched model",
     "models": "list the models known by name, and where they lie",
     "backends": "list the backends, or check one against the specification",
     "kernels": "list the operators of the Triton library",
@@ -39,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, rest = argv[0], argv[1:]
     try:
         module = importlib.import_module(f"trireme.cli.{name}")
-        parser = Parser(prog=f"trireme {name}", description=f"{COMMANDS[name].capitalize()}.")
+        parser = Parser(prog=f"trireme {name}", description=f"{COMMANDS[name][0].upper()}{COMMANDS[name][1:]}.")
         module.add_arguments(parser)
         return int(module.run(parser.parse_args(rest)) or 0)
     except TriremeError as error:

@@ -7,13 +7,13 @@ import os
 import pathlib
 
 from trireme.command.fetch import fetched
-from trireme.command.flags import add_settings, config_from
+from trireme.command.flags import add_model, add_settings, config_from
 from trireme.serve.start import serve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", help="a folder, a .gguf file, a name from `trireme models` or a hub id")
-    add_settings(parser, ("serve", "model", "device", "cache", "schedule"), skip=("model",))
+    add_model(parser)
+    add_settings(parser, ("serve", "model", "device", "cache", "schedule"))
 
 
 def run(args: argparse.Namespace) -> int:
