@@ -9,7 +9,7 @@ import trireme
 
 ROOT = pathlib.Path(trireme.__file__).parent
 
-_BASE = {"types", "errors"}
+_BASE = {"types", "errors", "host"}
 _ENGINE = {
     "hub",
     "ipc",
@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": {"errors"},
     "errors": set(),
     "config": {"errors"},
+    "host": set(),
     "kernels": set(),
     "ipc": _BASE | {"config"},
     "hub": _BASE | {"config"},
@@ -66,7 +67,7 @@ KERNEL_FLOORS = [
 ]
 # The processes that start workers know them: the offline API, and the one file of the server that owns the ranks.
 EXTRA = {"serve/launch.py": {"worker"}}
-NO_TORCH = ("sched", "hub", "ipc", "serve", "api", "types", "errors", "config", "worker/group.py")
+NO_TORCH = ("sched", "hub", "ipc", "serve", "api", "types", "errors", "host", "config", "worker/group.py")
 
 
 def imports(path: pathlib.Path) -> list[tuple[int, str]]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trireme import host
 from trireme.config import DeviceOptions
 from trireme.ops import CacheSpec, KVCache, Ops
 from trireme.parallel import Comm
@@ -48,7 +49,9 @@ class Backend:
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""
         pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-        return _available() or os.sysconf("SC_AVPHYS_PAGES") * size, pages * size
+        free, total = _available() or _unused(pages) * size, pages * size
+        room = host.memory_room()
+        return (min(free, room[0]), min(total, room[1])) if room else (free, total)
 
     def kv_budget(self, fraction: float) -> int:
         """Bytes that KV may take once the weights are there. Host memory is shared with everything else that runs: half of it."""
@@ -120,6 +123,14 @@ class Backend:
     def describe(self) -> dict[str, str]:
         """What `trireme doctor` says of it."""
         return {"device": str(self.device)}
+
+
+def _unused(pages: int) -> int:
+    """Pages that nobody uses; systems that do not say so get half of all."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES")
+    except (ValueError, OSError):
+        return pages // 2
 
 
 def _available() -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import shutil
+import sys
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -56,8 +58,32 @@ def open_backend(options: DeviceOptions, rank: int = 0) -> Backend:
     """The backend the options ask for, or the best one that runs here."""
     if options.backend == "auto":
         name = next(name for name in BUILT_IN if reason_against(name) is None)
+        if name == "reference" and rank == 0:
+            _warn_slow(str(reason_against("cpu")))
         return backend_class(name)(options, rank)
     reason = reason_against(options.backend)
     if reason:
         raise BackendUnavailable(f"The backend {options.backend!r} cannot run here: {reason}.", "see `trireme backends`")
     return backend_class(options.backend)(options, rank)
+
+
+# How a C compiler is installed, by the tool that does it here.
+_INSTALLERS = {
+    "apt-get": "apt-get install gcc",
+    "dnf": "dnf install gcc",
+    "apk": "apk add gcc musl-dev",
+    "pacman": "pacman -S gcc",
+    "zypper": "zypper install gcc",
+    "xcode-select": "xcode-select --install",
+}
+
+
+def slow_fix() -> str:
+    """The command that brings the CPU kernels."""
+    installer = next((command for tool, command in _INSTALLERS.items() if shutil.which(tool)), "install a C compiler")
+    return f"{installer}, or pip install a wheel of trireme-llm, which has the kernels"
+
+
+def _warn_slow(reason: str) -> None:
+    text = f"Warning: {reason}. torch's own operators compute instead, about 8 times slower. Fix: {slow_fix()}"
+    print(f"trireme: {text}", file=sys.stderr, flush=True)

@@ -10,22 +10,27 @@ import platform
 import shutil
 import sys
 
+from trireme.command.early import import_torch, torch_libraries_loading
 from trireme.command.fetch import fetched
-from trireme.command.flags import add_settings, config_from
+from trireme.command.flags import add_model, add_settings, config_from, model_given
 from trireme.config import Config, cache_folder
+from trireme.host import cores, cpu_quota, memory_room
 
 WIDTH = 17  # of a row's name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", help="a model to check without loading its weights: as for `trireme serve`")
-    add_settings(parser, skip=("model",))
+    add_model(parser)
+    add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     config = config_from(args)
-    _print(_machine(config))
-    if args.model is not None:
+    with torch_libraries_loading():
+        _print(_machine())  # at once: what follows needs torch, and takes a second
+    import_torch()
+    _print(_choice(config))
+    if model_given(args) is not None:
         from trireme.worker.inspect import inspect_model
 
         for row in inspect_model(config, pathlib.Path(fetched(config).model.model)):
@@ -38,21 +43,32 @@ def _print(rows: list[tuple[str, str]]) -> None:
     sys.stdout.flush()
 
 
-def _machine(config: Config) -> list[tuple[str, str]]:
+def _machine() -> list[tuple[str, str]]:
+    """What can be said without torch."""
+    cxx = os.environ.get("CXX") or next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    return [
+        ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        ("packages", ", ".join(f"{name} {_version(name)}" for name in ("triton", "tokenizers", "numpy", "msgspec"))),
+        ("cores", f"{cores()} of {os.cpu_count()}{_limit(cpu_quota(), 'CPUs')}"),
+        ("C++ compiler", cxx or "none: trireme.kernels would repeat torch's calls by way of Python"),
+        ("model cache", f"{cache_folder()}, {shutil.disk_usage(_existing(cache_folder())).free / 2**30:.0f} GiB free"),
+    ]
+
+
+def _limit(amount: float | None, unit: str) -> str:
+    return "" if amount is None else f"; this container may use {amount:.1f} {unit}"
+
+
+def _choice(config: Config) -> list[tuple[str, str]]:
+    """What would compute here, as the backends themselves say."""
     import torch
 
     from trireme import backends
     from trireme.backends.cpu import build
 
-    cxx = os.environ.get("CXX") or next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
     rows: list[tuple[str, str]] = [
-        ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
-        ("packages", ", ".join(f"{name} {_version(name)}" for name in ("triton", "tokenizers", "numpy", "msgspec"))),
-        ("cores", f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"),
-        ("C compiler", build.compiler() or "none: the CPU backend would use torch's own operators"),
-        ("C++ compiler", cxx or "none: trireme.kernels would repeat torch's calls by way of Python"),
-        ("model cache", f"{cache_folder()}, {shutil.disk_usage(_existing(cache_folder())).free / 2**30:.0f} GiB free"),
+        ("C compiler", build.compiler() or f"none: without the CPU kernels about 8 times slower. Fix: {backends.slow_fix()}"),
     ]
     for name in backends.names():
         reason = backends.reason_against(name)
@@ -64,9 +80,14 @@ def _machine(config: Config) -> list[tuple[str, str]]:
     return [
         *rows,
         ("would choose", f"backend {backend.name}, {str(dtype).removeprefix('torch.')}, {threads} threads"),
-        ("memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"),
+        ("memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free{_limit(_memory_limit(), 'GiB')}"),
         *backend.describe().items(),
     ]
+
+
+def _memory_limit() -> float | None:
+    found = memory_room()
+    return found[1] / 2**30 if found else None
 
 
 def _version(name: str) -> str:

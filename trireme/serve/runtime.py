@@ -9,20 +9,23 @@ import os
 import pathlib
 import shutil
 import stat
+import subprocess
 import tempfile
+import time
 
 import msgspec
 
 from trireme.errors import BadConfig
 
 RECORD = "server.json"
+PROC = pathlib.Path("/proc")
 
 
 class Record(msgspec.Struct, kw_only=True):
     """What is known of a server from outside."""
 
     pid: int
-    born: int  # the pid's start in kernel ticks: a number given to another process later does not match
+    born: int  # when the pid was started: a number given to another process later does not match
     url: str
     model: str
     path: str
@@ -76,9 +79,18 @@ def _read(file: pathlib.Path) -> Record | None:
 
 
 def birth_of(pid: int) -> int | None:
-    """When a process was started, in kernel ticks; None if there is none of that number."""
+    """When a process was started, in kernel ticks or seconds; None if there is none of that number."""
+    if not (PROC / "self/stat").exists():
+        return _birth_by_ps(pid)
     try:
-        words = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        words = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
     return int(words[19])  # field 22 of the line; the command's name ends field 2
+
+
+def _birth_by_ps(pid: int) -> int | None:
+    """For systems without /proc."""
+    asked = ["ps", "-o", "lstart=", "-p", str(pid)]
+    shown = subprocess.run(asked, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout.split()
+    return int(time.mktime(time.strptime(" ".join(shown), "%a %b %d %H:%M:%S %Y"))) if shown else None

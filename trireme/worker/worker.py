@@ -16,6 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from trireme import host
 from trireme.backends import open_backend
 from trireme.config import Config
 from trireme.errors import BadConfig, TriremeError
@@ -46,8 +47,7 @@ class LocalWorker:
         self, config: Config, path: pathlib.Path, rank: int = 0, store: str = "", report: Report = lambda name, share: None
     ):
         started = time.monotonic()
-        if config.device.threads:
-            torch.set_num_threads(config.device.threads)
+        torch.set_num_threads(config.device.threads or min(torch.get_num_threads(), host.cores()))
         backend = open_backend(config.device, rank)
         size = config.device.tp
         mesh = Mesh(tp=Group(rank, size, backend.comm(rank, size, store)) if size > 1 else Group())

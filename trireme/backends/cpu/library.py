@@ -8,6 +8,7 @@ import os
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
+from trireme import host
 from trireme.backends.cpu import build
 from trireme.config import cache_folder
 from trireme.errors import BackendUnavailable
@@ -194,7 +195,7 @@ def library() -> ctypes.CDLL:
     asked = os.environ.get("TRIREME_CPU_ISA", "auto")
     if not loaded.trireme_set_isa(asked.encode()):
         raise BackendUnavailable(f"this CPU cannot run the instruction set {asked}.", "unset TRIREME_CPU_ISA")
-    loaded.trireme_set_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    loaded.trireme_set_threads(host.cores())
     return loaded
 
 
@@ -219,5 +220,5 @@ def available_isas() -> list[str]:
 
 
 def set_threads(count: int) -> int:
-    """Sets how many threads compute (0: all cores); returns how many there will be."""
-    return library().trireme_set_threads(count or os.cpu_count() or 1)
+    """Sets how many threads compute (0: as many as may run at once); returns how many there will be."""
+    return library().trireme_set_threads(count or host.cores())
