@@ -78,6 +78,19 @@ def test_chat_by_the_models_template(llm: LLM) -> None:
     assert output.text == "The capital of France is Paris."
 
 
+def test_prompts_and_conversations_in_other_forms(llm: LLM) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=2)
+    answers = llm.generate([{"prompt_token_ids": PROMPT}, {"prompt": "The capital of France is"}, PROMPT], sampling)
+    assert [answer.completions[0].token_ids for answer in answers] == [GREEDY[:2]] * 3
+    assert llm.generate({"prompt_token_ids": PROMPT}, sampling)[0].completions[0].token_ids == GREEDY[:2]
+    assert llm.chat_tokens("Hello!") == llm.chat_tokens([{"role": "user", "content": "Hello!"}])
+    assert llm.chat("Hello!", sampling)[0].text == llm.chat([{"role": "user", "content": "Hello!"}], sampling)[0].text
+    with pytest.raises(BadRequest, match="prompt_token_ids"):
+        llm.generate({"text": "x"})
+    with pytest.raises(BadRequest, match="list of messages"):
+        llm.chat([["hi"]])
+
+
 def test_stream_adds_up(llm: LLM) -> None:
     pieces = list(llm.stream(PROMPT, EXACT))
     assert [t for p in pieces for t in p.token_ids] == GREEDY

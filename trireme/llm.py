@@ -38,7 +38,7 @@ from trireme.worker.worker import LocalWorker
 
 BREATH = 5e-5  # seconds between two answers taken in, so that the engine's thread need not wait for many that end together
 SHOWN_TOGETHER = 32  # steps of a sequence that move the progress bar at once
-Prompt = str | list[int]
+Prompt = str | list[int] | dict[str, Any]  # {"prompt": text} and {"prompt_token_ids": ids} say the same
 Messages = list[dict[str, Any]]
 
 
@@ -92,21 +92,22 @@ class LLM:
 
     def chat(
         self,
-        conversations: Messages | Sequence[Messages],
+        conversations: str | Messages | Sequence[str | Messages],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
         **template: Any,
     ) -> list[Output]:
-        """Answers each conversation, a list of {"role", "content"}, by the model's own chat template."""
-        listed = [conversations] if conversations and isinstance(conversations[0], dict) else conversations
+        """Answers each conversation, a list of {"role", "content"} or one message's text, by the model's own chat template."""
+        one = isinstance(conversations, str) or (bool(conversations) and isinstance(conversations[0], dict))
+        listed = [conversations] if one else conversations
         return self._answer_all([(None, self.chat_tokens(c, **template)) for c in listed], sampling, progress)  # type: ignore[arg-type]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[Piece]:
         """Continues one prompt, piece by piece. Leaving the iterator early ends the request."""
         return self._stream(*self._tokens(prompt), sampling)
 
-    def stream_chat(self, messages: Messages, sampling: SamplingParams | None = None, **template: Any) -> Iterator[Piece]:
+    def stream_chat(self, messages: str | Messages, sampling: SamplingParams | None = None, **template: Any) -> Iterator[Piece]:
         """Answers a conversation, piece by piece."""
         return self._stream(None, self.chat_tokens(messages, **template), sampling)
 
@@ -121,8 +122,13 @@ class LLM:
         """As `stream`, for asyncio."""
         return self._pieces(self._open(*self._tokens(prompt), sampling))
 
-    def chat_tokens(self, messages: Messages, **template: Any) -> list[int]:
+    def chat_tokens(self, messages: str | Messages, **template: Any) -> list[int]:
         """The prompt of a conversation."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if not messages or not all(isinstance(message, dict) and "role" in message for message in messages):
+            fix = 'write [{"role": "user", "content": "..."}]'
+            raise BadRequest("A conversation is a text or a list of messages.", fix, "messages")
         if self.tokenizer is None:
             raise BadRequest("This model has no tokenizer, so no chat template.", "give token ids to generate()")
         return self.tokenizer.encode_chat(messages, **template)
@@ -163,6 +169,12 @@ class LLM:
     # --- the way of a request -------------------------------------------------------------------------------------------------
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, dict):
+            given = [prompt[name] for name in ("prompt_token_ids", "prompt") if prompt.get(name) is not None]
+            if not given:
+                fix = 'write a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}'
+                raise BadRequest(f"A prompt has the fields {', '.join(map(repr, prompt)) or 'none'}.", fix, "prompt")
+            prompt = given[0]
         if not isinstance(prompt, str):
             self._check_ids(prompt)
             return None, list(prompt)
@@ -300,7 +312,7 @@ def _add(so_far: Progress, item: Progress) -> None:
 
 
 def _is_prompt(prompts: Any) -> bool:
-    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+    return isinstance(prompts, str | dict) or (bool(prompts) and isinstance(prompts[0], int))
 
 
 @contextmanager

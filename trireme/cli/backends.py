@@ -6,7 +6,7 @@ Knows how findings are shown; what is checked lives with the backends and the wo
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import itertools
 from typing import Any
 
 
@@ -48,17 +48,19 @@ def _check(args: argparse.Namespace) -> int:
         if not hasattr(Ops, op):
             raise BadRequest(f"No op {op!r}.", "see trireme/ops/table.py for their names")
     backend = open_backend(DeviceOptions(backend=args.name))
-    findings = list(check_ops(backend, args.op))
+    print(f"{'op':<17} {'type':<9} {'error':>8} {'allowed':>8}      case", flush=True)
+    findings: list[Any] = []
+    for _, found in itertools.groupby(check_ops(backend, args.op), key=lambda finding: finding.op):
+        findings += _show(list(found), args.all)
     if not args.op:
-        findings += check_models(args.name)
-    _show(findings, args.all)
+        findings += _show(list(check_models(args.name)), args.all)
     failed = [finding for finding in findings if not finding.ok]
     print(f"{args.name}: {len(findings) - len(failed)} of {len(findings)} within bounds")
     return 1 if failed else 0
 
 
-def _show(findings: Iterable[Any], every: bool) -> None:
-    """The worst of each op and type, and every one that is out of bounds."""
+def _show(findings: list[Any], every: bool) -> list[Any]:
+    """Prints the worst of each op and type, and every one that is out of bounds, as soon as they are known; returns all."""
     worst: dict[tuple[str, str], Any] = {}
     for finding in findings:
         key = (finding.op, finding.dtype)
@@ -66,10 +68,10 @@ def _show(findings: Iterable[Any], every: bool) -> None:
         if before is None or _badness(finding) > _badness(before):
             worst[key] = finding
     shown = [f for f in findings if every or not f.ok or worst[f.op, f.dtype] is f]
-    print(f"{'op':<17} {'type':<9} {'error':>8} {'allowed':>8}      case")
     for f in shown:
-        verdict = "ok  " if f.ok else "FAIL"
-        print(f"{f.op:<17} {f.dtype:<9} {f.error:8.1e} {f.tolerance:8.1e} {verdict} {f.case}{f' ({f.note})' if f.note else ''}")
+        verdict, note = "ok  " if f.ok else "FAIL", f" ({f.note})" if f.note else ""
+        print(f"{f.op:<17} {f.dtype:<9} {f.error:8.1e} {f.tolerance:8.1e} {verdict} {f.case}{note}", flush=True)
+    return findings
 
 
 def _badness(finding: Any) -> float:
