@@ -9,9 +9,10 @@ import sys
 import time
 
 import pytest
+import torch
 
 from trireme import host
-from trireme.backends import open_backend, registry
+from trireme.backends import open_backend
 from trireme.backends.cpu import build, library
 from trireme.backends.reference import Reference
 from trireme.config import DeviceOptions
@@ -95,7 +96,7 @@ def test_without_kernels_and_compiler_one_line_says_how_much_slower_and_what_men
     assert open_backend(DeviceOptions()).name != "reference" and capsys.readouterr().err == ""
     monkeypatch.setattr(build, "find", lambda cache: None)
     monkeypatch.setattr(build, "compiler", lambda: None)
-    monkeypatch.setattr(registry, "_MISSING", {"cuda": "tests.test_host:no_device"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     library.library.cache_clear()
     try:
         assert open_backend(DeviceOptions()).name == "reference"
@@ -103,10 +104,6 @@ def test_without_kernels_and_compiler_one_line_says_how_much_slower_and_what_men
         library.library.cache_clear()
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "no C compiler" in told and "8 times slower" in told and "Fix: " in told
-
-
-def no_device() -> str:
-    return "there is none"
 
 
 def test_a_process_without_the_kernels_help_still_ends_with_its_parent() -> None:

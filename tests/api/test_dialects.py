@@ -73,6 +73,33 @@ def test_ollama_chat(http: httpx.Client) -> None:
     assert all(not line["done"] for line in streamed[:-1])
 
 
+def test_ollama_num_ctx_and_tool_choice(http: httpx.Client) -> None:
+    """A smaller context of the client's own is kept to: the answer ends there, and a longer prompt is refused, never cut."""
+    question = {"model": MODEL, "messages": [{"role": "user", "content": "Count to one hundred."}], "stream": False}
+    used = http.post("/api/chat", json={**question, "options": {"num_predict": 1}}).json()["prompt_eval_count"]
+    bound = http.post("/api/chat", json={**question, "options": {"num_ctx": used + 3, "temperature": 0}}).json()
+    assert (bound["eval_count"], bound["done_reason"]) == (3, "length")
+    refused = http.post("/api/chat", json={**question, "options": {"num_ctx": used}})
+    assert refused.status_code == 400 and f"num_ctx is {used}" in refused.json()["error"]
+    raw = {"model": MODEL, "prompt": PROMPT, "raw": True, "stream": False, "options": {"num_ctx": 7, "temperature": 0}}
+    assert http.post("/api/generate", json=raw).json()["eval_count"] == 2
+    tool = {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+    }
+    asked = {**question, "tools": [tool], "options": {"temperature": 0, "num_predict": 64}}
+    called = http.post("/api/chat", json={**asked, "tool_choice": {"type": "function", "function": {"name": "add"}}}).json()
+    assert called["message"]["tool_calls"][0]["function"]["name"] == "add"
+    assert "tool_calls" not in http.post("/api/chat", json={**asked, "tool_choice": "none"}).json()["message"]
+
+
+def test_routes_without_v1(http: httpx.Client) -> None:
+    assert http.get("/models").json() == http.get("/v1/models").json()
+    body = {"prompt": PROMPT, "max_tokens": 2, "temperature": 0}
+    assert http.post("/completions", json=body).json()["choices"] == http.post("/v1/completions", json=body).json()["choices"]
+    assert "/completions" not in http.get("/openapi.json").json()["paths"]
+
+
 def test_ollama_generate_raw(http: httpx.Client) -> None:
     body = {"model": MODEL, "prompt": PROMPT, "raw": True, "options": {"temperature": 0, "num_predict": 2, "stop": ["."]}}
     assert "".join(line["response"] for line in lines(http.post("/api/generate", json=body))) == " Paris"

@@ -317,6 +317,10 @@ KNOWN = {"/v1/chat/completions", "/v1/completions", "/v1/models", "/generate", "
         ("/v1/v1/chat/completions", "There is nothing at /v1/v1/chat/completions. Fix: use /v1/chat/completions"),
         ("/v1/models/", "There is nothing at /v1/models/. Fix: use /v1/models"),
         ("/v1", "There is nothing at /v1. Fix: use /v1/chat/completions"),
+        (
+            "/v1/rerank",
+            "/v1/rerank is for reranking, which this server does not have. Fix: GET /openapi.json lists what there is",
+        ),
         ("//", "There is nothing at //. Fix: GET /openapi.json lists what there is"),
     ],
 )

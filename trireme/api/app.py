@@ -63,7 +63,7 @@ def create_app(context: Context) -> ASGIApp:
     service = Service(context)
     shelf = Shelf(pathlib.Path(context.options.data_dir) if context.options.data_dir else default_folder())
     handlers = _Handlers(service, shelf)
-    entries = [*handlers.routes(), *_page_routes()]
+    entries = [*handlers.routes(), *_short_routes(handlers.routes()), *_page_routes()]
     app = Starlette(
         routes=_routes(entries, context.options.max_body, service.admit),
         exception_handlers={HTTPException: _http_exception},
@@ -162,6 +162,14 @@ class _Handlers:
 
     async def _openapi(self, call: Call) -> Reply:
         return Reply(openapi_document([(entry.method, entry.path) for entry in self.routes()]))
+
+
+# Reached without /v1 too: by clients whose base URL lacks it. Metrics and the OpenAPI document know the whole paths alone.
+_SHORT = ("/v1/models", "/v1/models/{model:path}", "/v1/chat/completions", "/v1/completions", "/v1/responses")
+
+
+def _short_routes(entries: list[RouteEntry]) -> list[RouteEntry]:
+    return [e._replace(path=e.path.removeprefix("/v1"), label=e.path) for e in entries if e.path in _SHORT]
 
 
 def _routes(entries: list[RouteEntry], max_body: int, admit: Callable[[], None]) -> list[BaseRoute]:

@@ -53,6 +53,7 @@ class ChatJob:
     priority: int = 0
     # Agents ask for more tokens than a small model's context has: the answer may then end where the context does.
     fills_room: bool = False
+    context: int | None = None  # tokens of prompt and answer together, where the client sets a bound of its own
 
     @property
     def offered(self) -> list[dict[str, Any]]:
@@ -152,6 +153,8 @@ async def open_chat(service: Service, call: Call, job: ChatJob, *, streamed: boo
         sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
     if job.fills_room:
         sampling = _filling(sampling, service.info.max_model_len - len(tokens))
+    if job.context is not None:
+        sampling = bounded(sampling, len(tokens), job.context)
     flight = await service.open(call, tokens, sampling, salt=job.salt, priority=job.priority, streamed=streamed)
     return Conversation(flight, make_parser, job)
 
@@ -160,6 +163,15 @@ def _filling(sampling: SamplingParams, room: int) -> SamplingParams:
     """The sampling parameters with no more tokens than there is room for; a prompt that leaves none is refused elsewhere."""
     most = sampling.max_tokens
     return msgspec.structs.replace(sampling, max_tokens=room) if most is not None and most > room > 0 else sampling
+
+
+def bounded(sampling: SamplingParams, num_prompt: int, context: int) -> SamplingParams:
+    """The sampling parameters with no more tokens than a client's own bound leaves; a prompt beyond it is refused, never cut."""
+    if num_prompt >= context:
+        cause = f"num_ctx is {context}, and the prompt has {num_prompt} tokens."
+        raise BadRequest(cause, "raise num_ctx, leave it out, or shorten the prompt", "num_ctx")
+    most = context - num_prompt if sampling.max_tokens is None else min(sampling.max_tokens, context - num_prompt)
+    return msgspec.structs.replace(sampling, max_tokens=most)
 
 
 def parser_of(service: Service, job: ChatJob, tokens: list[int]) -> ParserFor:

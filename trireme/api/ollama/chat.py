@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 import trireme
-from trireme.api.chat.turn import ChatJob, ChatResult, Conversation, messages_of, open_chat, tools_of
+from trireme.api.chat.turn import ChatJob, ChatResult, Conversation, bounded, messages_of, open_chat, tools_of
 from trireme.api.ollama.card import model_facts
 from trireme.api.ollama.protocol import (
     OllamaChatRequest,
@@ -22,6 +22,7 @@ from trireme.api.ollama.protocol import (
     message_of,
     thinking_of,
 )
+from trireme.api.openai.protocol import choice_of
 from trireme.api.parameters.constraints import constrained
 from trireme.api.parameters.sampling import sampling_params, stop_strings
 from trireme.api.service import Flight, Service
@@ -44,11 +45,15 @@ class Ollama:
         model = self._model(request.model, call)
         if not request.messages:  # how a client asks for the model to be loaded
             return json_reply(_line(model, {"message": {"role": "assistant", "content": ""}}, request.load_reason))
+        choice, named = choice_of(request.tool_choice)
         job = ChatJob(
             messages=messages_of([message_of(message) for message in request.messages]),
             sampling=await self._sampling(request),
             tools=tools_of(request.tools),
+            tool_choice=choice,
+            named=named,
             template=thinking_of(request),
+            context=self._context(request),
         )
         conversation = await open_chat(self.service, call, job, streamed=request.stream)
         writer = _Writer(model, "message", call.begun)
@@ -67,13 +72,15 @@ class Ollama:
         writer = _Writer(model, "response", call.begun)
         if request.raw or self.service.client.tokenizer.chat_template is None:
             tokens = await self.service.encode(request.prompt)
+            context = self._context(request)
+            sampling = sampling if context is None else bounded(sampling, len(tokens), context)
             flight = await self.service.open(call, tokens, sampling, prompt=request.prompt, streamed=request.stream)
             if request.stream:
                 return _lines(writer.stream_raw(flight))
             return json_reply(await writer.whole_raw(flight))
         messages = [{"role": "system", "content": request.system}] if request.system else []
         messages.append({"role": "user", "content": request.prompt})
-        job = ChatJob(messages=messages, sampling=sampling, template=thinking_of(request))
+        job = ChatJob(messages=messages, sampling=sampling, template=thinking_of(request), context=self._context(request))
         conversation = await open_chat(self.service, call, job, streamed=request.stream)
         if request.stream:
             return _lines(writer.stream(conversation))
@@ -119,6 +126,11 @@ class Ollama:
     def _model(self, name: str, call: Call) -> str:
         self.service.check_model(name, call)
         return name
+
+    def _context(self, request: OllamaRequest) -> int | None:
+        """The client's bound, where it is smaller than the server's own."""
+        asked, most = request.options.num_ctx if request.options else None, self.service.info.max_model_len
+        return asked if asked is not None and 0 < asked < most else None
 
     async def _sampling(self, request: OllamaRequest) -> SamplingParams:
         options = request.options or Options()

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from trireme.api.chat.turn import template_variables
-from trireme.api.openai.protocol import ContentPart, FunctionCall, JsonSchema, Message, ResponseFormat, Tool, ToolCall
+from trireme.api.openai.protocol import ContentPart, FunctionCall, JsonSchema, Message, NamedTool, ResponseFormat, Tool, ToolCall
 from trireme.api.transport.fields import OtherFields
 from trireme.errors import BadRequest
 from trireme.types import Draw
@@ -18,15 +18,14 @@ _OTHERS = OtherFields(
         **dict.fromkeys(("logprobs", "top_logprobs"), "use /v1/chat/completions or /v1/completions for log-probabilities"),
         "template": "give the server a model folder with that template",
         "context": "send the conversation to /api/chat",
-        "tool_choice": "use /v1/chat/completions",
     },
-    neutral={"tool_choice": ("auto",)},
 )
 
 
 class Options(Draw):
-    """What may be set of sampling. num_ctx and the like are settings of the server: nothing is cut off here in silence."""
+    """What may be set of sampling. The context is the server's; `num_ctx` may make it smaller. Nothing is cut in silence."""
 
+    num_ctx: int | None = None  # tokens of prompt and answer together
     seed: int | None = None
     num_predict: int | None = None
     repeat_penalty: float | None = None
@@ -74,6 +73,7 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
 
     messages: list[OllamaMessage] = []
     tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
 
 
 class OllamaGenerateRequest(OllamaRequest, kw_only=True):

@@ -20,9 +20,9 @@ from trireme.api.openai.protocol import (
     ChatLogprobs,
     ChatRequest,
     FunctionDelta,
-    NamedTool,
     ToolCallDelta,
     Usage,
+    choice_of,
 )
 from trireme.api.parameters.constraints import constrained
 from trireme.api.parameters.sampling import sampling_of, top_logprobs
@@ -50,8 +50,7 @@ class ChatCompletions:
         return json_reply(writer.whole(results, usage_of([conversation.flight.answer])))
 
     async def job(self, request: ChatRequest) -> ChatJob:
-        named = request.tool_choice.function.name if isinstance(request.tool_choice, NamedTool) else None
-        choice = request.tool_choice if isinstance(request.tool_choice, str) else "required" if named else "auto"
+        choice, named = choice_of(request.tool_choice)
         return ChatJob(
             messages=messages_of(request.messages),
             sampling=await constrained(self.service, self._sampling(request), request.response_format, request.structured_outputs),

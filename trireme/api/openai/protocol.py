@@ -122,6 +122,13 @@ class NamedTool(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
+def choice_of(given: str | NamedTool | None) -> tuple[str, str | None]:
+    """How a tool is chosen, and the name of the one that must be called."""
+    if isinstance(given, NamedTool):
+        return "required", given.function.name
+    return given or "auto", None
+
+
 class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None

@@ -37,11 +37,24 @@ _ELSEWHERE = {
 }
 
 
+# What is asked for at such paths, wherever a server has it.
+_CAPABILITIES = {
+    "embeddings": ("/embedding", "/embeddings"),
+    "reranking": ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank"),
+    "scoring pairs of texts": ("/score", "/v1/score"),
+    "LoRA adapters": ("/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+    "slots to save and restore": ("/slots",),
+}
+
+
 def nothing_at(path: str, known: Collection[str]) -> str:
     """The text of a 404; `known` are the paths that there are."""
     for owner, prefixes in _ELSEWHERE.items():
         if any(path == prefix or path.startswith(f"{prefix}/") for prefix in prefixes):
             return f"{path[:200]} is an {owner} endpoint that is not supported here. Fix: GET /openapi.json lists those that are"
+    for capability, prefixes in _CAPABILITIES.items():
+        if any(path == prefix or path.startswith(f"{prefix}/") for prefix in prefixes):
+            return f"{path[:200]} is for {capability}, which this server does not have. Fix: GET /openapi.json lists what there is"
     plain = "/" + path.strip("/")
     for meant in (plain, f"/v1{plain}", plain.removeprefix("/v1"), f"{plain}/chat/completions"):
         if meant in known and meant not in (path, "/"):
