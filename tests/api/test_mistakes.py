@@ -424,8 +424,8 @@ def test_paths_and_methods(http: httpx.Client) -> None:
         text = f"{path} is an OpenAI endpoint that is not supported here. Fix: GET /openapi.json lists those that are"
         error = {"message": text, "type": "invalid_request_error", "param": None, "code": "not_found"}
         assert (response.status_code, response.json()) == (404, {"error": error})
-    response = http.post("/chat/completions", json={})
-    assert response.json()["error"]["message"] == "There is nothing at /chat/completions. Fix: use /v1/chat/completions"
+    response = http.post("/messages", json={})
+    assert response.json()["error"]["message"] == "There is nothing at /messages. Fix: use /v1/messages"
     response = http.get("/v1/chat/completions")
     assert response.status_code == 405
     assert response.json()["error"]["message"] == "/v1/chat/completions does not take GET. Fix: use POST"
