@@ -253,6 +253,13 @@ def test_the_worked_backend_conforms(tmp_path: pathlib.Path) -> None:
     assert findings and all(finding.ok for finding in findings)
 
 
+def test_the_worked_device_tells_its_memory(tmp_path: pathlib.Path) -> None:
+    backend = example("acme_device", tmp_path).AcmeDevice(DeviceOptions(backend="acme"))
+    assert backend.kv_budget(1.0) == 6 << 30 and backend.kv_budget(0.5) == 2 << 30
+    findings = list(check_ops(backend, ["rms_norm"]))
+    assert findings and all(finding.ok for finding in findings)
+
+
 def test_the_worked_policy_orders_the_queue(tmp_path: pathlib.Path) -> None:
     policy = example("shortest", tmp_path).Shortest("1")
     scheduler = Scheduler(ScheduleOptions(), Capacity(num_pages=64, page_size=4, max_model_len=64), policy=policy, seed=0)
