@@ -108,6 +108,7 @@ class ServeOptions:
     stream_backlog: int = setting(1 << 20, "bytes of text a slow reader may fall behind before its stream is cut")
     max_body: int = setting(32 << 20, "bytes of a request's body at most")
     allowed_host: tuple[str, ...] = setting((), "a Host name to answer for besides loopback and addresses")
+    fill_room: bool = setting(False, "where max_tokens is more than the context has room for, answer as far as it goes")
     allow_priority: bool = setting(False, "let requests say by `priority` who goes first; without it the field is ignored")
     data_dir: str | None = setting(None, "where files, batches and stored responses are kept (default: in the user's cache)")
     cors_origin: tuple[str, ...] = setting((), "an origin whose pages may call the API from a browser")

