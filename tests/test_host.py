@@ -15,6 +15,7 @@ from trireme import host
 from trireme.backends import open_backend
 from trireme.backends.cpu import build, library
 from trireme.backends.reference import Reference
+from trireme.cli import main
 from trireme.config import DeviceOptions
 from trireme.serve import runtime
 from trireme.serve.runtime import birth_of
@@ -88,6 +89,14 @@ def test_a_backend_takes_no_more_than_the_container_has(root: pathlib.Path) -> N
     write(root, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": str(GIB), "sys/fs/cgroup/memory.current": str(GIB // 4)})
     assert backend.memory() == (3 * GIB // 4, GIB)
     assert backend.kv_budget(1.0) == 3 * GIB // 8
+
+
+def test_doctor_shows_the_containers_limits(root: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["doctor"]) == 0 and "container" not in capsys.readouterr().out
+    write(root, VERSION_2)
+    assert main.main(["doctor"]) == 0
+    told = capsys.readouterr().out
+    assert "this container may use 1.5 CPUs" in told and "this container may use 2.0 GiB" in told
 
 
 def test_without_kernels_and_compiler_one_line_says_how_much_slower_and_what_mends_it(

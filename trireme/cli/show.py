@@ -6,12 +6,12 @@ import argparse
 import pathlib
 
 from trireme.command.fetch import fetched
-from trireme.command.flags import add_settings, config_from
+from trireme.command.flags import add_model, add_settings, config_from
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model as for `trireme serve`")
-    add_settings(parser, skip=("model",))
+    add_model(parser)
+    add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:
