@@ -109,7 +109,7 @@ def test_a_prompt_that_no_step_can_hold_is_refused() -> None:
 
 def test_a_model_that_keeps_nothing_has_no_pages_and_a_length() -> None:
     house = Whole(Capacity(0, 16, 48, whole_prompts=True), max_step_tokens=64)
-    assert house.scheduler.max_model_len == 48
+    assert house.scheduler.capacity.longest == 48
     with pytest.raises(BadRequest, match="writes nothing"):
         house.add("talks", 5, 3)
     with pytest.raises(BadRequest, match="48"):

@@ -101,7 +101,7 @@ class House:
 
 
 def limit_of(house: House, prompt: list[int], max_tokens: int | None) -> int:
-    room = house.scheduler.max_model_len - len(prompt)
+    room = house.scheduler.capacity.longest - len(prompt)
     return room if max_tokens is None else min(room, max_tokens)
 
 
@@ -200,7 +200,7 @@ def test_a_repeated_step_is_the_step_that_planning_anew_would_give(
     anew = houses[1].scheduler.schedule
 
     def forgetful() -> object:
-        houses[1].scheduler._last = None
+        houses[1].scheduler._flights.last = None
         return anew()
 
     houses[1].scheduler.schedule = forgetful  # type: ignore[method-assign,assignment]

@@ -79,7 +79,7 @@ def test_a_row_that_is_taken_holds_nothing_of_its_former_request(sampling: dict[
 
 def drives_row(drive: Drive) -> int:
     """The row of the only request that ran."""
-    (row,) = drive.scheduler._release
+    (row,) = drive.scheduler.rows._released
     return row
 
 

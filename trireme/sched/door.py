@@ -19,18 +19,18 @@ class Door:
         self._size = memory.page_size
         order, count = rows.order, len(rows)
         self._count = count
-        total, matched = rows.total[order], rows.matched[order]
+        total, matched = rows.total[order], rows.fixed.matched[order]
         self._held = np.empty(rows.capacity + 1)
         self._generated = np.empty(rows.capacity + 1, np.int64)
         self._room = np.empty(rows.capacity + 1, np.int64)
         self._draw = np.empty(rows.capacity + 1)
         # Static memory is counted in whole pages, which do not grow. Else half a page, on average, is lost at a request's end.
         self._held[:count] = 1.0 if static else total - matched * self._size + (self._size - 1) / 2
-        self._room[:count] = 0 if static else rows.max_total[order] - total
-        self._generated[:count] = total - rows.num_prompt[order]
-        self._draw[:count] = rows.draw[order]
+        self._room[:count] = 0 if static else rows.fixed.max_total[order] - total
+        self._generated[:count] = total - rows.fixed.num_prompt[order]
+        self._draw[:count] = rows.fixed.draw[order]
         # Pages the running rows hold or lack for the tokens they already have, beyond those that others hold too.
-        whole = -(-np.minimum(total, rows.need[order]) // self._size)
+        whole = -(-np.minimum(total, rows.fixed.need[order]) // self._size)
         self._lacking = int(np.maximum(whole - rows.num_pages[order], 0).sum())
         self._available = memory.available
         # Pages in use that no running row counts as its own: each once, however many hold it.
@@ -50,7 +50,7 @@ class Door:
             return False
         self._held[at] = 1.0 if self._static else length - found.num_pages * size + (size - 1) / 2
         self._room[at] = 0 if self._static else task.max_total - length
-        self._generated[at], self._draw[at] = length - task.num_prompt, task.draw
+        self._generated[at], self._draw[at] = length - task.num_prompt, task.arrival.draw
         end, unit = at + 1, 1 if self._static else size
         columns = self._held[:end], self._generated[:end], self._room[:end], self._draw[:end]
         shared, capacity = (self._shared + found.num_unlocked) * unit, self._memory.num_pages * unit

@@ -35,12 +35,12 @@ def scores(flight: Flight, notes: dict[Task, RowNote]) -> list[Task]:
     for index in flight.scoring:
         task, start, end = flight.tasks[index], int(flight.starts[index]), int(flight.ends[index])
         note = notes.get(task)
-        if task.scored or task.finish is not None or (note is None and end < task.num_prompt):
+        if task.scores.done or task.finish is not None or (note is None and end < task.num_prompt):
             continue
-        if note is not None and note.prompt_logprobs and len(task.prompt_scores) == start:
-            task.prompt_scores += note.prompt_logprobs[: task.num_prompt - 1 - start]
+        if note is not None and note.prompt_logprobs and len(task.scores.entries) == start:
+            task.scores.entries += note.prompt_logprobs[: task.num_prompt - 1 - start]
         if end >= task.num_prompt:
-            task.scored = True
+            task.scores.done = True
             complete.append(task)
     return complete
 
@@ -110,4 +110,4 @@ def annotate(progress: list[Progress], notes: dict[Task, RowNote], scored: list[
             item.logprobs = note.logprobs[: len(item.tokens)]
         task = whole.get(item.id)
         if task is not None:
-            item.prompt_logprobs = [None, *task.prompt_scores]
+            item.prompt_logprobs = [None, *task.scores.entries]

@@ -78,7 +78,7 @@ class Flight:
     begun: float = 0.0  # when it was handed out
 
 
-def launch(draft: Draft, table: Rows, step: int, release: list[int], page_size: int) -> tuple[Plan, Flight]:
+def launch(draft: Draft, table: Rows, step: int, page_size: int) -> tuple[Plan, Flight]:
     """Seals the draft: the plan for the workers and its record. Moves `scheduled` and `total` of its rows."""
     rows = np.concatenate((draft.generating, np.array(draft.rows, np.int64)))
     first = len(draft.generating)
@@ -89,8 +89,8 @@ def launch(draft: Draft, table: Rows, step: int, release: list[int], page_size: 
         counts[:first] += draft.drafts
     starts = table.scheduled[rows]
     ends, total = starts + counts, table.total[rows]
-    samples = (ends - drafts == total) & (total < table.max_total[rows])
-    scoring = np.flatnonzero(table.scoring[rows] & (starts < table.num_prompt[rows]))
+    samples = (ends - drafts == total) & (total < table.fixed.max_total[rows])
+    scoring = np.flatnonzero(table.scoring[rows] & (starts < table.fixed.num_prompt[rows]))
     table.scheduled[rows] = ends
     table.total[rows] = total + samples + drafts
     seated, numbers = table.tasks, rows.tolist()
@@ -105,7 +105,7 @@ def launch(draft: Draft, table: Rows, step: int, release: list[int], page_size: 
         logits, chosen = wanted.tolist(), samples.tolist()
     plan = Plan(
         step=step,
-        release=release,
+        release=table.take_released(),
         admit=draft.admit,
         page_rows=draft.page_rows,
         page_ids=draft.page_ids,
@@ -124,7 +124,7 @@ def launch(draft: Draft, table: Rows, step: int, release: list[int], page_size: 
         step, rows, starts, ends, epochs, tasks, sampling, scoring.tolist(), draft.num_tokens, prompt_tokens, table.changes
     )
     waits = table.waits[rows]
-    told = np.flatnonzero(waits & (starts >= table.known[rows])) if waits.any() else ()
+    told = np.flatnonzero(waits & (starts >= table.fixed.known[rows])) if waits.any() else ()
     if len(told):
         plan.told_rows = rows[told].tolist()
         plan.told_tokens = [tasks[at].tokens[int(starts[at])] for at in told]
@@ -139,7 +139,7 @@ def launch(draft: Draft, table: Rows, step: int, release: list[int], page_size: 
 
 def _repeats(table: Rows, rows: np.ndarray, page_size: int) -> int:
     """How many steps of one token each these rows can go on before one of them needs a page or reaches its end."""
-    ends = np.minimum(np.minimum(table.need[rows], table.max_total[rows] - 1), table.num_pages[rows] * page_size)
+    ends = np.minimum(np.minimum(table.fixed.need[rows], table.fixed.max_total[rows] - 1), table.num_pages[rows] * page_size)
     return int((ends - table.scheduled[rows]).min())
 
 

@@ -6,11 +6,32 @@ Knows token counts and limits, never pages or rows' contents.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
 
 from trireme.sched.pages import Numbers, numbers
 from trireme.types import FinishReason, Request, TokenLogprobs
 
 NO_ROW = -1
+
+
+class Arrival(NamedTuple):
+    """What a request is given when it comes."""
+
+    key: int  # its place in the order: lower goes first
+    at: float  # by the scheduler's clock
+    seed: int
+    draw: float  # in [0, 1): where in the distribution of output lengths this request is taken to end
+
+
+@dataclass(slots=True)
+class PromptScores:
+    """The log-probabilities of a prompt's own tokens."""
+
+    done: bool  # all are there, or none are wanted
+    entries: list[TokenLogprobs] = field(default_factory=list)  # of positions 1, 2, ...
 
 
 class Task:
@@ -19,43 +40,31 @@ class Task:
     __slots__ = (
         "_keys",
         "arrival",
+        "asked",
         "cached",
-        "draw",
-        "eos_token_ids",
         "finish",
         "id",
-        "key",
         "mark",
         "max_total",
-        "min_total",
-        "need",
         "num_prompt",
         "pauses",
-        "prompt_scores",
         "ready_after",
         "row",
-        "salt",
-        "sampling",
-        "scored",
-        "seed",
+        "scores",
         "stops",
         "tokens",
     )
 
-    def __init__(self, request: Request, key: int, max_model_len: int, seed: int, draw: float):
+    def __init__(self, request: Request, arrival: Arrival, longest: int):
         sampling = request.sampling
-        self.id, self.key, self.seed, self.sampling = request.id, key, seed, sampling
-        self.salt, self.arrival = request.salt, request.arrival
-        self.eos_token_ids = request.eos_token_ids
+        self.id, self.arrival = request.id, arrival
+        self.asked = msgspec.structs.replace(request, tokens=[], keys=None)  # those are kept here
         self.tokens = numbers(request.tokens)
         self._keys = None if request.keys is None else numbers(request.keys)  # of the prompt
         self.num_prompt = len(self.tokens)
-        room = max_model_len - self.num_prompt
+        room = longest - self.num_prompt
         self.max_total = self.num_prompt + (room if sampling.max_tokens is None else min(room, sampling.max_tokens))
-        # The last token sampled is never computed: nothing follows it.
-        self.need = max(self.num_prompt, self.max_total - 1)
         self.mark = self.num_prompt + 1  # the length at which a token is more than the next one: the first, then the last
-        self.min_total = self.num_prompt + sampling.min_tokens
         stops = set(sampling.stop_token_ids)
         self.stops = frozenset(stops if sampling.ignore_eos else stops.union(request.eos_token_ids))
         self.row = NO_ROW
@@ -63,9 +72,12 @@ class Task:
         self.cached = -1  # prompt tokens found in the prefix cache; -1 until first admitted
         self.pauses = 0
         self.ready_after = 0  # the last step that may still bring this request something from before its pause
-        self.draw = draw  # in [0, 1): where in the distribution of output lengths this request is taken to end
-        self.scored = sampling.prompt_logprobs is None  # whether prompt logprobs are delivered, or not wanted
-        self.prompt_scores: list[TokenLogprobs] = []  # for prompt positions 1, 2, ...
+        self.scores = PromptScores(done=sampling.prompt_logprobs is None)
+
+    @property
+    def need(self) -> int:
+        """Positions that will ever be computed. The last token sampled is not: nothing follows it."""
+        return max(self.num_prompt, self.max_total - 1)
 
     @property
     def num_generated(self) -> int:
@@ -79,7 +91,7 @@ class Task:
     def ends(self, token: int) -> FinishReason | None:
         """Whether the request is over, now that `token` is its last."""
         total = len(self.tokens)
-        if token in self.stops and total > self.min_total:
+        if token in self.stops and total > self.num_prompt + self.asked.sampling.min_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if total >= self.max_total else None
 
@@ -96,11 +108,11 @@ class Waiting:
     def put(self, task: Task) -> None:
         """Files the task at its place by key."""
         tasks, low = self._tasks, len(self._tasks)
-        if tasks and task.key < tasks[-1].key:
+        if tasks and task.arrival.key < tasks[-1].arrival.key:
             low, high = 0, len(tasks) - 1
             while low < high:
                 middle = (low + high) // 2
-                if tasks[middle].key < task.key:
+                if tasks[middle].arrival.key < task.arrival.key:
                     low = middle + 1
                 else:
                     high = middle

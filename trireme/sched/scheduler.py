@@ -6,9 +6,7 @@ by rank and then by arrival. A row may take pages from any row behind it, never 
 
 from __future__ import annotations
 
-import random
 import time
-from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -17,8 +15,10 @@ from trireme.config import ScheduleOptions
 from trireme.errors import BadRequest, Overloaded
 from trireme.ipc.messages import NO_PARENT, Admit, Fork, Plan, Sampled
 from trireme.sched import gains
+from trireme.sched.arrivals import Arrivals
 from trireme.sched.capacity import Capacity
 from trireme.sched.door import Door
+from trireme.sched.flights import Flights
 from trireme.sched.groups import Groups
 from trireme.sched.memory import NOTHING, Found, Memory
 from trireme.sched.pace import Pace
@@ -27,12 +27,10 @@ from trireme.sched.policy import Policy, policy_by_name
 from trireme.sched.radix import Root
 from trireme.sched.request import NO_ROW, Task, Waiting
 from trireme.sched.rows import Rows
-from trireme.sched.stats import Stats
+from trireme.sched.stats import Counts, Stats
 from trireme.sched.windows import Windows
 from trireme.types import FinishReason, Progress, Request
 
-RANK_SPAN = 1 << 40  # arrivals within one rank
-MAX_RANK = 1 << 20
 LEARNED = frozenset({FinishReason.STOP, FinishReason.LENGTH})  # ends that tell how long answers are
 
 
@@ -47,8 +45,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         seed: int | None = None,
     ):
-        self.options, self.policy, self._clock = options, policy or policy_by_name(options.policy), clock
-        self.capacity, self.max_model_len = capacity, capacity.longest
+        self.options, self.policy, self.capacity = options, policy or policy_by_name(options.policy), capacity
         static = capacity.page_size == 0
         caching = capacity.prefix_cache and not (static or capacity.whole_prompts)
         windows = Windows(capacity.bands, capacity.slots_per_page, options.max_running)
@@ -60,14 +57,10 @@ class Scheduler:
         self._waiting = Waiting()
         self._tasks: dict[str, Task] = {}
         self._groups = Groups(self.memory)
-        self._flights: deque[Flight] = deque()
-        self._last: Flight | None = None  # the newest, answered or not
-        self._release: list[int] = []
-        self._random = random.Random(seed)
+        self._arrivals = Arrivals(self.policy, clock, seed)
         self.pace = Pace(step_seconds)
-        self._step = self._answered = self._arrivals = 0
-        self._cache_queries = self._cache_hits = self._preemptions = 0
-        self._tokens_scheduled = self._tokens_generated = self._masked_rows = 0
+        self._flights = Flights(self.pace, clock)
+        self._counts = Counts()
 
     # ---- requests come and go
 
@@ -80,13 +73,8 @@ class Scheduler:
             raise Overloaded(f"{len(self._waiting)} requests are waiting already.", "try again later, or raise max_waiting")
         tasks = []
         for request in requests:
-            rank = max(-MAX_RANK, min(MAX_RANK, self.policy.rank(request)))
-            self._arrivals += 1
-            seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
-            key = rank * RANK_SPAN + self._arrivals
-            task = Task(request, key, self.max_model_len, seed, self._random.random())
+            task = self._arrivals.take(request, self.capacity.longest)
             tasks.append(task)
-            task.arrival = request.arrival or self._clock()
             self._tasks[request.id] = task
             self._waiting.put(task)
         if self.capacity.forks:
@@ -101,8 +89,8 @@ class Scheduler:
         keeps = self.memory.num_pages > 0
         if not keeps and sampling.max_tokens != 0:
             raise BadRequest("This model reads prompts and writes nothing.", "ask for max_tokens 0", "max_tokens")
-        if length >= self.max_model_len + (not keeps):
-            cause = f"The prompt has {length} tokens; prompt and answer together may have {self.max_model_len}."
+        if length >= self.capacity.longest + (not keeps):
+            cause = f"The prompt has {length} tokens; prompt and answer together may have {self.capacity.longest}."
             raise BadRequest(cause, "shorten the prompt, or serve with a larger max_model_len and kv_tokens", "prompt")
         most = min(self.options.max_step_tokens, MOST_SCORED if sampling.prompt_logprobs is not None else length)
         if self.capacity.whole_prompts and length > most:
@@ -132,10 +120,10 @@ class Scheduler:
 
     def schedule(self) -> Plan | None:
         """The next step, or None if there is nothing to compute before an answer comes."""
-        last = self._last
+        last = self._flights.last
         if last is not None and last.repeats and last.changes == self.rows.changes and not (self._waiting or self.num_drafts):
-            return self._launched(*repeat(last, self.rows, self._step + 1))
-        if self._flights and self.pace.is_long(self._flights[-1].prompt_tokens):
+            return self._launched(*repeat(last, self.rows, self._flights.step + 1))
+        if self._flights.waits_for_long():
             return None
         draft = Draft(self.options.max_step_tokens)
         self._plan_running(draft)
@@ -145,14 +133,11 @@ class Scheduler:
             stuck = len(self.rows) and not self._flights and not draft.paused
             assert not stuck, f"{len(self.rows)} rows wait for memory and nothing moves: {self.stats()}"
             return None
-        release, self._release = self._release, []
-        return self._launched(*launch(draft, self.rows, self._step + 1, release, self.memory.page_size))
+        return self._launched(*launch(draft, self.rows, self._flights.step + 1, self.memory.page_size))
 
     def _launched(self, plan: Plan, flight: Flight) -> Plan:
-        self._step, flight.begun = flight.step, self._clock()
-        self._last = flight
-        self._flights.append(flight)
-        self._tokens_scheduled += flight.num_tokens
+        self._flights.begin(flight)
+        self._counts.tokens_scheduled += flight.num_tokens
         return plan
 
     def _plan_running(self, draft: Draft) -> None:
@@ -210,12 +195,12 @@ class Scheduler:
         """
         rows, memory = self.rows, self.memory
         start, held = int(rows.scheduled[row]), int(rows.num_pages[row])
-        count = min(int(min(rows.total[row], rows.need[row])) - start, draft.budget)
+        count = min(int(min(rows.total[row], rows.fixed.need[row])) - start, draft.budget)
         if start + count > memory.reach(row, held):
             self._groups.end_leases()
             count = min(count, memory.reach(row, held) - start)
         count = memory.windows.cut(row, start, count)
-        if self.capacity.whole_prompts and start + count < rows.num_prompt[row]:
+        if self.capacity.whole_prompts and start + count < rows.fixed.num_prompt[row]:
             return
         if rows.scoring[row]:
             count = min(count, draft.scores)
@@ -259,9 +244,9 @@ class Scheduler:
     def _pause(self, task: Task) -> None:
         """Sends a running request back to the queue. Its computed pages stay in the prefix cache as long as they may."""
         self._leave(task, keep=True)
-        task.ready_after = self._step
+        task.ready_after = self._flights.step
         task.pauses += 1
-        self._preemptions += 1
+        self._counts.preemptions += 1
         self._waiting.put(task)
 
     # ---- admission
@@ -288,7 +273,7 @@ class Scheduler:
         """Whether the task need not wait for an unanswered step, nor for its group's prompt."""
         if self.holds and not self._has_begun(task):
             return False
-        return task.ready_after <= self._answered and self._groups.may_go(task)
+        return task.ready_after <= self._flights.answered and self._groups.may_go(task)
 
     def _has_begun(self, task: Task) -> bool:
         """Whether something of its answer has been computed, for it or for another of its group."""
@@ -300,24 +285,25 @@ class Scheduler:
             return True
         if not draft.rows:
             draft.budget = max(draft.budget, task.num_prompt)
-        return task.num_prompt <= draft.budget and (task.scored or task.num_prompt <= draft.scores)
+        return task.num_prompt <= draft.budget and (task.scores.done or task.num_prompt <= draft.scores)
 
     def _root(self, task: Task) -> Root:
-        return Root(task.salt, version=self.version)
+        return Root(task.asked.salt, version=self.version)
 
     def _found(self, task: Task) -> Found:
         """What of the task need not be computed."""
         held = self._groups.found(task)
         if held is not None:
             return held
-        return self.memory.match(self._root(task), task.keys) if task.scored else NOTHING
+        return self.memory.match(self._root(task), task.keys) if task.scores.done else NOTHING
 
     def _admit(self, task: Task, found: Found, draft: Draft) -> None:
         """Seats the task and gives it its first tokens."""
         self._waiting.remove(task)
         row = self.rows.take(task, found.length, found.num_pages)
         self.rows.waits[row] = self.capacity.tells
-        task.prompt_scores = task.prompt_scores if task.scored else []
+        if not task.scores.done:
+            task.scores.entries = []
         if found.lease is not None:
             self._fork(task, row, found, draft)
         else:
@@ -329,8 +315,8 @@ class Scheduler:
         self._groups.seated(task)
         if task.cached < 0:
             task.cached = found.length
-            self._cache_hits += found.length
-            self._cache_queries += task.num_prompt
+            self._counts.cache_hits += found.length
+            self._counts.cache_queries += task.num_prompt
         pages = self.memory.open(row, self._root(task), found)
         draft.put_pages([row] * len(pages), pages)
         draft.admit.append(_admission(task, row))
@@ -351,7 +337,7 @@ class Scheduler:
         if parent == NO_PARENT:
             draft.admit.append(_admission(task, row))
             draft.put_pages([row] * len(held), held)
-        draft.forks.append(Fork(row, parent, found.length, task.seed, copies))
+        draft.forks.append(Fork(row, parent, found.length, task.arrival.seed, copies))
         task.cached = group.cached if task.cached < 0 else task.cached
         self._groups.leave(task)
 
@@ -359,12 +345,9 @@ class Scheduler:
 
     def update(self, sampled: Sampled) -> list[Progress]:
         """Takes the answer to the oldest plan in flight; returns what each request gained by it."""
-        flight = self._flights.popleft()
-        assert flight.step == sampled.step, f"the answer to step {sampled.step} came when step {flight.step} was due"
+        flight = self._flights.end(sampled.step)
         gained = sum(sampled.counts) if sampled.counts else len(flight.sampling)
         assert gained == len(sampled.tokens), f"{len(sampled.tokens)} tokens for {len(flight.sampling)} rows"
-        self._answered = flight.step
-        self.pace.learn(flight.begun, self._clock(), flight.num_tokens, flight.prompt_tokens)
         notes = gains.noted(flight, sampled.notes) if sampled.notes else {}
         failed = gains.failures(notes, self._finish)  # what they computed is not trusted to the cache
         if flight.drafts is not None:
@@ -375,8 +358,8 @@ class Scheduler:
             if task.row != NO_ROW:
                 self.rows.scoring[task.row] = False
         progress = gains.extend(flight, sampled, self._finish)
-        self._masked_rows += len(flight.sampling) - len(progress)
-        self._tokens_generated += sum(len(item.tokens) for item in progress) if sampled.counts else len(progress)
+        self._counts.masked_rows += len(flight.sampling) - len(progress)
+        self._counts.tokens_generated += sum(len(item.tokens) for item in progress) if sampled.counts else len(progress)
         progress += gains.unsampled(flight, self._finish)
         if notes or scored:
             gains.annotate(progress, notes, scored)
@@ -392,7 +375,7 @@ class Scheduler:
         ours = rows.epoch[flight.rows] == flight.epochs
         seated, ends = flight.rows[ours], flight.ends[ours]
         rows.computed[seated] = ends
-        known = rows.known[seated]
+        known = rows.fixed.known[seated]
         for row in seated[(flight.starts[ours] < known) & (ends >= known)].tolist():
             task = rows.tasks[row]
             assert task is not None
@@ -424,7 +407,6 @@ class Scheduler:
         self._groups.unseated(task)
         row = self.rows.give(task)
         self.memory.close(row, task.keys, computed, keep)
-        self._release.append(row)
 
     # ---- looking in
 
@@ -440,14 +422,9 @@ class Scheduler:
             pages_cached=cached,
             pages_owned=pool.num_pages - len(pool) - cached,
             pages_locked=tree.num_locked if tree else 0,
-            cache_queries=self._cache_queries,
-            cache_hits=self._cache_hits,
-            preemptions=self._preemptions,
-            steps=self._step,
-            tokens_scheduled=self._tokens_scheduled,
-            tokens_generated=self._tokens_generated,
-            masked_rows=self._masked_rows,
-            oldest_wait=self._clock() - head.arrival if head else 0.0,
+            steps=self._flights.step,
+            oldest_wait=self._arrivals.age(head) if head else 0.0,
+            **vars(self._counts),
         )
 
     def check(self) -> None:
@@ -468,4 +445,4 @@ class Scheduler:
 
 def _admission(task: Task, row: int) -> Admit:
     tokens = np.asarray(task.tokens).astype(np.int32).tobytes()
-    return Admit(row, tokens, task.num_prompt, task.sampling, task.seed, task.eos_token_ids)
+    return Admit(row, tokens, task.num_prompt, task.asked.sampling, task.arrival.seed, task.asked.eos_token_ids)

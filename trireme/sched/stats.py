@@ -5,6 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass
+class Counts:
+    """What the scheduler has done since it began."""
+
+    cache_queries: int = 0  # prompt tokens looked up
+    cache_hits: int = 0  # prompt tokens found
+    preemptions: int = 0
+    tokens_scheduled: int = 0
+    tokens_generated: int = 0
+    masked_rows: int = 0  # rows computed for a request that had ended meanwhile
+
+
 @dataclass(frozen=True)
 class Stats:
     """Where the scheduler stands, and what it has done since it began."""
