@@ -54,8 +54,35 @@ def test_the_page_on_the_real_server(served: Served) -> None:
         until(page, "[...document.querySelectorAll('article.assistant .markdown')].at(-1).textContent.length > 10")
         page.keyboard.press("Escape")
         until(page, "[...document.querySelectorAll('article.assistant .note')].at(-1).textContent.endsWith('stopped')")
+        _what_the_server_must_take(page)
         page.click("#tab-dashboard")
         until(page, "/^[1-9]/.test(document.querySelectorAll('.card b')[2].textContent)")
         browser.close()
     served.until_idle()
     assert errors == []
+
+
+def _what_the_server_must_take(page: Any) -> None:
+    """Every field that the page can send, to the real server: a schema, odds, tools, and going on with an answer."""
+    whole = "document.querySelector('#stop').hidden"
+    page.click("#new-chat")
+    page.fill('[aria-label="Temperature, as a number"]', "0")
+    page.fill('[name="max_tokens"]', "40")
+    page.check('[name="odds"]')
+    page.fill('[name="schema"]', '{"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}')
+    page.fill("#input", "Is it?")
+    page.press("#input", "Enter")
+    until(page, f"{whole} && document.querySelector('article.assistant figure.code') !== null")
+    assert page.locator("article.assistant .tools >> text=Odds").is_visible()
+    page.fill('[name="schema"]', "")
+    page.fill('[name="tools"]', '[{"name": "f", "parameters": {"type": "object", "properties": {}}}]')
+    page.fill('[name="max_tokens"]', "3")
+    page.fill("#input", "Count to twenty.")
+    page.press("#input", "Enter")
+    until(page, f"{whole} && document.querySelectorAll('article').length === 4")
+    before = page.locator("article.assistant .markdown").last.inner_text()
+    page.locator("article.assistant .tools >> text=Go on").last.click()
+    until(
+        page, f"{whole} && [...document.querySelectorAll('article.assistant .markdown')].at(-1).textContent.length > {len(before)}"
+    )
+    assert page.locator("article.assistant .error:visible").count() == 0

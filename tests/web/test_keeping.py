@@ -216,3 +216,32 @@ def test_a_question_that_is_too_long_comes_back(page: Any, fake: FakeServer) -> 
     assert sent[-1] == "A very long text" and "One" not in sent and len(sent) < 7
     assert page.locator("article.left-out").count() == 8 - len(sent) - 1
     assert page.input_value("#input") == ""
+
+
+def test_a_strange_file_harms_nothing(page: Any, fake: FakeServer, tmp_path: pathlib.Path) -> None:
+    strange = {
+        "role": "assistant",
+        "content": "Fine.",
+        "files": 3,
+        "calls": [None, {"name": 1}],
+        "odds": [[1]],
+        "thought": "x",
+        "usage": 7,
+    }
+    ring = [{"id": "a", "parent": "b", "role": "user", "content": "A"}, {"id": "b", "parent": "a", **strange}]
+    several = [
+        {"messages": ring, "settings": {"stop": [], "system": "S"}, "title": ["T"]},
+        {"messages": [strange, 3]},
+        None,
+        {"messages": 1},
+    ]
+    file = tmp_path / "strange.json"
+    file.write_text(json.dumps(several))
+    page.click("#open-settings")
+    page.set_input_files("#import-file", str(file))
+    page.wait_for_selector("#toast:has-text('2 conversations came in')")
+    for title in page.locator(".conversation .title").all():
+        title.click()
+        assert "Fine." in texts(page)
+    assert ask(page, "And now?").locator(".markdown").inner_text() == "Hello."
+    assert page.seen.errors == []

@@ -87,26 +87,58 @@ export function join(ours, theirs) {
   }
 }
 
+// --- from elsewhere ----------------------------------------------------------------------------------------------------------------
+
+const ROLES = ["user", "assistant", "tool", "system"];
+// What a message may hold besides its role, content and place, and of which kind.
+const FIELDS = {
+  string: ["reasoning", "finish", "note", "error", "call", "name"],
+  number: ["thought"],
+  boolean: ["json", "dropped", "answered"],
+};
+const isText = (value) => typeof value === "string";
+const LISTS = {
+  files: (file) => isText(file?.name) && isText(file?.text),
+  calls: (call) => isText(call?.id) && isText(call?.name) && isText(call?.arguments),
+  odds: (odd) => Array.isArray(odd) && isText(odd[0]) && Number.isFinite(odd[1]) && Array.isArray(odd[2]) && odd[2].every((other) => Array.isArray(other) && isText(other[0])),
+};
+
 // A conversation as a record of this page, from one of an earlier version, a file, or another program: `messages` may be a plain
-// list. Null where it is none.
+// list. What is not of its kind is left out. Null where it is no conversation.
 export function asConversation(given) {
   if (!given || typeof given !== "object" || !Array.isArray(given.messages)) return null;
-  const made = newConversation(plainObject(given.settings));
+  const made = newConversation(settingsOf(given.settings));
   for (const message of given.messages) {
-    if (!message || !["user", "assistant", "tool", "system"].includes(message.role) || typeof message.content !== "string") continue;
+    if (!message || !ROLES.includes(message.role) || !isText(message.content)) continue;
+    const kept = fieldsOf(message);
     if (message.role === "system") made.settings.system = made.settings.system || message.content;
-    else if (typeof message.id === "string") made.messages.push({ ...message, parent: message.parent ?? null, pending: "", stamp: Number(message.stamp) || 0 });
-    else add(made, { ...message, reasoning: message.reasoning || message.reasoning_content, pending: "" });
+    else if (!isText(message.id)) add(made, kept);
+    else made.messages.push({ ...kept, id: message.id, parent: isText(message.parent) ? message.parent : null, stamp: Number(message.stamp) || 0 });
   }
   if (made.messages.some((message) => message.id === given.leaf)) made.leaf = given.leaf;
   else made.leaf = made.messages.at(-1)?.id ?? null;
-  if (typeof given.id === "string") made.id = given.id;
+  if (isText(given.id)) made.id = given.id;
   made.title = String(given.title || made.messages[0]?.content || "").split("\n")[0].slice(0, 80);
   made.changed = Number(given.changed) || Date.now();
   made.created = Number(given.created) || made.changed;
   return made;
 }
 
-function plainObject(given) {
-  return given && typeof given === "object" && !Array.isArray(given) ? given : {};
+function fieldsOf(message) {
+  const kept = { role: message.role, content: message.content, pending: "" };
+  for (const [kind, names] of Object.entries(FIELDS)) {
+    for (const name of names) if (typeof message[name] === kind) kept[name] = message[name];
+  }
+  for (const [name, fits] of Object.entries(LISTS)) {
+    if (Array.isArray(message[name])) kept[name] = message[name].filter(fits);
+  }
+  if (isText(message.reasoning_content)) kept.reasoning = kept.reasoning || message.reasoning_content;
+  const { prompt, completion } = message.usage || {};
+  if (Number.isFinite(prompt) && Number.isFinite(completion)) kept.usage = { prompt, completion };
+  return kept;
+}
+
+function settingsOf(given) {
+  if (!given || typeof given !== "object" || Array.isArray(given)) return {};
+  return Object.fromEntries(Object.entries(given).filter(([, value]) => ["string", "number", "boolean"].includes(typeof value)));
 }
