@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pathlib
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -121,6 +122,16 @@ def test_an_engine_that_cannot_start_is_left_out(fakes: list[Peer]) -> None:
 
 def test_bits_without_a_peer_have_no_ratio() -> None:
     assert ratios([Figures(name="trireme int8", bits="8", tokens_per_second={"decode 1": 1.0})], ["decode 1"]) == {}
+
+
+def test_nothing_is_fetched_without_leave(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setenv("TRIREME_CACHE", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "")
+    with pytest.raises(BadConfig, match="not wanted"):
+        peers._environment("vllm", peers.Console())
+    assert "vllm" in asked[0] and not list(tmp_path.iterdir())
 
 
 def test_an_environment_must_name_an_engine() -> None:

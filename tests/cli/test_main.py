@@ -122,6 +122,12 @@ def test_help_shows_choices_and_no_empty_defaults() -> None:
     assert "{auto,float32,bfloat16,float16}" in told and "{text,json}" in told and "()" not in told
 
 
+def test_the_help_of_benchmarks_shows_defaults() -> None:
+    told = trireme("bench", "latency", "--help").stdout
+    assert "so many [3]" in told and "together [1]" in told and "each prompt [128]" in told
+    assert "[None]" not in told and "[False]" not in told.partition("model:")[0]
+
+
 def test_options_may_be_repeated_or_separated_by_commas() -> None:
     parser = Parser(prog="serve")
     serve.add_arguments(parser)

@@ -13,8 +13,8 @@ from trireme.command.flags import add_settings
 
 
 def engine_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--prompt-tokens", type=int, default=128, help="length of each prompt")
+    parser.add_argument("--output-tokens", type=int, default=128, help="length of each answer")
     parser.add_argument("--batch", type=int, default=1, help="latency: requests that run together")
     parser.add_argument("--repeat", type=int, default=3, help="latency: the median of so many")
     parser.add_argument("--requests", type=int, default=64, help="throughput: how many")

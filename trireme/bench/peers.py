@@ -92,7 +92,10 @@ def _environment(engine: str, console: Console) -> str:
     folder = cache_folder() / "peers" / engine
     done = folder / "installed"
     if not done.exists():
-        console.print(f"installing {' '.join(INSTALL[engine])} in {folder} (some are compiled: minutes)")
+        packages = " ".join(INSTALL[engine])
+        if sys.stdin.isatty() and input(f"Fetch {packages} into {folder}, which may take gigabytes and minutes? [y/N] ") != "y":
+            raise BadConfig(f"{packages} was not wanted.", "name an environment of your own with --env")
+        console.print(f"installing {packages} in {folder} (some are compiled: minutes)")
         _call([sys.executable, "-m", "venv", "--clear", str(folder)], engine)
         pip = [str(folder / "bin" / "python"), "-m", "pip"]
         _call([*pip, "install", "--quiet", *INSTALL[engine]], engine)

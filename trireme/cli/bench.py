@@ -10,7 +10,7 @@ import importlib
 from types import ModuleType
 
 from trireme.bench.flags import FLAGS
-from trireme.command.parser import Parser
+from trireme.command.parser import Defaults, Parser
 
 KINDS = {
     "latency": "one stream: time to first token, time per token",
@@ -40,7 +40,7 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.
     if not argv or argv[0] not in KINDS:
         return argparse.ArgumentParser.parse_args(parser, argv)
     about = KINDS[argv[0]]
-    inner = Parser(prog=f"trireme bench {argv[0]}", description=f"{about[0].upper()}{about[1:]}.")
+    inner = Parser(prog=f"trireme bench {argv[0]}", description=f"{about[0].upper()}{about[1:]}.", formatter_class=Defaults)
     FLAGS[argv[0]](inner)
     args = inner.parse_args(argv[1:])
     args.kind = argv[0]

@@ -14,6 +14,16 @@ _CHOICE = re.compile(r"(?P<what>.*)invalid choice: '(?P<given>[^']*)' \(choose f
 FEW = 6  # choices that fit in the line
 
 
+class Defaults(argparse.HelpFormatter):
+    """Shows a flag's default behind its help, where the help does not say it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        tells = not isinstance(action.default, bool) and action.default not in (None, "", argparse.SUPPRESS)
+        shown = tells and "[" not in text
+        return f"{text} [%(default)s]".strip() if shown else text
+
+
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {self._cause(message)} Fix: {self._fix(message)}\n")

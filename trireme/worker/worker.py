@@ -47,7 +47,9 @@ class LocalWorker:
         self, config: Config, path: pathlib.Path, rank: int = 0, store: str = "", report: Report = lambda name, share: None
     ):
         started = time.monotonic()
-        torch.set_num_threads(config.device.threads or min(torch.get_num_threads(), host.cores()))
+        threads = config.device.threads or min(torch.get_num_threads(), host.cores())
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
         backend = open_backend(config.device, rank)
         size = config.device.tp
         mesh = Mesh(tp=Group(rank, size, backend.comm(rank, size, store)) if size > 1 else Group())
