@@ -169,18 +169,19 @@ class LLM:
     # --- the way of a request -------------------------------------------------------------------------------------------------
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        plain: Any = prompt
         if isinstance(prompt, dict):
             given = [prompt[name] for name in ("prompt_token_ids", "prompt") if prompt.get(name) is not None]
             if not given:
                 fix = 'write a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}'
                 raise BadRequest(f"A prompt has the fields {', '.join(map(repr, prompt)) or 'none'}.", fix, "prompt")
-            prompt = given[0]
-        if not isinstance(prompt, str):
-            self._check_ids(prompt)
-            return None, list(prompt)
+            plain = given[0]
+        if not isinstance(plain, str):
+            self._check_ids(plain)
+            return None, list(plain)
         if self.tokenizer is None:
             raise BadRequest("This model has no tokenizer.", "give token ids instead of text", "prompt")
-        return prompt, self.tokenizer.encode(prompt)
+        return plain, self.tokenizer.encode(plain)
 
     def _check_ids(self, ids: list[int]) -> None:
         vocab = self.worker.ready.vocab_size

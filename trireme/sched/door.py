@@ -1,6 +1,7 @@
-"""The door: whether the next in the queue fits beside the running batch. Knows lengths; the policy has the last word.
+"""The door (admission check): whether the next request in the queue fits beside the running batch.
 
-Made anew for each step that admits, from the columns; each admission adds one entry, so that a step of many stays cheap.
+Knows lengths; the policy has the last word. A door is made from the scheduler's columns for each step that admits requests. Every
+admission adds one entry to it, so that a step that admits many stays cheap.
 """
 
 from __future__ import annotations

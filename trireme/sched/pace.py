@@ -1,18 +1,22 @@
-"""How many tokens a step may hold while answers are being written. Knows seconds and counts, never rows or requests."""
+"""The pace (token budget): how many tokens a step may hold while answers are being written.
+
+Knows seconds and counts, never rows or requests.
+"""
 
 from __future__ import annotations
 
-LEAST = (
-    128  # tokens of prompts in a step, however long it takes: with fewer a CPU computes each far more slowly (32: twice as long)
-)
-LONG = 0.05  # seconds: beside such a step, the moment in which the worker waits for its next plan is nothing
+# Tokens of prompts that a step may always hold, however long it takes. With fewer a CPU computes each far more slowly: with 32, at
+# half the speed.
+LEAST = 128
+LONG = 0.05  # seconds. A worker that waits for its next plan after such a step loses little by it.
 FRESH = 0.3  # the weight of the newest step in what is believed of the speed
 
 
 class Pace:
     """Learns from the steps with prompts how long a token takes, and cuts prompts so that a step takes about `seconds`.
 
-    Whoever reads an answer waits for the whole step that holds its next token. Until a speed is known nothing is cut.
+    Whoever reads an answer waits for the whole step that computes its next token, so a long prompt beside it is cut into pieces.
+    Until a speed is known nothing is cut.
     """
 
     def __init__(self, seconds: float):

@@ -1,5 +1,7 @@
 """A request on its way through the scheduler: what it asks for, what it has gained, how far it may go.
 
+A pause (preemption) takes its row and sends it back to the queue; what it has gained stays.
+
 Knows token counts and limits, never pages or rows' contents.
 """
 

@@ -1,7 +1,9 @@
-"""The scheduler's columns: one entry per row of the workers' tables. Knows lengths, never tokens or pages' numbers.
+"""The scheduler's columns, with one entry for each row (batch slot): the place of one running sequence in the workers' tables.
+
+Knows lengths, never tokens or pages' numbers.
 
 For every row in use:  computed <= scheduled <= total.  `total` counts the tokens known and those being sampled now.
-Columns, so that a step of a thousand rows is a few array operations.
+They are numpy columns, so that planning a step of a thousand rows takes a few array operations.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The scheduler: which tokens are computed in the next step, and where their KV lives. Knows counts, no tensors, no text.
 
 There are no phases: a row has tokens that are not yet computed, and a step computes some of them. Requests stand in one order,
-by rank and then by arrival. A row may take pages from any row behind it, never from one before it, so the first always goes on.
+by rank and then by arrival. A row (batch slot) that lacks memory may have requests behind it paused (preempted), never one before
+it, so the first always goes on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Packed weights: matrices in the order the kernels read them, made from floats or from GGUF blocks. Knows no layers."""
+"""Packed weights (quantized blocks, or floats laid out anew): matrices in the order in which the kernels read them.
+
+Made from floats or from GGUF blocks. Knows no layers.
+"""
 
 from __future__ import annotations
 
