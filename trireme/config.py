@@ -98,6 +98,7 @@ class ServeOptions:
     trusted_proxy: tuple[str, ...] = setting((), "a proxy's address or network, or unix: its X-Forwarded-For is believed")
     root_path: str = setting("", "the path under which a proxy shows this server, such as /llm")
     served_model_name: tuple[str, ...] = setting((), "the model's name in the API (default: what it was called by)")
+    any_model_name: bool = setting(False, "answer whatever model a request names, for clients whose names are fixed")
     api_key: tuple[str, ...] = setting((), "a key clients must send, KEY or KEY:NAME; logs show the name (also TRIREME_API_KEY)")
     api_key_file: str | None = setting(None, "a file with a key on each line: KEY [NAME] [models=A,B] [rpm=N]")
     admin_key: str | None = setting(None, "the key of /admin/ routes, such as the reload of weights; without one they are denied")

@@ -162,7 +162,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory, certificate: pathlib.Path) 
     (folder / "keys").write_text("limited dora models=second\n")
     options = ["--tls-cert", str(certificate), "--chat-template", str(folder / "template"), "--served-model-name", "second"]
     options += ["--api-key-file", str(folder / "keys"), "--default-sampling", "calm", "--log-level", "debug"]
-    options += ["--max-model-len", "64", "--fill-room"]
+    options += ["--max-model-len", "64", "--fill-room", "--any-model-name"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
         told.bind(str(folder / "notify"))
         told.settimeout(120)
@@ -187,6 +187,7 @@ def test_a_server_with_https_two_names_a_template_and_default_sampling(secure: S
         answers = [http.post("/v1/chat/completions", json={**question, "model": name}).json() for name in (MODEL, "second")]
         assert [answer["model"] for answer in answers] == [MODEL, "second"]
         assert answers[0]["usage"]["prompt_tokens"] == 4, "the template's two signs around the text"
+        assert http.post("/v1/chat/completions", json={**question, "model": "gpt-4o"}).json()["model"] == "gpt-4o"
         filled = http.post("/v1/chat/completions", json={**question, "max_tokens": 1000, "ignore_eos": True}).json()
         assert filled["usage"]["completion_tokens"] == 60 and filled["choices"][0]["finish_reason"] == "length"
         assert http.post("/v1/completions", json={"prompt": "x" * 64}).status_code == 400, "a prompt is never cut"

@@ -126,6 +126,8 @@ class Service:
             return names[0]
         if name not in names:
             name = name.removesuffix(":latest")
+        if name not in names and self.options.any_model_name and not call.models:
+            return name
         if name not in names:
             known = " or ".join(map(repr, names))
             raise ModelNotFound(f"The model {name[:200]!r} is not served here.", f"use {known}, or leave the model out")
