@@ -129,6 +129,15 @@ class Graphs:
         self.pool: Any = None
         self.stream: Any = None
 
+    def _give_up(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Ends a capture that failed. Torch may believe from then on that memory is taken for it from this pool, and would begin
+        no other capture with the pool; so later ones have another."""
+        with suppress(RuntimeError):
+            graph.capture_end()
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(torch.device(self.device).index or 0, self.pool)
+        self.pool = torch.cuda.graph_pool_handle()
+
     def capture(self, step: Callable[[], Any]) -> Callable[[], Any] | None:
         """Runs the step once, so that every kernel is compiled and loaded, records it, and returns what replays it.
 
@@ -152,8 +161,7 @@ class Graphs:
                 result = step()
                 graph.capture_end()
             except RuntimeError as error:
-                with suppress(RuntimeError):
-                    graph.capture_end()
+                self._give_up(graph)
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 return None
