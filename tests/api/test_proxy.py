@@ -93,14 +93,15 @@ def caddy(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def check_page(client: httpx.Client, root: str) -> None:
-    """As a browser does it: the page by its address, its script with the page's origin."""
+    """As a browser does it: the page by its address, its script and the API with the page's origin."""
     origin = f"{client.base_url.scheme}://{client.headers['host']}"
     page = client.get(f"{root}/")
     assert page.status_code == 200 and "<html" in page.text
     (script,) = re.findall(r'<script[^>]*type="module"[^>]*src="([^"]+)"', page.text)
     assert not script.startswith("/"), "an absolute path would leave the sub-path"
     assert client.get(f"{root}/{script}", headers={"origin": origin}).status_code == 200
-    assert client.get(f"{root}/{script}", headers={"origin": "https://elsewhere.example"}).status_code == 403
+    assert client.post(f"{root}/tokenize", json={"prompt": "Hello"}, headers={"origin": origin, **KEY}).status_code == 200
+    assert client.post(f"{root}/tokenize", json={"prompt": "Hello"}, headers={"origin": "https://a.example", **KEY}).status_code == 403
 
 
 def check_stream(client: httpx.Client, root: str) -> None:
