@@ -81,7 +81,7 @@ class Parrot:
 
     def __init__(self, context: int):
         self.worker = types.SimpleNamespace(ready=types.SimpleNamespace(vocab_size=100))
-        self.scheduler = types.SimpleNamespace(max_model_len=context)
+        self.scheduler = types.SimpleNamespace(capacity=types.SimpleNamespace(longest=context))
         self.asked: list[str] = []
 
     def chat_tokens(self, messages: list[dict[str, str]], continued: bool = False, **_: object) -> list[str]:

@@ -150,7 +150,7 @@ class Conversation:
 
     def _excess(self, messages: list[dict[str, str]]) -> int:
         """How many tokens too many a conversation has, so that nothing could be answered."""
-        return max(len(self.llm.chat_tokens(messages)) + 1 - self.llm.scheduler.max_model_len, 0)
+        return max(len(self.llm.chat_tokens(messages)) + 1 - self.llm.scheduler.capacity.longest, 0)
 
     def _leave_out(self) -> bool:
         """Offers to forget as many of the oldest messages as must go; says whether that was wanted and is enough."""
