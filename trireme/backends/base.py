@@ -107,7 +107,8 @@ class Backend:
         return lambda: None
 
     def stopwatch(self) -> Callable[[], Callable[[], float]]:
-        """Marks this point of the device's work; calling it marks another, calling that tells the seconds between, once reached."""
+        """Marks this point of the device's work. Calling the result marks a second point and returns a function that tells the
+        seconds between the two; call it when the device has reached the second."""
         begun = time.perf_counter()
 
         def stop() -> Callable[[], float]:

@@ -25,12 +25,12 @@ class Admit(msgspec.Struct, array_like=True):
     sampling: SamplingParams
     seed: int
     eos_token_ids: list[int] = []  # masked until min_tokens
-    begins: list[int] = []  # by band: the page of its table that the first page given to it is; empty: 0 in every band
+    begins: list[int] = []  # by band: the place in its page table that its first page takes; empty: 0 in every band
 
 
 class Fork(msgspec.Struct, array_like=True):
-    """A row takes over what another row, or nobody any more, has computed up to `length`. All forks of a plan read before any
-    of them writes, so rows may change places."""
+    """A row takes over what has been computed up to `length`, by another row or by one that has left since. All forks of a plan
+    read before any of them writes, so rows may change places."""
 
     row: int
     parent: int  # its tokens, page table and sampling become the row's; NO_PARENT: the row was admitted in this plan
@@ -54,7 +54,7 @@ class Plan(msgspec.Struct, array_like=True, tag="plan"):
     logits: list[int]  # how many of the last of them need logits: 0 for an unfinished prompt, 1 to sample, all for prompt logprobs
     samples: list[bool]  # whether a token is sampled after the last one that is no draft
     forks: list[Fork] = []
-    trims: list[tuple[int, int, int]] = []  # (row, band, pages): the row's table has only so many pages any more
+    trims: list[tuple[int, int, int]] = []  # (row, band, pages): the row's page table is cut to so many pages
     page_bands: list[int] = []  # beside page_rows; empty: all of band 0
     told_rows: list[int] = []  # with told_tokens: the token at the row's start, which the workers' tables do not have
     told_tokens: list[int] = []

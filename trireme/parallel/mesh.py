@@ -51,7 +51,7 @@ class Group:
     comm: Comm = field(default_factory=Alone)
 
     def span(self, n: int, unit: int = 1, rank: int | None = None) -> slice:
-        """The part of a length-`n` axis this rank owns. Units are never cut; too few of them are shared."""
+        """The part of a length-`n` axis this rank owns. Units are never cut; ranks share a unit where there are too few."""
         units, rank = n // unit, self.rank if rank is None else rank
         low = rank * units // self.size
         high = max((rank + 1) * units // self.size, low + 1)

@@ -61,7 +61,7 @@ def extend(flight: Flight, sampled: Sampled, finish: Finish) -> list[Progress]:
 
 
 def _extend_by_count(flight: Flight, sampled: Sampled, finish: Finish) -> list[Progress]:
-    """The same where rows may have gained several tokens. Behind the one that ends a request the others are nobody's."""
+    """The same for steps with drafts, where a row may gain several tokens. Those behind one that ends a request are dropped."""
     progress: list[Progress] = []
     tokens = iter(sampled.tokens)
     for task, count in zip(flight.sampling, sampled.counts, strict=True):

@@ -64,7 +64,7 @@ class Groups:
         return self._memory.leased(group.lease, task.num_prompt - 1)
 
     def seated(self, task: Task) -> None:
-        """The task computes its prompt itself, and so for its group."""
+        """The task has a row and computes its prompt itself, for its group too: it is the leader."""
         group = self._of.get(task)
         if group is not None:
             group.leader, group.has_begun = task, True

@@ -58,18 +58,18 @@ class Draft:
 
 @dataclass(slots=True)
 class Flight:
-    """A plan that has been handed out and not yet answered, with whose rows they were then."""
+    """A plan that has been handed out and not yet answered, and the tasks that had its rows at that time."""
 
     step: int
     rows: np.ndarray
-    starts: np.ndarray  # the most that they can be, as long as drafts before them are not answered
+    starts: np.ndarray  # upper bounds, until the drafts of earlier steps are answered
     ends: np.ndarray
     epochs: np.ndarray
     tasks: list[Task]
     sampling: list[Task]
     scoring: list[int]  # indices of rows that bring prompt logprobs
     num_tokens: int
-    prompt_tokens: int  # of them, those in rows with more than one that is no draft
+    prompt_tokens: int  # of them, those of rows that compute more than one token, drafts aside
     changes: int  # rows' changes then
     drafts: np.ndarray | None = None  # beside `sampling`; None: no row has any
     sampling_at: np.ndarray | None = None  # indices of the rows that sample, where there are drafts
@@ -159,7 +159,7 @@ def repeat(last: Flight, table: Rows, step: int) -> tuple[Plan, Flight]:
 
 
 def settle(flight: Flight, kept: list[int], table: Rows, behind: Iterable[Flight]) -> None:
-    """Takes the drafts that were not kept off the lengths of their rows, which were upper bounds, and off the flights behind.
+    """Subtracts refused drafts from the lengths of their rows and of later flights, which had counted every draft as kept.
 
     kept: how many tokens each row that sampled has gained
     """

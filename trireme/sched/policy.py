@@ -26,7 +26,7 @@ class Load:
     generated: np.ndarray
     room: np.ndarray  # tokens it may still generate
     draw: np.ndarray  # in [0, 1), fixed for a request's life: its place in the distribution of output lengths
-    shared: float  # slots of cached prefixes in use that none of them brought
+    shared: float  # slots of cached prefixes that are in use and not counted in `held`
     capacity: float
     num_waiting: int  # the candidate among them
 

@@ -143,7 +143,7 @@ class RadixTree:
         return Inserted(node, covered, num_new)
 
     def above(self, node: Node, num_pages: int) -> Match:
-        """The place so many pages above the end of a node, as if it had been matched."""
+        """The match that ends so many pages above the end of a node."""
         while num_pages >= len(node.pages) and node.parent is not None:
             num_pages -= len(node.pages)
             node = node.parent

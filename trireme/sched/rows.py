@@ -39,7 +39,7 @@ class Rows:
         self.total = np.zeros(capacity, np.int64)
         self.num_pages = np.zeros(capacity, np.int64)  # in the page table
         self.scoring = np.zeros(capacity, bool)  # prompt logprobs are wanted and not yet delivered
-        self.waits = np.zeros(capacity, bool)  # a sampled token is told to the workers: no step before its answer has come
+        self.waits = np.zeros(capacity, bool)  # workers keep no sampled token: the row waits until its answer can be sent to them
         self.epoch = np.zeros(capacity, np.int64)  # how often the row has changed hands
         self.changes = 0  # how often any row has changed hands
 

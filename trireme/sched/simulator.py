@@ -132,7 +132,7 @@ class Life:
 
 
 class PretendWorker:
-    """Answers plans with nothing but the ends that the trace foretells."""
+    """Computes nothing: it answers plans with the ends of answers that the trace tells."""
 
     def __init__(self, machine: Machine, trace: list[Arrival]):
         self._machine, self._trace = machine, trace

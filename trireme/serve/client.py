@@ -94,7 +94,7 @@ class _Inbox:
         self._reader: asyncio.Future[Gain | None] | None = None  # waits for news
 
     def put(self, gain: Gain) -> bool:
-        """Hands a gain to the reader who waits for it, or keeps it; False, and an end of it, if the reader is too far behind."""
+        """Hands a gain to the waiting reader, or keeps it. Where the reader is too far behind it ends the stream (False)."""
         reader = self._reader
         if reader is not None:
             self._reader = None
@@ -269,7 +269,7 @@ class Client:
         return (await self._ask(Ask(next(self._numbers)), STATS_SECONDS)).stats
 
     async def reload(self, path: str, seconds: float) -> int:
-        """Has the weights of another folder served; returns their version. Raises why that cannot be."""
+        """Asks the router to serve the weights of another folder. Returns their version, or raises the reason why not."""
         answer = await self._ask(Renew(next(self._numbers), path, seconds), seconds + RELOAD_SECONDS)
         if answer.problem is not None:
             raise answer.problem.error()
@@ -308,7 +308,7 @@ class Client:
     # ---- checks
 
     def check_open(self) -> None:
-        """Refuses a request that would not be taken, as far as is known here: before anything is done for it."""
+        """Refuses, before any work is done, a request that this process knows would not be taken."""
         state = self.state()
         if state.name == "draining":
             raise Unavailable("The server is shutting down.", "try again later")

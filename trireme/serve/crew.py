@@ -114,7 +114,7 @@ class Crew:
                 raise
 
     def sleep(self) -> None:
-        """Frees the weights and the KV. Nothing is lost by a sudden end: weights are read, never written."""
+        """Frees the weights and the KV by killing the ranks. Nothing is lost: weights are read and never written."""
         if self.ranks is not None:
             self.ranks.kill()
             self.ranks = None

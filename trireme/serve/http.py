@@ -37,7 +37,7 @@ CreateApp = Callable[[Context], Any]
 
 class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends connections whose clients do not even read why: uvicorn would cancel their tasks, with a traceback each."""
+        """Ends the connections of clients that do not even read the error. uvicorn would log a traceback for each of them."""
         asyncio.get_running_loop().call_later(LAST_SECONDS - 1, self._cut)
         await super().shutdown(sockets)
 
@@ -86,7 +86,7 @@ async def _serve(begin: Begin, config: Config, control: Channel, create_app: Cre
 
 
 async def _beat(channel: AsyncChannel, client: Client) -> None:
-    """From the event loop itself: a loop that hangs says nothing."""
+    """Sends heartbeats from the event loop itself, so that a loop that hangs sends none."""
     while True:
         channel.post(_alive(client))
         await asyncio.sleep(BEAT_SECONDS)

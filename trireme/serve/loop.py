@@ -1,4 +1,4 @@
-"""The engine's loop in a thread of its own: requests go in, progress comes out. The same sentence as the router's."""
+"""The engine's loop in a thread of its own: requests go in, progress comes out. The router runs the same loop."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ LEAVING = "trireme.leaving"  # another: a set of functions, called in the moment
 
 
 class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """uvicorn's protocol with an eye on heads. Whenever `cycle` changes, a head has come whole."""
+    """uvicorn's protocol, which also watches request heads. Whenever `cycle` changes, a whole head has come."""
 
     _watch: asyncio.TimerHandle | None = None
     _head_bytes = 0

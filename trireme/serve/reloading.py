@@ -42,7 +42,7 @@ class Reloading:
             return
         self.has_changed = not answer.problem
         if self.has_changed:
-            self._scheduler.version += 1  # what the old weights have computed is not found any more
+            self._scheduler.version += 1  # so that the prefix cache finds nothing that the old weights computed
         self._end(BadRequest(answer.problem, param="path") if answer.problem else None)
 
     def fail(self, error: TriremeError) -> None:

@@ -128,7 +128,7 @@ class Replica:
         return is_new
 
     def watch(self) -> None:
-        """Has to follow every change of the ranks at once: the next new socket may get a closed one's number."""
+        """Listens to the present ranks. Call it at once when they change: a new socket may get the number of a closed one."""
         self._board.wake_for(self.crew.ranks.channels if self.crew.ranks else [], self._heard)
 
     def _heard(self) -> None:

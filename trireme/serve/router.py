@@ -130,7 +130,7 @@ class Router:
             replica.reload(pathlib.Path(order.path), order.seconds, tell)
 
     def _end_overdue(self, replica: Replica) -> None:
-        """Answers under way have their time with the old weights, and no more."""
+        """Ends the answers that have used up the time they had to finish with the old weights."""
         ids = [id for id in replica.overdue() if id in self._owners]
         for id in ids:
             replica.abort(id)

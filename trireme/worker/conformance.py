@@ -188,7 +188,7 @@ def _plan(step: int, rows: list[_Sequence], admitted: int, free: list[int], chun
 
 
 def _too_far(plan: Plan, rows: list[_Sequence], numbers: np.random.Generator) -> Plan:
-    """The plan as it is where tokens of earlier steps may turn out not to count: rows that generate start as far as they can be."""
+    """The plan as if earlier steps had carried drafts that may be refused: rows that generate begin as far as they could be."""
     behind = [sequence.computed > len(sequence.prompt) for sequence in rows]
     ahead = numbers.integers(0, MOST_TOO_FAR + 1, len(rows)) * behind
     starts = (np.array(plan.starts) + ahead).tolist()

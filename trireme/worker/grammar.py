@@ -70,7 +70,7 @@ class Grammars:
         return [i for i, row in enumerate(rows.tolist()) if row in self._rows] if self._rows else []
 
     def prepare(self, rows: np.ndarray, lengths: np.ndarray, tokens: Tensor) -> None:
-        """Begins with the masks of a step before its forward. Only rows with a grammar wait for the step before to have answered.
+        """Starts computing the masks of a step before its forward. Only rows with a grammar wait for the answer of the last step.
 
         rows, lengths: those that sample, and how many tokens each has; tokens: the token table
         """
@@ -98,7 +98,7 @@ class Grammars:
                 choice.logits[i, row.ends] = 0.0
 
     def take_errors(self, rows: np.ndarray) -> dict[int, str]:
-        """Why the grammars of these rows failed, of those that did; said once."""
+        """By row, why its grammar failed, for those of these rows where it did. Each reason is returned once."""
         return {row: self.errors.pop(row) for row in rows.tolist() if row in self.errors} if self.errors else {}
 
     def _mask(self, row: int) -> np.ndarray:
@@ -154,7 +154,7 @@ class _Row:
         self._own: LLMatcher | None = None
 
     def forked(self, thread: ThreadPoolExecutor) -> _Row:
-        """Another row at the same place, by a copy made when all that this one has been given to do is done."""
+        """Another row at the same place in the grammar. The copy is made when the work queued for this row is done."""
         other = copy.copy(self)
 
         def follow() -> LLMatcher:

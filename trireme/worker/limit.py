@@ -6,7 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-SLACK = 10.0  # times what is expected: a long context, swapping or other programs make a step slow, not dead
+# A step counts as hung when it takes so many times what is expected. A long context, swapping or other programs make it slow.
+SLACK = 10.0
 FRESH = 0.3  # the weight of the newest step in what a token is believed to cost, if it was a faster one
 
 

@@ -107,7 +107,7 @@ def _serve(start: Start, channel: Channel, send: Any) -> None:
             send(Phase(name, share))
 
     worker = LocalWorker(config, pathlib.Path(start.path), start.rank, start.store, report)
-    gc.freeze()  # a full collection would look through all that was imported: 90 ms between two tokens of somebody
+    gc.freeze()  # else a full collection looks through all that was imported and delays a token by 90 ms
     send(worker.ready)
     answer = _Answering(worker.runner, pulse, send if start.rank == 0 else lambda sampled: None)
     for order in _orders(channel, worker.rest):

@@ -24,7 +24,7 @@ from trireme.worker.sampler import BROKEN, Pick, Sampler
 from trireme.worker.scores import Scores, ToHost, read
 from trireme.worker.tables import Padding, Step, Tables
 
-WAITS = 1.2  # times as long as the host: less, and kernels ran as they were started
+WAITS = 1.2  # a device that took less than this many times as long as the host had to wait for it
 Caches = dict[int, KVCache | States]  # by the key under which layers ask for them
 Size = tuple[Padding, str]  # of a graph: how many tokens and sequences, and which kind of sampling
 
@@ -39,7 +39,7 @@ class Standing(enum.Enum):
 
 @dataclass
 class Launched:
-    """A step on its way: what it will have sampled, and the mark that says when."""
+    """A launched step: where its sampled ids will be, and the mark that tells when they are there."""
 
     plan: Plan
     ids: Tensor  # [sequences] on the host once the mark is reached
@@ -219,7 +219,7 @@ class Runner:
         return known
 
     def _replay(self, step: Step, padding: Padding, mode: str) -> Tensor:
-        """A step as a captured graph. Its device slices lie where those of the captured one did."""
+        """Runs a step as a captured graph. Its columns lie in the buffer where those of the captured step lay."""
         if (padding, mode) not in self.graphs:
             captured = self._forward if mode == "ruled" else self._sampled
             graph = self._graph(lambda: captured(step))
@@ -231,7 +231,7 @@ class Runner:
         return graph()
 
     def _graph(self, step: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
-        """The step captured; None where it cannot be, or where the memory does not suffice."""
+        """Captures the step. None where it cannot be captured, or where memory does not suffice."""
         try:
             return self.backend.graph(step)
         except torch.OutOfMemoryError:
@@ -240,7 +240,7 @@ class Runner:
             return None
 
     def _ruled(self, step: Step, padding: Padding) -> Pick:
-        """Captured up to the logits; what rules do to them depends on the rows."""
+        """Replays a step up to its logits and applies the rules, which depend on the rows and so are not captured."""
         self.sampler.prepare(step)
         pick = self.sampler.pick(self._replay(step, padding, "ruled"), step)
         self.tables.append(step, pick.ids)

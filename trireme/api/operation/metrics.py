@@ -78,7 +78,7 @@ _ROUTER: tuple[tuple[str, type[Metric], str, str], ...] = (
 
 
 class _Histogram(Histogram):
-    """A histogram that takes many values at once: one by one, every token would cost as much as its text does."""
+    """A histogram that takes many values at once. Taken one by one, each would cost as much as making a token's text."""
 
     def observe_all(self, values: list[float]) -> None:
         for bucket, count in Tally(bisect_left(self._upper_bounds, value) for value in values).items():

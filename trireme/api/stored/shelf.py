@@ -77,7 +77,7 @@ class Shelf:
         return [name for _, name in sorted(dated, reverse=True)]
 
     def make_room(self, kind: str, owner: str) -> None:
-        """Takes the owner's oldest of a kind away while there are too many. Looks now and then: the bound is a round number."""
+        """Deletes the owner's oldest records of a kind while there are too many. It looks now and then: the bound is not exact."""
         self._calls[kind, owner] += 1
         if self._calls[kind, owner] % LOOK_EVERY != 1:
             return

@@ -56,7 +56,7 @@ class Cpu(Backend):
         return torch.float32 if wanted == "auto" else getattr(torch, wanted)
 
     def memory(self) -> tuple[int, int]:
-        """The system would call mapped weights free: it can read them again, at the price of every step."""
+        """Counts mapped weights as used. The system counts them as free, but reading them again would slow down every step."""
         free, total = super().memory()
         return max(free - (self.pack_cache.mapped_bytes if self.pack_cache else 0), 0), total
 
@@ -69,7 +69,7 @@ class Cpu(Backend):
         return tuple(size for size in sizes if size <= max_rows)
 
     def graph_tokens(self, max_rows: int) -> tuple[int, ...]:
-        """One size is enough: rows past the step's own are not computed. Ranks would send them to one another all the same."""
+        """One size is enough, because rows beyond the step's own are not computed. Several ranks would still exchange such rows."""
         return (PROMPT_ROOM,) if self.options.tp == 1 else ()
 
     @property

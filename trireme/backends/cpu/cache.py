@@ -61,7 +61,7 @@ class PackCache:
         return PackedWeight(kind, rows, columns, _read_only_tensor(mapped, begin))
 
     def write(self, weight: PackedWeight, origins: list[str]) -> None:
-        """Keeps a packed matrix, where there is room. A disk that refuses is said once and not asked again."""
+        """Keeps a packed matrix, where there is room. A disk that refuses is reported once and not tried again."""
         if self._failed or weight.nbytes < LEAST:
             return
         head = _head(weight, origins)

@@ -97,7 +97,8 @@ def mark(device: torch.device) -> Callable[[], None]:
 
 
 def stopwatch(device: torch.device) -> Callable[[], Callable[[], float]]:
-    """Marks this point of the current stream; calling it marks another, calling that tells the seconds between, once reached."""
+    """Marks this point of the current stream. Calling the result marks a second point and returns a function that tells the
+    seconds between the two; call it when the device has reached the second."""
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begun.record(torch.cuda.current_stream(device))
 
@@ -110,7 +111,7 @@ def stopwatch(device: torch.device) -> Callable[[], Callable[[], float]]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Keeps the garbage collector away: what it frees during a capture, it might free on the device."""
+    """Stops the garbage collector, which might free memory of the device during a capture."""
     was = gc.isenabled()
     gc.disable()
     try:
