@@ -15,6 +15,11 @@ from trireme.api.app import _PAGE_HEADERS as PAGE_HEADERS
 from trireme.api.app import WEB
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64  # a page's modules are asked for at once
+
+
 class FakeServer:
     """Answers every chat with `answer` in pieces; `requests` keeps the bodies that came. `prefix`: the path a proxy gives it."""
 
@@ -33,8 +38,7 @@ class FakeServer:
         self.paths: list[str] = []
         self.begun = time.monotonic()
         self.loads = 0
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     @property

@@ -123,7 +123,8 @@ def test_a_script_that_does_not_run_is_told(browser: Any, fake: FakeServer) -> N
     page = browser.new_context().new_page()
     page.route("**/app.js", lambda route: route.fulfill(status=403))
     page.goto(fake.url)
-    page.wait_for_selector("#stuck", state="visible", timeout=15_000)
+    page.evaluate("document.getAnimations().find((one) => one.animationName === 'stuck').finish()")  # five seconds later
+    page.wait_for_selector("#stuck", state="visible")
     assert "proxy_set_header Host" in page.inner_text("#stuck")
     page.context.close()
 

@@ -18,7 +18,9 @@ const TABLE_RULE = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
 // cost more with every token.
 export function renderMarkdown(container, source) {
   const blocks = splitBlocks(source.replace(/\r\n?/g, "\n").split("\n"));
+  if (container.blocks && container.source === source) return;
   if (!container.blocks) container.replaceChildren();
+  container.source = source;
   const kept = container.blocks || [];
   let same = 0;
   while (same < kept.length && same < blocks.length && kept[same].source === blocks[same].source) same += 1;
