@@ -70,7 +70,7 @@ class Flight:
             raise Failure(503, "The server ended this request before it was done.", kind="overloaded_error")
 
     def _failure(self, piece: Piece) -> Failure:
-        """A row without any token to choose is the request's own doing where it has forbidden tokens itself."""
+        """Where a row had no token to choose, the request is at fault if it has forbidden tokens itself; else the server is."""
         sampling = self.answer.sampling
         forbids = sampling.grammar is not None or sampling.allowed_token_ids is not None or bool(sampling.logit_bias)
         if forbids and piece.error == NOTHING_TO_CHOOSE:
@@ -85,7 +85,7 @@ class Flight:
         self._stream.leave()
 
     def close(self) -> None:
-        """Frees what an unfinished answer holds, and closes the books."""
+        """Frees what an unfinished answer holds, and counts how it ended."""
         self._meter.end(self.answer, "error" if self._stream.was_lost else self._cause)
         self._stream.leave()
 

@@ -39,7 +39,7 @@ class GrammarTokens:
         return matcher
 
     def check(self, grammar: str) -> None:
-        """Refuses a grammar that is none, costs too much at its very beginning, or begins with what this model cannot write."""
+        """Refuses a grammar that is not valid, costs too much at its beginning, or begins with what this model cannot write."""
         matcher = self.matcher(grammar)
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         if matcher.is_error():

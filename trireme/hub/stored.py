@@ -1,4 +1,4 @@
-"""The models that lie on this machine because they were fetched: listed, and deleted. Knows folders; nothing of their contents."""
+"""Lists and deletes the models that were fetched to this machine. Knows folders; nothing of their contents."""
 
 from __future__ import annotations
 

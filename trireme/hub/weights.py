@@ -143,7 +143,7 @@ class Weight:
         return np.ascontiguousarray(chosen).reshape(chosen.shape)
 
     def release(self) -> None:
-        """Gives back the memory that reading took, but for pages shared with other tensors. It can be read again."""
+        """Gives back the memory that reading this tensor took, except pages shared with other tensors. It can be read again."""
         mapping = mapping_of(self._mapped)
         if mapping is not None:
             begin = _begin(mapping, self._mapped)

@@ -1,4 +1,4 @@
-"""Norms. Called with a residual they add it first: (norm(x + residual), x + residual)."""
+"""Norms. When called with a residual, they add it first: (norm(x + residual), x + residual)."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Rope:
         """(table, index): token i turns by table[index[i]]."""
         if not self.length_dependent:
             return self.table, batch.positions
-        # On the device from end to end: a captured step is replayed with other lengths.
+        # All of it is computed on the device, because a captured step is replayed with other lengths.
         frequencies = _grown(self.settings, self.width, self.max_positions, batch.reach)
         turn = batch.positions.unsqueeze(1) * frequencies
         return torch.cat([turn.cos(), turn.sin()], -1), torch.arange(len(turn), device=turn.device)
@@ -80,7 +80,7 @@ def _grown(settings: dict[str, Any], width: int, trained: int, lengths: Tensor) 
 
 
 def _llama3(settings: dict[str, Any], width: int, trained: int, length: int) -> tuple[Tensor, float]:
-    """Long waves squeezed by a factor, short ones kept, a smooth passage between."""
+    """Llama 3: low frequencies are divided by a factor, high ones are kept, with a smooth passage between."""
     frequencies, _ = _default(settings, width, trained, length)
     factor, original = float(settings["factor"]), int(settings["original_max_position_embeddings"])
     low, high = float(settings["low_freq_factor"]), float(settings["high_freq_factor"])
@@ -90,7 +90,7 @@ def _llama3(settings: dict[str, Any], width: int, trained: int, length: int) -> 
 
 
 def _yarn(settings: dict[str, Any], width: int, trained: int, length: int) -> tuple[Tensor, float]:
-    """Fast dimensions kept, slow ones squeezed, a ramp between; attention warmed by a factor on cos and sin."""
+    """YaRN: high frequencies are kept, low ones divided, with a ramp between; cos and sin are multiplied by a factor."""
     original = int(settings.get("original_max_position_embeddings") or trained)
     factor, theta = float(settings["factor"]), float(settings.get("rope_theta", 10000.0))
     frequencies, _ = _default(settings, width, trained, length)

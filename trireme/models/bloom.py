@@ -1,4 +1,4 @@
-"""BLOOM: no rope but ALiBi, layer norms, biases everywhere, and q, k, v of each head side by side in one matrix."""
+"""BLOOM: ALiBi in the place of rope, layer norms, biases everywhere, and q, k, v of each head side by side in one matrix."""
 
 from __future__ import annotations
 

@@ -461,7 +461,7 @@ def _append(ops: Ops, d: Draw) -> Result:
 
 # --- choosing tokens --------------------------------------------------------------------------------------------------------------
 
-FLOAT32_EXACT = {torch.float32: 0.0}  # equal logits are common among halves: which of them top-k keeps is nobody's promise
+FLOAT32_EXACT = {torch.float32: 0.0}  # equal logits are common in 16 bits, and top-k may keep any of them
 
 
 def _choosing() -> Iterator[Case]:

@@ -66,9 +66,8 @@ class Task:
         self.num_prompt = len(self.tokens)
         room = longest - self.num_prompt
         self.max_total = self.num_prompt + (room if sampling.max_tokens is None else min(room, sampling.max_tokens))
-        self.mark = (
-            self.num_prompt + 1
-        )  # the length from which `gains` looks closer: that with the first token, then that of the longest answer
+        # The length from which `gains` looks closer at a token: that with the first one, then that of the longest answer.
+        self.mark = self.num_prompt + 1
         stops = set(sampling.stop_token_ids)
         self.stops = frozenset(stops if sampling.ignore_eos else stops.union(request.eos_token_ids))
         self.row = NO_ROW

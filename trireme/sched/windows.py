@@ -47,9 +47,8 @@ class Windows:
         self.page_size = page_size
         self.bands = [_Band(index, size, max_rows) for index, size in enumerate(bands) if size.keep > 0]
         self.tails: OrderedDict[int, list[Numbers]] = OrderedDict()  # by the page of band 0 at whose end it is: pages by band
-        self.branch = np.zeros(
-            max_rows, np.int64
-        )  # the length at which the row's prompt parts from earlier ones, where a tail is wanted
+        # By row, the length at which its prompt parts from earlier ones, where a tail is wanted.
+        self.branch = np.zeros(max_rows, np.int64)
 
     def __bool__(self) -> bool:
         return bool(self.bands)

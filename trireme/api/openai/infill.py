@@ -5,7 +5,7 @@ from __future__ import annotations
 from trireme.errors import BadRequest
 from trireme.hub.tokenizer import Tokenizer
 
-# (before the prefix, before the suffix, before the middle); the empty one stands for nothing
+# the tokens before the prefix, the suffix and the middle; an empty one is no token
 _SPELLINGS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),

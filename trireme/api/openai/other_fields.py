@@ -33,7 +33,7 @@ _NEUTRAL = {
     "truncate_prompt_tokens": (-1,),
     "t_max_predict_ms": (-1,),
 }
-# They tell of the client, steer storage elsewhere, or only make an answer faster.
+# They describe the client, set how another server stores things, or only make an answer faster.
 _HARMLESS = frozenset(
     {
         *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction"),

@@ -37,7 +37,7 @@ class ResponseEvents:
         return sent
 
     def close(self) -> bytes:
-        """Ends the open item; an answer of nothing is an empty message."""
+        """Ends the open item. An empty answer becomes one empty message."""
         if self._open is None and not self.output:
             return self._begin(self._message()) + self._end()
         return self._end()

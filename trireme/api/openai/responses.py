@@ -115,7 +115,7 @@ class Responses:
         return self.shelf.get(name, owner)
 
     def _items(self, call: Call, request: ResponsesRequest) -> list[dict[str, Any]]:
-        """Everything said so far: what went before, its answer, and what is new."""
+        """The whole conversation: the earlier response's items, its answer, and the new input."""
         before: list[dict[str, Any]] = []
         if request.previous_response_id:
             try:

@@ -145,7 +145,7 @@ def _text(content: str | list[dict[str, Any]], place: str) -> str:
 
 
 def listed_item(item: dict[str, Any], number: int) -> dict[str, Any]:
-    """An item as it is told of: with an id and, in a message, parts instead of a plain text."""
+    """An item as clients get it: with an id and, in a message, a list of parts in the place of a plain text."""
     item = {"id": f"msg_{number}", "type": "message", **item}
     if item["type"] == "message" and isinstance(item.get("content"), str):
         kind = "output_text" if item.get("role") == "assistant" else "input_text"

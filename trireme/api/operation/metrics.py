@@ -118,7 +118,7 @@ class Metrics:
                 self.count_generated()
 
     def settle(self) -> None:
-        """Brings all numbers up to date: what is noted for a token is no more than when it came."""
+        """Brings all numbers up to date from what was noted for each token, which is only when it came."""
         for meter in self.open_meters:
             meter.settle()
         self.count_generated()
@@ -240,7 +240,7 @@ class Meter:
             self._metrics.generated(now, made, None if last is None else (now - last) / made)
 
     def end(self, answer: Answer, cause: str) -> None:
-        """Closes the books; `cause` says why if the answer is not whole. A row that failed has ended, and is no success."""
+        """Counts how an answer ended; `cause` says why it is not whole, if so. A row that failed has ended without success."""
         if self._ended:
             return
         self._ended = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Beside these, keys may come from elsewhere, or mean their contrary.
+# Beside these words other parts of the schema may name further keys, or forbid them.
 _SHARED = frozenset(
     {"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$dynamicRef", "dependentSchemas", "patternProperties"}
 )

@@ -30,7 +30,7 @@ MAX_ENUM = 5000
 MAX_PATTERN = 16 << 10  # characters
 MAX_RULES = 64 << 10
 MAX_KNOWN = 256  # grammars remembered as good
-# Free as JSON is in its white space, a model without much to say would write it for ever.
+# JSON allows any amount of white space, and a model without much to say would write it for ever.
 _WHITE_SPACE = {"whitespace_pattern": r"[ \t\n\r]{1,32}"}
 
 

@@ -56,7 +56,7 @@ class Shelf:
         self._write(self._path(name, ".json"), msgspec.json.encode(Record(owner, document)))
 
     def get(self, name: str, owner: str) -> dict[str, Any]:
-        """The document, for its owner. Another's is as absent as one that never was."""
+        """The document, for its owner. One of another owner is treated as if it did not exist."""
         with contextlib.suppress(OSError, msgspec.DecodeError):
             record = msgspec.json.decode(self._path(name, ".json").read_bytes(), type=Record)
             if record.owner == owner:

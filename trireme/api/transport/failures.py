@@ -13,7 +13,8 @@ from trireme.errors import BadRequest, ModelNotFound, Overloaded, TriremeError, 
 
 RETRY_AFTER = (1.0, 3.0)  # seconds; a queue drains or a worker restarts in about that time
 
-_LONG_NUMBER = re.compile(r"\d{41,}")  # JSON's numbers have no bound; what is told of one has
+# A number in JSON may have any length. Error messages shorten one of more than 40 digits.
+_LONG_NUMBER = re.compile(r"\d{41,}")
 
 
 class Shape(enum.Enum):
@@ -46,7 +47,7 @@ class Failure(Exception):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What the client is told. Of an unforeseen error it learns nothing but that it was ours."""
+    """What the client is told. Of an unforeseen error it learns only that the server is at fault."""
     if isinstance(error, Failure):
         return error
     if isinstance(error, BadRequest):
@@ -62,7 +63,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _come_back() -> dict[str, str]:
-    """When to try again, each at a moment of its own: clients that were refused together must not come back together."""
+    """When to try again: a random moment for each client, so that those refused together do not come back together."""
     seconds = random.uniform(*RETRY_AFTER)
     # The SDKs of OpenAI and Anthropic look for milliseconds first.
     return {"retry-after": str(round(seconds)), "retry-after-ms": str(round(1000 * seconds))}
@@ -100,7 +101,7 @@ def failure_body(failure: Failure, shape: Shape) -> bytes:
 
 
 def shape_of_path(path: str) -> Shape:
-    """Whose error body is spoken where no route was reached."""
+    """In which API's shape an error is sent where no route was reached."""
     if path.startswith("/v1/messages"):
         return Shape.ANTHROPIC
     if path.startswith("/api/"):

@@ -20,7 +20,7 @@ from trireme.api.transport.failures import Failure
 
 IGNORED_HEADER = "x-ignored-fields"
 MAX_SHOWN = 16  # names in a header or in the log
-NEARLY = 0.85  # likeness of two names, from which on one is taken for the other misspelt
+NEARLY = 0.85  # the likeness from which on a name is taken for a misspelling of another
 LOG_SECONDS = 60.0
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

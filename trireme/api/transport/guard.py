@@ -24,7 +24,7 @@ from trireme.serve.keys import ApiKey, KeyRing, digest_of, retry_after
 from trireme.serve.patience import PUSH
 
 MAX_HEADERS = 32 << 10  # bytes in all
-ADMIN = "/admin/"  # how the paths begin that only the admin key opens
+ADMIN = "/admin/"  # the beginning of paths that need the admin key
 PROBES = frozenset({"/health", "/live", "/ready"})
 LOOKED_AT = frozenset({"/metrics", "/load"})  # every second or so, by whoever watches: logged at debug, as the probes are
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
@@ -75,7 +75,8 @@ class Guard:
             raise Failure(431, f"The headers are larger than {MAX_HEADERS} bytes.", code="headers_too_large")
         self._check_host(headers)
         reads = scope["method"] in ("GET", "HEAD")
-        page = scope["path"] in self._page and reads  # the same for everybody; browsers send Origin for its modules
+        # The page's files are the same for everybody; browsers send Origin when they load its modules.
+        page = scope["path"] in self._page and reads
         if not page:
             self._check_origin(headers)
         preflight = scope["method"] == "OPTIONS" and self._known_origin(headers)
@@ -99,7 +100,7 @@ class Guard:
             )
 
     def _check_admin(self, headers: dict[bytes, bytes]) -> None:
-        """Denied unless the server was given a key for it, whatever other keys there are."""
+        """Refuses, unless the server was given an admin key and the request has it. Other keys do not count."""
         if not self.options.admin_key:
             cause = "This server takes no admin requests. Fix: start it with --admin-key, and send that key."
             raise Failure(403, cause, kind="permission_error", code="admin_denied")

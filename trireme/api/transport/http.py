@@ -31,7 +31,7 @@ BODY_SECONDS = 30.0  # between two pieces of a body
 KEEP_ALIVE_SECONDS = 5.0  # of silence in a stream, as while a long prompt is computed, before a comment says so
 MAX_DEPTH = 64  # of nested JSON
 MAX_OBJECTS = 200_000  # objects and lists in one body
-MAX_VALUES = 1_000_000  # of any kind in one body: decoding holds the interpreter's lock, about 25 ns a value
+MAX_VALUES = 1_000_000  # of any kind in one body, because decoding holds the interpreter's lock for about 25 ns a value
 SMALL_BODY = 64 << 10
 LARGE_BODY = 1 << 20  # bytes; larger ones are decoded beside the event loop
 
@@ -51,9 +51,8 @@ class Call:
     tenant: str = ""  # a digest of the API key: cached prefixes and stored things are the tenant's own
     trace: Trace = field(default_factory=lambda: Trace(""))
     begun: float = field(default_factory=time.monotonic)
-    exits: contextlib.AsyncExitStack = field(
-        default_factory=contextlib.AsyncExitStack
-    )  # closed when the exchange ends, however it ends
+    # Closed when the exchange ends, however it ends.
+    exits: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
     ignored: list[str] = field(default_factory=list)  # names of fields that were passed over; the answer's header tells them
     leavers: list[Callable[[], None]] = field(default_factory=list)  # called at once when the client has left
     models: tuple[str, ...] = ()  # served names that the key may use; () is all
@@ -93,7 +92,8 @@ def _check_structure(body: bytes) -> None:
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _UNSTRUCTURED)
     if plain.count(b'"') > 4 * MAX_VALUES:  # two of a name, two of a value
         raise Failure(400, f"The JSON has more than {MAX_VALUES} values.")
-    plain = b"".join(plain.replace(b'""', b"").split(b'"')[::2])  # two quotes side by side: what is in a string stays in one
+    # What stands outside strings. To drop two quotes side by side first does not change what is inside and what outside.
+    plain = b"".join(plain.replace(b'""', b"").split(b'"')[::2])
     if plain.count(b",") > MAX_VALUES:
         raise Failure(400, f"The JSON has more than {MAX_VALUES} values.")
     if plain.count(b"[") + plain.count(b"{") > MAX_OBJECTS:

@@ -1,4 +1,7 @@
-"""What is told of a path that leads nowhere: whose it is, or which one was meant. Knows paths alone, not what they do."""
+"""What a 404 says of a path that no route has: which server has such a path, or which path was probably meant.
+
+Knows paths alone, not what they do.
+"""
 
 from __future__ import annotations
 
