@@ -48,18 +48,18 @@ class WindowWorker(FakeWorker):
 
     def _compute(
         self, number: int, start: int, count: int, logits: int, samples: bool, drafts: int
-    ) -> tuple[Row, list[int], RowNote | None, list[int]]:
-        row, new, note, digests = super()._compute(number, start, count, logits, samples, drafts)
+    ) -> tuple[Row, list[int], RowNote | None, list[int], int]:
+        row, new, note, digests, begun = super()._compute(number, start, count, logits, samples, drafts)
         end = len(row.tokens) if samples else start + count
         begin = end - (count - drafts)
         written = digests + [-1] * (begin + count - len(digests))
         for position in range(begin, begin + count):
             self.kept_slots[self._place(row, position)] = written[position]
         self.starts[number] = begin
-        return row, new, note, digests
+        return row, new, note, digests, begun
 
-    def _verify(self, row: Row, digests: list[int]) -> None:
-        super()._verify(row, digests)
+    def _verify(self, row: Row, digests: list[int], start: int) -> None:
+        super()._verify(row, digests, start)
         for position in range(max(self.starts[row.admit.row] - self.window.keep + 1, 0), len(digests)):
             found = self.kept_slots.get(self._place(row, position))
             assert found == digests[position], f"the window's KV at position {position} is another's"
