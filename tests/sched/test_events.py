@@ -36,7 +36,7 @@ USED = {
     "drafts": {"drafts", "kept", "refused"},
     "tight": {"pauses"},
     "told": {"told"},
-    "windows": {"forks", "orphans"},
+    "windows": {"windowed"},
 }
 
 
@@ -78,6 +78,7 @@ def _used(house: House) -> Counter[str]:
         used["copies"] += sum(len(fork.copies) for fork in plan.forks)
         used["told"] += len(plan.told_rows)
         used["trims"] += len(plan.trims)
+        used["windowed"] += sum(band > 0 for band in plan.page_bands)
         used["drafts"] += sum(plan.drafts)
     used["kept"], used["refused"] = house.worker.kept, used["drafts"] - house.worker.kept
     return used
