@@ -39,6 +39,7 @@ def create_app(context: Context) -> Any:
     async def stream(asked: Asked, receive: Any, send: Any) -> None:
         tokens = asked.tokens if asked.prompt is None else client.tokenizer.encode(asked.prompt)
         try:
+            asked.sampling.check_fields()
             opened = await client.open(tokens, asked.sampling, request_id="same-for-all")
         except TriremeError as error:
             status = 400 if isinstance(error, BadRequest) else 503

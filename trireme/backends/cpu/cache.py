@@ -21,7 +21,7 @@ import torch
 from trireme.backends.cpu import build
 from trireme.backends.cpu.weights import PackedWeight
 
-FORMAT = 1  # to be raised when the same checkpoint is decoded to other values, or packed by other rules outside csrc
+FORMAT = 2  # to be raised when the same checkpoint is decoded to other values, or packed by other rules outside csrc
 LIMIT = 16 << 30  # bytes of all files together
 LEAST = 1 << 17  # bytes of a matrix: a smaller one is packed about as fast as it is found
 _PAGE = 4096  # the matrix begins on a page of the file
