@@ -16,12 +16,12 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 FOLDER = pathlib.Path("trireme/backends/cpu")
-TARGET = os.environ.get("WHEEL_MACHINE") or None  # the kind of machine that the wheel is for; None: this one
-OLDEST_GLIBC = (2, 17)  # the oldest that wheels are named after
+TARGET = os.environ.get("WHEEL_MACHINE") or None  # the machine type that the wheel is for; None means this machine
+OLDEST_GLIBC = (2, 17)  # wheels name this version of the C library, or a newer one if the kernels need it
 
 
 def builder() -> ModuleType:
-    """trireme.backends.cpu.build by its path: importing the package would ask for torch, which need not be there."""
+    """Loads trireme.backends.cpu.build by its path. Importing the package would need torch, which may not be installed."""
     spec = importlib.util.spec_from_file_location("trireme_cpu_build", FOLDER / "build.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -49,7 +49,7 @@ class BuildKernels(build_py):
 
 
 class Wheel(bdist_wheel):
-    """Named after the machine and the C library that the kernels need. They are loaded by ctypes: any Python will do."""
+    """A wheel named after the machine and the C library that its kernels need. Any Python 3 can load them, through ctypes."""
 
     def get_tag(self) -> tuple[str, str, str]:
         build = builder()
@@ -63,14 +63,14 @@ class Wheel(bdist_wheel):
 
 
 def needed_glibc(library: bytes) -> tuple[int, int]:
-    """The newest version of the C library that a symbol of the kernels asks for."""
+    """The newest version of the C library that any symbol of the kernels needs."""
     versions = [(int(major), int(minor)) for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)\b", library)]
     return max([OLDEST_GLIBC, *versions])
 
 
 class BinaryDistribution(Distribution):
     def has_ext_modules(self) -> bool:
-        return True  # the wheel holds a library for one kind of machine
+        return True  # the wheel holds a compiled library, which fits one machine type only
 
 
 setup(cmdclass={"build_py": BuildKernels, "bdist_wheel": Wheel}, distclass=BinaryDistribution)

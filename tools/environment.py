@@ -26,7 +26,7 @@ Run = Callable[[Sequence[str], bool], str]  # (command, whether its output is wa
 
 
 def has_gpu() -> bool:
-    """Whether this machine has an NVIDIA GPU with its driver."""
+    """Whether this machine has an NVIDIA GPU and its driver."""
     return DRIVER.exists() or shutil.which("nvidia-smi") is not None
 
 
@@ -46,7 +46,7 @@ def brings_cuda(report: str) -> bool:
 
 
 def install_torch(torch: str, pip: Sequence[str], uv: Sequence[str], gpu: bool, run: Run, say: Callable[[str], None]) -> str:
-    """Installs torch and returns who fetched it, "pip" or "uv". `pip` and `uv` are how commands of theirs begin."""
+    """Installs torch and returns the tool that fetched it, "pip" or "uv". `pip` and `uv` are the first words of their commands."""
     if gpu:
         say(f"This machine has an NVIDIA GPU: fetching {torch} as pip finds it (with CUDA {CUDA_SIZE}).")
         run([*pip, "install", "-q", torch], False)

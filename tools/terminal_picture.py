@@ -28,11 +28,11 @@ pre {margin: 0; font: inherit; white-space: pre-wrap} b {color: #8ec7ff; font-we
 
 
 def session(patience: float = 120.0) -> str:
-    """What the terminal shows: each line is typed when the prompt is there."""
+    """Returns what the terminal shows. Each line is typed when the prompt has appeared."""
     pid, terminal = pty.fork()
     if not pid:
         os.environ.update(TERM="xterm", COLUMNS="96", LINES="30")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the bars of loading
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides the progress bars of loading
         os.execv(sys.executable, [sys.executable, "-m", "trireme", "chat", "--temperature", "0"])
     shown, waiting, deadline = "", list(TYPED), time.monotonic() + patience
     while time.monotonic() < deadline:
@@ -42,7 +42,7 @@ def session(patience: float = 120.0) -> str:
             continue
         try:
             piece = os.read(terminal, 4096).decode(errors="replace")
-        except OSError:  # the other side is closed
+        except OSError:  # the other side of the pseudo-terminal is closed
             break
         if not piece:
             break

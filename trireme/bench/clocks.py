@@ -1,4 +1,4 @@
-"""What the chip's clock and power did while something ran, as nvidia-smi tells it. Knows a command's output; nothing of engines."""
+"""Records a GPU's clock and power during a measurement, using nvidia-smi. Knows a command's output; nothing of engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 EVERY_MS = 50
-SETTLING = 0.2  # seconds at the beginning of a measurement in which the clock still follows what was before
+SETTLING = 0.2  # seconds at the beginning of a measurement that are left out, because the clock has not settled yet
 COMMAND = ("nvidia-smi", "--query-gpu=clocks.sm,power.draw.instant,clocks_event_reasons.sw_power_cap")
 FORM = ("--format=csv,noheader,nounits", "--id=0", f"--loop-ms={EVERY_MS}")
 
@@ -26,7 +26,7 @@ class Sample:
 
 
 def parsed(line: str, at: float) -> Sample | None:
-    """A line as a sample; None for anything else, such as an older driver's complaint about a field."""
+    """Parses a line as a sample. Returns None for any other line, such as an older driver's message about an unknown field."""
     parts = [part.strip() for part in line.split(",")]
     try:
         clock, power = float(parts[0]), float(parts[1])
@@ -36,7 +36,7 @@ def parsed(line: str, at: float) -> Sample | None:
 
 
 class Clocks:
-    """Watches the first GPU while it is entered. Where nvidia-smi is missing it has seen nothing."""
+    """Records the first GPU inside a `with` block. Without nvidia-smi it records nothing."""
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
@@ -64,7 +64,7 @@ class Clocks:
                 self.samples.append(sample)
 
     def since(self, begun: float) -> str:
-        """The median clock and power from then to now, and whether power was the limit; "" if nothing was seen."""
+        """The median clock and power since then, and whether power was the limit. Empty if there are no samples."""
         seen = [sample for sample in self.samples if sample.at >= begun + SETTLING]
         if not seen:
             return ""

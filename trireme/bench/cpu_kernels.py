@@ -18,14 +18,14 @@ from trireme.backends.cpu.weights import PackedWeight
 from trireme.llm import LLM
 from trireme.types import SamplingParams
 
-SHAPES = ((960, 576), (3072, 576), (576, 1536), (8192, 2048))  # out × in: SmolLM2-135M's layers, and a larger one
+SHAPES = ((960, 576), (3072, 576), (576, 1536), (8192, 2048))  # out × in: layers of SmolLM2-135M, and a larger one
 KINDS = ("f32", "bf16", "q8", "q4", "q4_min", "q4_k", "q6_k")
-SUPER_BLOCKS = {"q4_k": ("Q4_K", 144), "q6_k": ("Q6_K", 210)}  # bytes of 256 weights, of kinds that are only kept, never made
-COLD_BYTES = 400 << 20  # copies of one weight are visited in turn over this much memory, so that caches do not help
+SUPER_BLOCKS = {"q4_k": ("Q4_K", 144), "q6_k": ("Q6_K", 210)}  # bytes of 256 weights; these kinds can be read but not made
+COLD_BYTES = 400 << 20  # copies of one weight are read in turn over this much memory, so that caches do not help
 
 
 def best_seconds(call: Callable[[], object], budget: float = 0.25) -> float:
-    """The fastest of the calls that fit in `budget` seconds, three at least."""
+    """The time of the fastest call among those that fit in `budget` seconds; at least three calls are made."""
     best, end, count = float("inf"), time.perf_counter() + budget, 0
     while count < 3 or time.perf_counter() < end:
         start = time.perf_counter()
@@ -35,22 +35,23 @@ def best_seconds(call: Callable[[], object], budget: float = 0.25) -> float:
 
 
 def read_speed() -> float:
-    """GB/s of reading memory once, by torch's own sum."""
+    """The speed of reading memory once, in GB/s, measured with torch's sum."""
     data = torch.ones(COLD_BYTES // 4)
     return data.nbytes / best_seconds(data.sum, 1.0) / 1e9
 
 
 def drawn(kind: str, rows: int, columns: int) -> PackedWeight:
-    """Random weights of a kind, the columns rounded up to what it needs."""
+    """Random weights of a kind. The number of columns is rounded up to what the kind needs."""
     if kind not in SUPER_BLOCKS:
         return PackedWeight.from_floats(kind, torch.randn(rows, columns))
     name, size = SUPER_BLOCKS[kind]
-    blocks = torch.randint(0, 60, (rows, -(-columns // 256) * size), dtype=torch.uint8)  # as halves, small and finite
+    # The bytes are small and finite when read as halves.
+    blocks = torch.randint(0, 60, (rows, -(-columns // 256) * size), dtype=torch.uint8)
     return PackedWeight.from_gguf(name, blocks, -(-columns // 256) * 256)
 
 
 def one_row(kind: str, rows: int, columns: int) -> float:
-    """GB/s of weights read for one activation row, cold."""
+    """The GB/s of weights read for one activation row, with cold caches."""
     weight = drawn(kind, rows, columns)
     copies = max(2, COLD_BYTES // weight.nbytes)
     program, source, output = Program(), torch.randn(1, weight.columns), torch.empty(1, rows)
@@ -60,7 +61,7 @@ def one_row(kind: str, rows: int, columns: int) -> float:
 
 
 def many_rows(kind: str, rows: int, columns: int, tokens: int) -> float:
-    """GOP/s for `tokens` activation rows, quantising them included."""
+    """The GOP/s for `tokens` activation rows, including the time to quantise them."""
     weight = drawn(kind, rows, columns)
     program, source, output = Program(), torch.randn(tokens, weight.columns), torch.empty(tokens, rows)
     program.linear(weight, source, output)
@@ -97,7 +98,7 @@ def step_times(model: str, threads: int, tokens: int = 200) -> tuple[float, floa
         inner(steps, count)
         spent += time.perf_counter() - begun
 
-    vars(kernels)["trireme_run"] = timed  # found by whatever is recorded from now on
+    vars(kernels)["trireme_run"] = timed  # whatever is recorded from now on finds this one
     try:
         with LLM(model, backend="cpu", threads=threads, prefix_cache=False) as llm:
             sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)

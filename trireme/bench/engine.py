@@ -18,7 +18,7 @@ from trireme.llm import LLM
 from trireme.sched.simulator import trace_by_name
 from trireme.types import SamplingParams
 
-# A step's time is the difference of two runs, which may come out as nothing, or less.
+# A step's time is the difference of two runs, which may come out as zero or negative.
 _TOO_SHORT = "too short to tell. Fix: more --output-tokens, or a larger --repeat"
 
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def latency(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
-    """Medians over repeats: time to first token and time per token after it, `batch` requests together."""
+    """Medians over repeats for `batch` requests together: the time to the first token, and the time per later token."""
     firsts, pers = [], []
     draw = Prompts(llm.worker.ready.vocab_size)
     measure(llm, [draw(args.prompt_tokens)] * 1, 8)  # warm
@@ -58,7 +58,7 @@ def latency(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def throughput(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
-    """All requests at once, greedy, fixed output lengths: tokens per second over the whole time."""
+    """All requests at once, greedy, with fixed output lengths. Returns tokens per second over the whole time."""
     lengths = sharegpt(args.requests) if args.sharegpt else [(args.prompt_tokens, args.output_tokens)] * args.requests
     limit = llm.worker.ready.max_model_len
     lengths = [(min(p, limit - 2), min(o, limit - 1 - min(p, limit - 2))) for p, o in lengths]
@@ -74,7 +74,7 @@ def throughput(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(llm: LLM, prompts: list[list[int]], max_tokens: int) -> tuple[float, int]:
-    """(seconds, tokens made) for these prompts together."""
+    """Returns (seconds, generated tokens) for these prompts together."""
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     begun = time.perf_counter()
     outputs = llm.generate(prompts, sampling)
@@ -82,7 +82,7 @@ def measure(llm: LLM, prompts: list[list[int]], max_tokens: int) -> tuple[float,
 
 
 class Prompts:
-    """Random prompts, so that no prefix cache can hit."""
+    """Makes random prompts, so that no prefix cache helps."""
 
     def __init__(self, vocab: int, seed: int = 7):
         self.random, self.vocab = random.Random(seed), vocab
@@ -92,5 +92,5 @@ class Prompts:
 
 
 def sharegpt(count: int, seed: int = 1) -> list[tuple[int, int]]:
-    """(prompt, output) lengths of real conversations."""
+    """The (prompt, output) lengths of real conversations."""
     return [(arrival.prompt, arrival.output) for arrival in trace_by_name("sharegpt", count, seed)]

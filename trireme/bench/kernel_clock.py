@@ -17,9 +17,9 @@ from trireme.bench.kernel_cases import Case
 from trireme.kernels import chips
 
 _TARGET_SECONDS = 0.012  # device time of one measurement
-TURNS = 4  # in which both sides are timed one after the other
+TURNS = 4  # turns in which both sides are timed, one after the other
 _CALLS = 10  # calls in one recorded graph
-_SHORT_US, _SHORT_CALLS = 30.0, 60  # of short ones more, so that starting the graph does not count
+_SHORT_US, _SHORT_CALLS = 30.0, 60  # short calls are recorded more often, so that starting the graph does not count
 _SLOW_US = 20_000.0  # from which on one call at a time is enough: torch takes seconds for some that others do in microseconds
 
 
@@ -29,7 +29,7 @@ class Clock:
     def __init__(self, call: Callable[[], Any], recorded: bool):
         self.samples = list[float]()
         for _ in range(2):
-            call()  # new, noted
+            call()  # a new call, which is noted
         if chips.elapsed(call) > _SLOW_US:
             self.calls, self.repeats = 1, 1
             self.step: Callable[[], Any] = call
@@ -49,12 +49,12 @@ class Clock:
 
     @property
     def median(self) -> float:
-        """Microseconds of one call."""
+        """The median time of one call in microseconds."""
         return statistics.median(self.samples) / self.calls
 
 
 def device_time(call: Callable[[], Any], recorded: bool) -> float:
-    """Median microseconds of one call on the device."""
+    """The median device time of one call in microseconds."""
     clock = Clock(call, recorded)
     for _ in range(TURNS):
         clock.turn()
@@ -62,13 +62,13 @@ def device_time(call: Callable[[], Any], recorded: bool) -> float:
 
 
 def rehearse(case: Case) -> None:
-    """Runs it once, whatever comes of it."""
+    """Runs the case once and ignores any error."""
     with contextlib.suppress(Exception), kernels.use(include=case.enables):
         case.ours(*case.make())
 
 
 def picked(only: str, cases: Sequence[Case]) -> list[int]:
-    """Which cases are of the operators named, with an overload or without; all if none is."""
+    """The cases of the named operators, with or without an overload. All cases if no name is given."""
     wanted = {name for name in only.split(",") if name}
     return [i for i, case in enumerate(cases) if not wanted or case.op in wanted or case.op.partition(".")[0] in wanted]
 

@@ -39,7 +39,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """What is read of an event of either kind of completion."""
+    """The fields that are read from an event, for both kinds of completion."""
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
@@ -51,7 +51,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 @dataclass
 class Ask:
-    """One request: its prompt and how many tokens are to be made. Those with a chain are asked one after the other."""
+    """One request: its prompt and the number of tokens to generate. Requests of one chain are sent one after the other."""
 
     prompt: str
     output_tokens: int
@@ -60,10 +60,10 @@ class Ask:
 
 @dataclass
 class Sample:
-    """What one request experienced; times in seconds."""
+    """The measurements of one request. Times are in seconds."""
 
     begun: float
-    first: float = 0.0  # since begun
+    first: float = 0.0  # seconds since the beginning
     whole: float = 0.0
     gaps: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -139,7 +139,7 @@ class Load:
         self._server, self._model, self._chat, self._extra = server, model, chat, extra or {}
 
     async def run(self, asks: list[Ask], pace: Pace, progress: Callable[[], None] = lambda: None) -> tuple[list[Sample], float]:
-        """(a sample per request, seconds in all)."""
+        """Returns (one sample per request, the total seconds)."""
         places = asyncio.Semaphore(pace.concurrency or len(asks))
         histories: dict[int, str] = {}
         chains: dict[int, asyncio.Lock] = {}
@@ -161,7 +161,7 @@ class Load:
         return list(samples), time.perf_counter() - begun
 
     async def ask(self, prompt: str, output_tokens: int) -> Sample:
-        """One request, streamed and timed."""
+        """Sends one request as a stream and times it."""
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": output_tokens,
@@ -181,7 +181,7 @@ class Load:
         return sample
 
     def _read(self, sample: Sample, answer: Answer) -> None:
-        """What an answer's events tell, and when they did."""
+        """Reads the events of an answer and the times at which they came."""
         last = 0.0
         for when, data in answer.events():
             text = "" if data == b"[DONE]" else self._take(sample, _decode(data))
@@ -198,7 +198,7 @@ class Load:
         sample.output_tokens = sample.output_tokens or len(sample.gaps) + 1
 
     def _take(self, sample: Sample, event: _Event) -> str:
-        """The text of one event; its usage goes into the sample."""
+        """Returns the text of one event. Its usage is added to the sample."""
         if event.error:
             raise RequestFailed(str(event.error)[:200])
         if event.usage:

@@ -31,12 +31,12 @@ from trireme.llm import LLM
 from trireme.types import SamplingParams
 
 READY_SECONDS = 300.0
-QUIET_SECONDS = 30.0  # at most, for a server to come to rest
+QUIET_SECONDS = 30.0  # the longest wait for a server to become idle
 
 
 @dataclass
 class Run:
-    """One round at one door."""
+    """One round of requests to the offline engine or to the server."""
 
     tokens_per_second: float
     first_token: float  # seconds, the median over the streams
@@ -45,7 +45,7 @@ class Run:
 
 @dataclass
 class Overhead:
-    """Serving beside offline, with as many streams at once."""
+    """Compares serving with the offline engine, with the same number of streams."""
 
     streams: int
     offline: Run
@@ -57,7 +57,7 @@ class Overhead:
 
     @property
     def throughput_by_cpu(self) -> float:
-        """What the ratio would be if only CPU time counted: other programs on the machine do not show in it."""
+        """The ratio by CPU time only, which other programs on the machine disturb little."""
         return sum(self.offline.cpu.values()) / sum(self.served.cpu.values())
 
     @property
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(config: Config, streams: list[int], prompt_tokens: int, max_tokens: int, rounds: int) -> list[Overhead]:
-    """Both doors are open all the time; only one is used at a time."""
+    """Both the engine and the server run all the time, but only one of them is used at a time."""
     with tempfile.TemporaryDirectory(prefix="trireme-") as folder, LLM(config=config) as llm, Served(config, folder) as server:
         return [_compare(llm, server, count, prompt_tokens, max_tokens, rounds) for count in streams]
 
@@ -98,14 +98,14 @@ def _compare(llm: LLM, server: Served, streams: int, prompt_tokens: int, max_tok
     for number in range(rounds + 1):
         prompts = _prompts(streams, prompt_tokens, llm.worker.ready.vocab_size, seed=1000 * streams + number)
         runs = asyncio.run(_offline(llm, prompts, sampling)), server.ask(prompts, [sampling] * streams)
-        if number:  # the first round warms both up
+        if number:  # the first round only warms both up
             offline.append(runs[0])
             served.append(runs[1])
     return Overhead(streams, _median(offline), _median(served))
 
 
 def _prompts(count: int, length: int, vocab: int, seed: int) -> list[list[int]]:
-    """Fresh prompts every round, so that no prefix is cached at either door."""
+    """New prompts for every round, so that no cached prefix helps."""
     dice = random.Random(seed)
     return [[dice.randrange(100, min(vocab, 40_000)) for _ in range(length)] for _ in range(count)]
 
@@ -130,7 +130,7 @@ async def _offline(llm: LLM, prompts: list[list[int]], sampling: SamplingParams)
 
 
 class _Reader:
-    """Reads one stream; notes when its first token came and how it ended. No more: it runs beside what it measures."""
+    """Reads one stream and notes when its first token came and how it ended. It does little, to disturb the measurement least."""
 
     def __init__(self, path: str):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -146,7 +146,7 @@ class _Reader:
 
 
 def _read_all(readers: list[_Reader]) -> None:
-    """Reads all streams to their ends."""
+    """Reads all streams to the end."""
     poll = select.poll()
     at = {reader.socket.fileno(): reader for reader in readers}
     for descriptor in at:
@@ -160,7 +160,7 @@ def _read_all(readers: list[_Reader]) -> None:
 
 
 def _cpu_seconds(pid: int) -> dict[str, float]:
-    """What a process and those it has started have spent, by name."""
+    """The CPU time of a process and of those it has started, by name."""
     found: dict[str, float] = {}
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -176,10 +176,10 @@ def _cpu_seconds(pid: int) -> dict[str, float]:
 
 
 class Served:
-    """`trireme serve` as a process of its own, asked over its unix socket with as little work here as possible."""
+    """Runs `trireme serve` as a process and sends requests over its Unix socket with as little work as possible."""
 
     def __init__(self, config: Config, folder: str, *flags: str):
-        """`flags`: more of them, for the server alone."""
+        """`flags` are more flags for the server only."""
         self._uds, self._folder = os.path.join(folder, "api.sock"), pathlib.Path(folder)
         self._flags = [*_flags(config), *flags]
 
@@ -214,7 +214,7 @@ class Served:
         raise WorkerDied("The server was not ready in time.", "start it by hand to see why")
 
     def _until_quiet(self) -> None:
-        """Waits for what a server does in its first quiet moments, such as recording steps."""
+        """Waits until the server has done its work at idle times, such as recording steps."""
         deadline, before = time.monotonic() + QUIET_SECONDS, -1.0
         while time.monotonic() < deadline:
             spent = sum(_cpu_seconds(self._process.pid).values())

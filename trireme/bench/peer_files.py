@@ -51,7 +51,7 @@ MAKERS: dict[str, Callable[[Tensor], np.ndarray]] = {"Q4_0": q4_0_blocks, "Q8_0"
 
 
 def requantized(source: pathlib.Path, kind: str, target: pathlib.Path) -> pathlib.Path:
-    """Writes `source` with every matrix of blocks below 8 bits made anew as `kind`; the metadata is kept byte for byte."""
+    """Writes `source` with every matrix below 8 bits requantized as `kind`. The metadata is copied byte for byte."""
     if target.exists():
         return target
     file = read_gguf(source)
@@ -70,7 +70,7 @@ def requantized(source: pathlib.Path, kind: str, target: pathlib.Path) -> pathli
 
 
 def _metadata_end(whole: bytes, count: int, source: pathlib.Path) -> int:
-    """Where the metadata ends and the list of tensors begins."""
+    """The offset at which the metadata ends and the list of tensors begins."""
     sizes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
     place = 24
 
@@ -118,7 +118,7 @@ def _bytes(weight: Weight, kind: str | None) -> bytes:
 
 
 def _write(target: pathlib.Path, head: Iterable[bytes], data: Iterable[bytes]) -> pathlib.Path:
-    """Under another name until it is whole."""
+    """Writes a file under a temporary name until it is complete."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     with partial.open("wb") as file:

@@ -27,23 +27,23 @@ from trireme.errors import BadConfig, TriremeError, WorkerDied
 from trireme.hub.resolve import resolve_model
 
 SCRIPTS = pathlib.Path(__file__).parent / "peer_scripts"
-PATIENCE = 1800.0  # seconds for an environment to be made
+PATIENCE = 1800.0  # seconds allowed for making an environment
 
 
 @dataclass
 class Peer:
-    """One engine with one form of the weights. `bits` says with whom it is compared."""
+    """One engine with one form of the weights. Peers with the same `bits` are compared."""
 
     name: str
     bits: str
     environment: str
     model: pathlib.Path
     arguments: list[str] = field(default_factory=list)
-    fallback: list[str] = field(default_factory=list)  # more arguments, where it dies without
+    fallback: list[str] = field(default_factory=list)  # more arguments, used if the engine dies without them
 
 
 class Figures(msgspec.Struct, kw_only=True):
-    """What was measured of one peer; tokens per second are medians over the rounds."""
+    """The measurements of one peer. Tokens per second are medians over the rounds."""
 
     name: str
     bits: str
@@ -51,7 +51,7 @@ class Figures(msgspec.Struct, kw_only=True):
     start_seconds: float = 0.0  # from the command line to the first token
     peak_bytes: int = 0
     tokens_per_second: dict[str, float] = {}
-    tokens_per_cpu_second: dict[str, float] = {}  # what a busy machine disturbs least
+    tokens_per_cpu_second: dict[str, float] = {}  # other programs on the machine disturb this figure least
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
             peers += _forms(engine, environment, model, console)
         except TriremeError as error:
             console.print(f"{engine} is left out: {error}")
-    if not any(peer.bits == "32" for peer in peers if peer.environment):  # floats with nobody to compare them with only take memory
+    # If no peer uses floats, there is nothing to compare them with.
+    if not any(peer.bits == "32" for peer in peers if peer.environment):
         peers = [peer for peer in peers if peer.bits != "32"]
     figures = measure(peers, args.measures, args.threads, args.rounds, console)
     _print(figures, args.measures)
@@ -86,7 +87,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _environment(engine: str, console: Console) -> str:
-    """The folder of an engine's own virtual environment, made and filled if it is not there."""
+    """Returns the folder of an engine's virtual environment. Creates and fills it if it does not exist."""
     if engine == "trireme":
         return ""
     folder = cache_folder() / "peers" / engine
@@ -117,7 +118,7 @@ def _call(command: list[str], engine: str) -> None:
 
 
 def _forms(engine: str, environment: str, model: pathlib.Path, console: Console) -> list[Peer]:
-    """The weights in the forms an engine is measured with."""
+    """Makes the weights in every form that an engine is measured with."""
     files = cache_folder() / "peers" / "files" / model.stem
     if not files.exists():
         console.print(f"writing the forms of {model.stem} that peers read (once; minutes for a large model)")
@@ -188,7 +189,7 @@ class Running:
 
 
 def measure(peers: list[Peer], measures: list[str], threads: int, rounds: int, console: Console) -> list[Figures]:
-    """All peers are started, then asked in turns; the first round of questions only warms them."""
+    """Starts all peers and then asks them in turns. The first round of questions only warms them up."""
     with tempfile.TemporaryDirectory(prefix="trireme-") as folder, ExitStack() as stack:
         found: list[tuple[Figures, Running]] = []
         for number, peer in enumerate(peers):

@@ -20,11 +20,11 @@ from trireme.config import Config
 from trireme.llm import LLM
 from trireme.types import SamplingParams, TokenLogprobs
 
-FEW_TOKENS = 8  # a step of so few is computed as decode steps are, where a backend knows a difference
+FEW_TOKENS = 8  # a step of this size is computed like a decode step, on backends that distinguish them
 
 
 class Quality(msgspec.Struct, kw_only=True):
-    """One method over the whole text. Agreement is with the first method measured."""
+    """The results of one method over the whole text. Agreement is with the first method measured."""
 
     method: str
     weight_bytes: int
@@ -32,7 +32,7 @@ class Quality(msgspec.Struct, kw_only=True):
     perplexity_few: float  # the same, computed in steps of FEW_TOKENS
     agreement: float  # share of places in the text where the likeliest next token is the same
     agreement_few: float
-    greedy_tokens: float  # of its own continuations, tokens before the first that differs, on average
+    greedy_tokens: float  # average number of tokens in its own continuations before the first that differs
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(config: Config, methods: Sequence[str], text: str, window: int, continue_tokens: int) -> list[Quality]:
-    """Each method in turn, beside the first."""
+    """Measures each method in turn and compares it with the first."""
     results: list[Quality] = []
     first: _Reading | None = None
     for method in methods:
@@ -111,7 +111,7 @@ def _changed(config: Config, method: str, step_tokens: int) -> Config:
 
 
 def read(llm: LLM, windows: list[list[int]]) -> list[TokenLogprobs]:
-    """The windows' own tokens, each given those before it in its window."""
+    """Reads the text in windows: each token with those before it in its window."""
     sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     found = [llm.generate([window], sampling)[0].prompt_logprobs or [] for window in windows]
     return [token for window in found for token in window if token is not None]
@@ -126,5 +126,5 @@ def _agreement(mine: list[TokenLogprobs], other: list[TokenLogprobs]) -> float:
 
 
 def _common(mine: list[int], other: list[int]) -> int:
-    """How many tokens are the same before the first that differs."""
+    """How many tokens at the beginning are the same."""
     return next((i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), min(len(mine), len(other)))

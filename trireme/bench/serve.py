@@ -54,7 +54,7 @@ async def _measure(args: argparse.Namespace, bounds: dict[str, float]) -> list[d
         await load.ask(f"warm up {number}", 4)
     results = []
     for round_number, concurrency in enumerate(args.concurrency):
-        shape.seed = args.seed + round_number  # other prompts each time, so that no prefix cache helps by accident
+        shape.seed = args.seed + round_number  # new prompts each time, so that no prefix cache helps
         pace = Pace(args.request_rate, concurrency, args.burstiness, args.seed)
         asks = asks_of(args.workload, shape)
         samples, seconds = await load.run(asks, pace, _ticker(len(asks)))
@@ -70,7 +70,7 @@ async def _measure(args: argparse.Namespace, bounds: dict[str, float]) -> list[d
 
 
 def _ticker(total: int) -> Any:
-    """A count of finished requests on a terminal; else nothing."""
+    """Counts finished requests on a terminal. Shows nothing if there is no terminal."""
     done = 0
 
     def tick() -> None:
@@ -93,7 +93,7 @@ def _bounds(texts: list[str]) -> dict[str, float]:
 
 
 def figures(samples: list[Sample], seconds: float, bounds: dict[str, float]) -> dict[str, Any]:
-    """What a run comes to. Goodput counts the requests that kept every bound."""
+    """The figures of a run. Goodput counts only the requests that met every bound."""
     good = [sample for sample in samples if sample.error is None]
     kept = [s for s in good if all(getattr(s, _BOUNDS[name]) <= bound for name, bound in bounds.items())]
     errors = sorted({sample.error for sample in samples if sample.error})
@@ -153,7 +153,7 @@ def _table(results: list[dict[str, Any]]) -> Table:
 
 
 def _paced(result: dict[str, Any]) -> str:
-    """How requests were sent, in words."""
+    """Describes in words how requests were sent."""
     places, rate = result["concurrency"], float(result["rate"])
     if rate == float("inf"):
         return f"{places or 'all'} at once"
@@ -167,7 +167,7 @@ def _shown(value: float | int | None) -> str:
 
 
 def _plot(results: list[dict[str, Any]], path: pathlib.Path) -> None:
-    """Distributions of time to first token and time per token, a line per run."""
+    """Plots the distributions of time to first token and time per token, one line per run."""
     try:
         matplotlib = importlib.import_module("matplotlib")
         matplotlib.use("Agg")

@@ -41,7 +41,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_model(name: str, root: pathlib.Path) -> pathlib.Path:
-    """A model folder that has a configuration and an empty weight file: its weights are to be drawn at random."""
+    """Writes a model folder with a configuration and an empty weight file, for weights that are drawn at random."""
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     config = SHAPES[name] | {"dtype": "bfloat16", "torch_dtype": "bfloat16", "initializer_range": 0.02, "use_cache": True}
@@ -53,7 +53,7 @@ def write_model(name: str, root: pathlib.Path) -> pathlib.Path:
 
 
 def _tokenizer(size: int) -> dict[str, Any]:
-    """A vocabulary of this size for models of random weights, so that they can be served: bytes, then made-up words."""
+    """A vocabulary of this size, so that models with random weights can be served: bytes first, then made-up words."""
     words = ["".join(letters) for letters in itertools.islice(itertools.product("etaoinshrdlu", repeat=5), size)]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = [*alphabet, *words][:size]

@@ -28,7 +28,7 @@ class _Reception(asyncio.Protocol):
         self.pieces: list[bytes] = []
         self.times: list[float] = []
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._left: int | None = None  # bytes to come, where the head says how many
+        self._left: int | None = None  # the bytes still to come, if the head gives a length
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -58,7 +58,7 @@ class _Reception(asyncio.Protocol):
 
 @dataclass
 class Answer:
-    """A whole answer: its body, and where in it each piece of bytes ended, with the time."""
+    """A complete answer: its body, and for each piece of bytes its end in the body and its time."""
 
     status: int
     body: bytes
@@ -66,7 +66,7 @@ class Answer:
     times: list[float]
 
     def events(self) -> list[tuple[float, bytes]]:
-        """(when its last byte came, its data) of each server-sent event."""
+        """For each server-sent event: (the time of its last byte, its data)."""
         found, at = [], 0
         for line in self.body.split(b"\n"):
             at += len(line) + 1
@@ -76,7 +76,7 @@ class Answer:
 
 
 class Server:
-    """Where requests go. Each request has a connection of its own, so that none waits for another's."""
+    """The server to send requests to. Each request has its own connection, so that none waits for another."""
 
     def __init__(self, url: str, api_key: str | None = None):
         parts = urllib.parse.urlsplit(url)
@@ -127,7 +127,7 @@ def _headers(head: bytes) -> dict[str, str]:
 
 
 def _answer(reception: _Reception) -> Answer:
-    """ValueError or IndexError if the answer is not whole."""
+    """Parses an answer. Raises ValueError or IndexError if it is incomplete."""
     raw, ends = b"".join(reception.pieces), list(itertools.accumulate(map(len, reception.pieces)))
     start = raw.index(b"\r\n\r\n") + 4
     headers = _headers(raw[:start])
@@ -141,10 +141,10 @@ def _answer(reception: _Reception) -> Answer:
 
 
 def _unchunked(raw: bytes, at: int, ends: list[int]) -> tuple[bytes, list[int]]:
-    """The body out of its HTTP chunks, and how much of it had come at each of `ends`."""
+    """The body without its HTTP chunks, and how much of it had come at each of `ends`."""
     chunks: list[bytes] = []
     size, piece = 0, 0
-    moved = [0] * len(ends)  # ends, in bytes of the body
+    moved = [0] * len(ends)  # the ends as offsets in the body
     while True:
         line_end = raw.index(b"\r\n", at)
         length = int(raw[at:line_end].split(b";")[0], 16)

@@ -36,7 +36,7 @@ def _list() -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    """Prints a table of findings; 1 if any is out of bounds."""
+    """Prints a table of findings. Returns 1 if any is out of bounds."""
     from trireme.backends import open_backend
     from trireme.backends.conformance import check_ops
     from trireme.config import DeviceOptions
@@ -60,7 +60,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _show(findings: list[Any], every: bool) -> list[Any]:
-    """Prints the worst of each op and type, and every one that is out of bounds, as soon as they are known; returns all."""
+    """Prints the worst finding of each op and type, and every one that is out of bounds, as soon as it is known. Returns all."""
     worst: dict[tuple[str, str], Any] = {}
     for finding in findings:
         key = (finding.op, finding.dtype)
@@ -75,5 +75,5 @@ def _show(findings: list[Any], every: bool) -> list[Any]:
 
 
 def _badness(finding: Any) -> float:
-    """How much of what is allowed the error takes up."""
+    """The error as a share of the allowed error."""
     return finding.error / finding.tolerance if finding.tolerance else finding.error * 1e9

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
-    """The kind first, then its own flags."""
+    """Parses the kind first, then the flags of that kind."""
     if not argv or argv[0] not in KINDS:
         return argparse.ArgumentParser.parse_args(parser, argv)
     about = KINDS[argv[0]]
@@ -48,7 +48,7 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.
 
 
 def module_of(kind: str) -> ModuleType:
-    """The module that measures; it may take seconds to import."""
+    """The module that measures. Importing it may take seconds."""
     return importlib.import_module(f"trireme.bench.{_MODULES.get(kind, kind)}")
 
 

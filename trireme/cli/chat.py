@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    sampling_from(args, SamplingParams())  # a mistake is told before the model is loaded
+    sampling_from(args, SamplingParams())  # reports a mistake before the model is loaded
     config = fetched(config_from(args))
     with uncollected(), phases() as report:
         from trireme.command.early import open_llm
@@ -61,14 +61,14 @@ class Conversation:
         self.messages: list[dict[str, str]] = []
         self.stats = "nothing was said yet"
         self.terminal = Terminal(COMMANDS, SamplingParams.__struct_fields__)
-        self.kept = ""  # a message that could not be sent: it comes back into the input
+        self.kept = ""  # a message that could not be sent; it returns to the input
         self.instruct(system)
 
     def instruct(self, system: str | None) -> None:
         self.messages = [{"role": "system", "content": system}] if system else []
 
     def talk(self) -> None:
-        """Until the user leaves."""
+        """Runs until the user leaves."""
         while True:
             kept, self.kept = self.kept, ""
             try:
@@ -87,7 +87,7 @@ class Conversation:
                 self.ask(line)
 
     def command(self, name: str = "help", argument: str = "") -> None:
-        """A /command; what is wrong with it is said, never raised."""
+        """Runs a /command. Errors are printed, never raised."""
         try:
             if name == "help":
                 print(HELP)
@@ -126,13 +126,13 @@ class Conversation:
         self.answer()
 
     def more(self) -> None:
-        """Goes on with the last answer."""
+        """Continues the last answer."""
         if not self.messages or self.messages[-1]["role"] != "assistant" or not self.messages[-1]["content"]:
             raise BadRequest("There is no answer to go on with.")
         self.answer(self.messages.pop()["content"])
 
     def ask(self, text: str) -> None:
-        """Answers a message, if it fits; one that does not comes back into the input."""
+        """Answers a message if it fits in the context. Otherwise the message returns to the input."""
         self.messages.append({"role": "user", "content": text})
         try:
             excess = self._excess(self.messages)
@@ -149,11 +149,11 @@ class Conversation:
         self.answer()
 
     def _excess(self, messages: list[dict[str, str]]) -> int:
-        """How many tokens too many a conversation has, so that nothing could be answered."""
+        """How many tokens a conversation is over the limit, so that nothing could be answered."""
         return max(len(self.llm.chat_tokens(messages)) + 1 - self.llm.scheduler.capacity.longest, 0)
 
     def _leave_out(self) -> bool:
-        """Offers to forget as many of the oldest messages as must go; says whether that was wanted and is enough."""
+        """Offers to leave out the oldest messages that do not fit. Returns whether the user agreed and whether that is enough."""
         first = next((number for number, message in enumerate(self.messages) if message["role"] != "system"), 0)
         ends = [n for n in range(first + 1, len(self.messages)) if self.messages[n]["role"] == "user"]
         for end in ends:
@@ -214,7 +214,7 @@ class Conversation:
 
 
 def _conversation(path: pathlib.Path) -> list[dict[str, str]]:
-    """What /save wrote."""
+    """Reads a conversation that /save wrote."""
     try:
         messages = msgspec.json.decode(path.read_bytes(), type=list[dict[str, str]])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

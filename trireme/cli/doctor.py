@@ -27,14 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = config_from(args)
     with torch_libraries_loading():
-        _print(_machine())  # at once: what follows needs torch, and takes a second
+        _print(_machine())  # printed at once, because the next part imports torch, which takes a second
     import_torch()
     _print(_choice(config))
     if model_given(args) is not None:
         from trireme.worker.inspect import inspect_model
 
         for row in inspect_model(config, pathlib.Path(fetched(config).model.model)):
-            _print([row])  # at once: a refusal may follow
+            _print([row])  # printed at once, because a refusal may follow
     return 0
 
 
@@ -44,7 +44,7 @@ def _print(rows: list[tuple[str, str]]) -> None:
 
 
 def _machine() -> list[tuple[str, str]]:
-    """What can be said without torch."""
+    """Facts about the machine that do not need torch."""
     cxx = os.environ.get("CXX") or next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
     return [
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
@@ -60,7 +60,7 @@ def _limit(amount: float | None, unit: str) -> str:
 
 
 def _choice(config: Config) -> list[tuple[str, str]]:
-    """What would compute here, as the backends themselves say."""
+    """The backend that would be chosen here, as the backends report it."""
     import torch
 
     from trireme import backends
@@ -98,7 +98,7 @@ def _version(name: str) -> str:
 
 
 def _existing(path: os.PathLike) -> str:
-    """The nearest folder above a path that exists."""
+    """The nearest parent folder of a path that exists."""
     found = os.fspath(path)
     while not os.path.isdir(found):
         found = os.path.dirname(found) or "/"

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    sampling_from(args, SamplingParams(temperature=0.0))  # a mistake is told before the model is loaded
+    sampling_from(args, SamplingParams(temperature=0.0))  # reports a mistake before the model is loaded
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     if not prompt:
         raise BadRequest("The prompt is empty.", "give some text to continue")

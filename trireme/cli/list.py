@@ -1,4 +1,4 @@
-"""`trireme list`: the models that were fetched to this machine."""
+"""`trireme list`: lists the models that were downloaded to this machine."""
 
 from __future__ import annotations
 

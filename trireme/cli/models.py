@@ -1,4 +1,4 @@
-"""`trireme models`: the models known by name, and which of them are here."""
+"""`trireme models`: lists the models known by name, and which of them are on this machine."""
 
 from __future__ import annotations
 

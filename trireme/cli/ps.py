@@ -1,4 +1,4 @@
-"""`trireme ps`: the servers of this user that run on this machine."""
+"""`trireme ps`: lists this user's servers on this machine."""
 
 from __future__ import annotations
 

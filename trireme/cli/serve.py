@@ -19,5 +19,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = config_from(args)
     path = fetched(config).model.model
-    os.environ.pop("TRIREME_API_KEY", None)  # the keys are in the config now; children need not show them in their environment
+    os.environ.pop("TRIREME_API_KEY", None)  # the config has the keys now; child processes must not show them in their environment
     return serve(config, pathlib.Path(path))

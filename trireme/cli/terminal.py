@@ -14,7 +14,7 @@ from typing import NamedTuple
 from trireme.config import cache_folder
 
 BLOCK = '"""'
-MOST_KEPT = 1000  # entries of the history
+MOST_KEPT = 1000  # entries in the history
 FILE_COMMANDS = ("load", "save")
 
 
@@ -26,10 +26,10 @@ class Typed(NamedTuple):
 
 
 class Terminal:
-    """Reads messages. With a keyboard there is line editing, a history in a file, and Tab for commands and files."""
+    """Reads messages. On a terminal it has line editing, a history in a file, and Tab completion for commands and files."""
 
     def __init__(self, commands: Sequence[str], names: Sequence[str], history: pathlib.Path | None = None):
-        """`names`: what /set takes."""
+        """`names`: the names that /set accepts."""
         self._commands, self._names = commands, names
         self._history = history or cache_folder() / "chat-history"
         self.has_keyboard = sys.stdin.isatty()
@@ -38,7 +38,7 @@ class Terminal:
             self._recall(self._readline)
 
     def read(self, kept: str = "") -> Typed:
-        """One message; `kept` stands in the input already. What is pasted is one message, however many lines it has.
+        """Reads one message. `kept` is already in the input. Pasted text is one message, however many lines it has.
 
         A backslash at the end goes on in the next line; three quotation marks begin and end a message of many lines.
         """
@@ -53,11 +53,11 @@ class Terminal:
         return Typed(text, text.startswith("/") and "\n" not in text)
 
     def confirms(self, question: str) -> bool:
-        """Whether the user says yes; without a keyboard, no."""
+        """Whether the user says yes. Without a terminal the answer is no."""
         return self.has_keyboard and self._line(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
     def _block(self, lines: list[str]) -> str:
-        """Lines until three quotation marks end one."""
+        """Reads lines until three quotation marks end the message."""
         while (len(lines) == 1 and len(lines[0]) < 2 * len(BLOCK)) or not lines[-1].rstrip().endswith(BLOCK):
             lines.append(self._line(". "))
         text = "\n".join(lines).rstrip()
@@ -74,7 +74,7 @@ class Terminal:
             self._readline.set_startup_hook(None)
 
     def _recall(self, readline: ModuleType) -> None:
-        """What was typed in earlier conversations, for the arrow keys."""
+        """Loads the history of earlier conversations for the arrow keys."""
         try:
             entries = [json.loads(line) for line in self._history.read_text().splitlines()[-MOST_KEPT:]]
         except (OSError, ValueError):
@@ -84,7 +84,7 @@ class Terminal:
                 readline.add_history(entry)
 
     def _remember(self, text: str) -> None:
-        """Keeps a message for the arrow keys; its file is readable to its owner alone. A full disk is no reason to end."""
+        """Adds a message to the history. Only the owner can read its file. If the disk is full, the chat continues."""
         if self._readline is None or not text:
             return
         self._readline.add_history(text)
@@ -119,11 +119,11 @@ def completions(line: str, word: str, commands: Sequence[str], names: Sequence[s
 def _line_editing(complete: Callable[[str, int], str | None]) -> ModuleType | None:
     try:
         import readline
-    except ImportError:  # some builds of Python have none; typing works without
+    except ImportError:  # some builds of Python lack readline; typing works without it
         return None
     readline.set_auto_history(False)
     readline.set_completer(complete)
     readline.set_completer_delims(" ")
     readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
-    readline.parse_and_bind("set enable-bracketed-paste on")  # pasted line ends do not send the message
+    readline.parse_and_bind("set enable-bracketed-paste on")  # line breaks in pasted text do not send the message
     return readline

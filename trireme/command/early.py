@@ -37,7 +37,7 @@ _OTHER_DEVICES = ("libtorch_cuda*", "libtorch_hip*", "libtorch_xpu*")
 
 
 def open_llm(config: Config, report: Callable[[str, float], None], chats: bool = False) -> LLM:
-    """The engine for `config`. A model that cannot chat is refused at once, where it is to."""
+    """Opens the engine for `config`. If chat is required, a model that cannot chat is refused at once."""
     with torch_libraries_loading():
         kept, tokenizer = read_model(config)
     if chats and tokenizer is not None and tokenizer.chat_template is None:
@@ -116,7 +116,7 @@ def _libraries() -> pathlib.Path | None:
 
 
 def _release(package: pathlib.Path) -> str:
-    """Which release of torch lies there, without importing it."""
+    """The version of the installed torch, found without importing it."""
     found = re.search(r"__version__ = '([^']*)'", (package / "version.py").read_text())
     return found[1] if found else ""
 

@@ -11,7 +11,7 @@ from trireme.config import Config
 
 
 def fetched(config: Config, quiet: bool = False) -> Config:
-    """The same settings with the model as a path."""
+    """Returns the same settings, with the model as a path."""
     from trireme.hub.resolve import resolve_model
 
     with download_bar(quiet) as progress:
@@ -21,7 +21,7 @@ def fetched(config: Config, quiet: bool = False) -> Config:
 
 @contextmanager
 def download_bar(quiet: bool = False) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A function that takes (what, bytes so far, bytes in all) and shows it as a bar."""
+    """Returns a function that takes (what, bytes so far, total bytes) and shows a progress bar."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

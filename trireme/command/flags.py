@@ -14,7 +14,7 @@ _ENGINE = ("model", "device", "cache", "schedule")
 
 
 def add_settings(parser: argparse.ArgumentParser, groups: Iterable[str] = _ENGINE, skip: Iterable[str] = ()) -> None:
-    """One flag per setting, under its group; --config names a TOML file."""
+    """Adds one flag per setting to its group. --config names a TOML file."""
     parser.add_argument("--config", help="a TOML file with tables " + ", ".join(f"[{group}]" for group in GROUPS))
     for group in groups:
         section = parser.add_argument_group(group)
@@ -24,13 +24,13 @@ def add_settings(parser: argparse.ArgumentParser, groups: Iterable[str] = _ENGIN
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """The model as a word of its own; --model says the same."""
+    """Adds the model as a positional argument. --model has the same meaning."""
     help = "a folder, a .gguf file, a name from `trireme models` or a hub id; also as --model"
     parser.add_argument("place", metavar="MODEL", nargs="?", help=help)
 
 
 def model_given(args: argparse.Namespace) -> str | None:
-    """The model that the command line names, in either way."""
+    """The model named on the command line, in either form."""
     if args.place and args.model and args.place != args.model:
         raise BadConfig(f"Two models are named: {args.place} and --model {args.model}.", "leave one of them out")
     return args.place or args.model
@@ -50,7 +50,7 @@ def _add(section: Any, group: str, name: str, field: Any) -> None:
 
 
 def config_from(args: argparse.Namespace, **changes: Any) -> Config:
-    """The settings of a command: its flags over TRIREME_* variables over the TOML file."""
+    """The settings of a command. Flags override TRIREME_* variables, which override the TOML file."""
     known = settings()
     given = {name: value for name, value in vars(args).items() if name in known}
     flags = {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
@@ -59,7 +59,7 @@ def config_from(args: argparse.Namespace, **changes: Any) -> Config:
     return resolve({**flags, **{name: value for name, value in changes.items() if value is not None}}, file=args.config)
 
 
-# flag -> (type, help); names as in SamplingParams
+# flag -> (type, help); the names are those of SamplingParams
 _SAMPLING: dict[str, tuple[type, str]] = {
     "max_tokens": (int, "longest answer"),
     "temperature": (float, "0 is greedy"),

@@ -11,11 +11,11 @@ from typing import NoReturn
 _CHOICE = re.compile(r"(?P<what>.*)invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
 
 
-FEW = 6  # choices that fit in the line
+FEW = 6  # the most choices that fit in one line
 
 
 class Defaults(argparse.HelpFormatter):
-    """Shows a flag's default behind its help, where the help does not say it."""
+    """Adds a flag's default to its help if the help does not mention it."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""

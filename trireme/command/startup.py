@@ -15,7 +15,7 @@ Report = Callable[[str, float], None]
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Loads without the garbage collector, and keeps what was loaded out of its sight afterwards.
+    """Loads without the garbage collector, and afterwards keeps the loaded objects out of its scans.
 
     Modules and models live as long as the process. Looking through them takes 0.2 s of a start and 0.5 s of an exit.
     """
@@ -29,7 +29,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def phases(quiet: bool = False) -> Iterator[Report]:
-    """A function that takes (phase, share done) and shows it."""
+    """Returns a function that takes (phase, share done) and shows it."""
     if quiet or not sys.stderr.isatty():
         yield lambda name, share: None
         return

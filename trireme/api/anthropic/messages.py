@@ -20,7 +20,7 @@ from trireme.types import SamplingParams
 
 
 class Anthropic:
-    """The handlers."""
+    """The request handlers of the Messages API."""
 
     def __init__(self, service: Service):
         self.service = service
@@ -56,7 +56,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 
 class _Writer:
-    """Turns a conversation into a message, whole or as events."""
+    """Writes a conversation's answer as a message, either whole or as events."""
 
     def __init__(self, service: Service, id: str, model: str):
         self._service, self._id, self._model = service, id, model
@@ -109,7 +109,7 @@ class _Writer:
 
 
 class _Blocks:
-    """Content blocks of a streamed message: one open at a time."""
+    """The content blocks of a streamed message. One block is open at a time."""
 
     def __init__(self) -> None:
         self._open: str | None = None
@@ -136,7 +136,7 @@ def _tool_block(id: str | None, name: str) -> dict[str, Any]:
 
 
 def _usage(answer: Answer) -> dict[str, int]:
-    """Each token of the prompt counts once: as read from the cache, which is known with the first piece, or as input."""
+    """Counts each token of the prompt once: as read from the cache or as input. The first piece tells how many were cached."""
     return {
         "input_tokens": len(answer.tokens) - answer.cached_tokens,
         "output_tokens": sum(len(completion.token_ids) for completion in answer.completions),
@@ -153,7 +153,7 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 def stop_sequence(service: Service, answer: Answer) -> str | None:
-    """Which stop string ended the answer, if one did."""
+    """The stop string that ended the answer, or None."""
     tokens = answer.completions[0].token_ids
     if not answer.sampling.stop or not tokens or tokens[-1] in service.info.eos_token_ids:
         return None

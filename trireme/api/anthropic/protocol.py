@@ -82,10 +82,10 @@ class CountRequest(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None  # where the beta had it
+    output_format: OutputFormat | None = None  # the place of this field in the beta API
 
     def response_format(self) -> ResponseFormat | None:
-        """The form that the answer must have."""
+        """The format that the answer must have."""
         asked = (self.output_config.format if self.output_config else None) or self.output_format
         return ResponseFormat("json_schema", JsonSchema(schema=asked.schema)) if asked else None
 
@@ -102,7 +102,7 @@ class MessagesRequest(CountRequest, kw_only=True):
 
 
 def chat_job(request: CountRequest, sampling: SamplingParams) -> ChatJob:
-    """The turn that is asked for. A conversation that ends with the assistant's words is to be continued from there."""
+    """The turn that the request asks for. If the last message is the assistant's, the answer continues it."""
     messages = []
     if request.system:
         messages.append({"role": "system", "content": _plain_text(request.system, "system")})
@@ -135,7 +135,7 @@ def _tool(tool: AnthropicTool, number: int) -> Tool:
 
 
 def _plain_messages(message: AnthropicMessage, place: str) -> list[dict[str, Any]]:
-    """One message of theirs is one or more of the templates': every tool result is a message of its own."""
+    """Converts one Anthropic message to messages for the template. Every tool result becomes a message of its own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     results = [

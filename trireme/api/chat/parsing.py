@@ -22,8 +22,8 @@ class ParserFor:
     """Makes the parsers of one request, one per sequence."""
 
     format: Format
-    offer: Offer | None  # None: no tools, so nothing is a call
-    tags: Tags | None  # None: reasoning stays content
+    offer: Offer | None  # None: the request has no tools, so no text is parsed as a call
+    tags: Tags | None  # None: reasoning is not separated from content
     opened: bool = False  # whether the prompt has opened the reasoning
 
     @property
@@ -52,13 +52,13 @@ class OutputParser:
         return self._stream.num_calls > 0
 
     def push(self, text: str) -> Delta:
-        """What this piece of text adds. What may yet turn out to be a marker is held back."""
+        """Returns what this piece of text adds. Text that may be the beginning of a marker is held back until more arrives."""
         self._stream.push(text)
         next(self._steps, None)
         return self._stream.out()
 
     def finish(self) -> Delta:
-        """What was held back: the text has ended."""
+        """Call this at the end of the text. Returns what was held back."""
         self._stream.close()
         for _ in self._steps:
             pass

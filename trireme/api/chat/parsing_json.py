@@ -13,7 +13,7 @@ _CLOSING = {"{": "}", "[": "]"}
 _WORDS = {"t": "rue", "f": "alse", "n": "ull"}
 _HEX = "0123456789abcdefABCDEF"
 _DIGITS = "0123456789"
-# A number's states: what may follow, and where it leads. Those in _WHOLE may end here.
+# The states inside a number: which characters may follow, and the next state for each. A number may end in the states of _WHOLE.
 _NUMBER: dict[str, tuple[tuple[str, str], ...]] = {
     "-": (("0", "zero"), ("123456789", "whole")),
     "zero": ((".", "point"), ("eE", "power")),
@@ -28,21 +28,21 @@ _WHOLE = {"zero", "whole", "fraction", "exponent"}
 
 
 class Scanner:
-    """Follows one JSON value. What it has let pass is always the beginning of valid JSON."""
+    """Follows one JSON value. The characters it has accepted are always the beginning of valid JSON."""
 
     def __init__(self) -> None:
         self.done = False
         self._stack: list[str] = []
         self._state = "value"
-        self._rest = ""  # of a word, or of a \\u escape
+        self._rest = ""  # the remaining characters of a word, or of a \\u escape
         self._is_key = False
 
     def feed(self, character: str) -> str | None:
-        """What to pass on for this character; None if it cannot follow (or, after a bare number, ends it: then `done`)."""
+        """The text to pass on for this character, or None if it cannot follow. None also ends a bare number; then `done` is set."""
         return getattr(self, f"_in_{self._state}")(character)
 
     def closing(self) -> str | None:
-        """What would close the value here; None in the middle of one of its parts."""
+        """The text that would complete the value here, or None in the middle of one of its parts."""
         if self._state == "number" and self._number in _WHOLE:
             self._end_value()
         return "".join(_CLOSING[c] for c in reversed(self._stack)) if self._state == "after" else None
@@ -103,7 +103,7 @@ class Scanner:
                 self._end_value()
         elif c == "\\":
             self._state = "escape"
-        elif c < " ":  # models write line breaks into strings; JSON wants them escaped
+        elif c < " ":  # models write line breaks into strings; JSON requires them to be escaped
             return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(c, f"\\u{ord(c):04x}")
         return c
 
@@ -180,7 +180,7 @@ def _close_before(stream: Stream, scanner: Scanner, emit: Callable[[str], None],
 
 
 def read_string(stream: Stream) -> Steps[str | None]:
-    """Reads a JSON string; None if the next value is none, or is malformed."""
+    """Reads a JSON string. Returns None if the next value is not a string, or is malformed."""
     if (yield from stream.peek()) != '"':
         return None
     parts: list[str] = []
@@ -202,7 +202,7 @@ def encoded(value: str) -> str:
 
 
 def is_json(text: str) -> bool:
-    """Whether the text is one JSON value."""
+    """Whether the text is exactly one JSON value."""
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):

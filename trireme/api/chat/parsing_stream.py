@@ -18,7 +18,7 @@ WHITE = " \t\r\n"
 
 
 class CallDelta(msgspec.Struct):
-    """A piece of a tool call: its first has the name; arguments are JSON text."""
+    """A piece of a tool call. The first piece has the name; the arguments are JSON text."""
 
     index: int
     id: str | None = None
@@ -35,16 +35,16 @@ class Delta(msgspec.Struct):
 
 
 class Stream:
-    """The unread text, and the delta that is being made from it."""
+    """Holds the text that is not yet read, and the delta that is being built from it."""
 
     def __init__(self, silent: Sequence[str] = ()):
         self.delta = Delta()
         self.num_calls = 0
-        self._silent = tuple(silent)  # markers that end a turn and are no part of its text
+        self._silent = tuple(silent)  # markers that end a turn; they are not part of its text
         self._text, self._at = "", 0
         self._closed = False
         self._kept: list[str] | None = None
-        self._space = ""  # white space that is content only if more content follows
+        self._space = ""  # white space that becomes content only if more content follows
 
     # --- in -------------------------------------------------------------------------------------------------------------------
 
@@ -55,7 +55,7 @@ class Stream:
         self._closed = True
 
     def peek(self) -> Steps[str]:
-        """The next character, still unread; empty at the end."""
+        """Returns the next character and leaves it unread. Returns an empty string at the end."""
         while self._at >= len(self._text):
             if self._closed:
                 return ""
@@ -63,7 +63,7 @@ class Stream:
         return self._text[self._at]
 
     def take(self) -> Steps[str]:
-        """The next character; empty at the end."""
+        """Reads the next character. Returns an empty string at the end."""
         character = yield from self.peek()
         if character:
             self._at += 1
@@ -80,7 +80,7 @@ class Stream:
         return ""
 
     def sees(self, marker: str) -> Steps[bool]:
-        """Whether this marker comes next; it stays unread."""
+        """Whether this marker comes next. It stays unread."""
         while True:
             rest = self._text[self._at : self._at + len(marker)]
             if rest == marker or self._closed or not marker.startswith(rest):
@@ -88,14 +88,14 @@ class Stream:
             yield
 
     def skip_space(self) -> Steps[str]:
-        """Reads white space; returns it."""
+        """Reads white space and returns it."""
         space = ""
         while (character := (yield from self.peek())) and character in WHITE:
             space += yield from self.take()
         return space
 
     def until(self, markers: Sequence[str], emit: Callable[[str], None]) -> Steps[str]:
-        """Emits text up to the first of the markers, which is read and returned; empty at the end of the text."""
+        """Emits the text before the first of the markers, then reads and returns the marker. Returns "" at the end of the text."""
         wanted = (*markers, *self._silent)
         while True:
             rest = self._text[self._at :]
@@ -115,22 +115,22 @@ class Stream:
             yield
 
     def text_until(self, *markers: str) -> Steps[tuple[str, str]]:
-        """(text, the marker after it); an empty marker means that the text has ended."""
+        """Returns (the text, the marker after it). An empty marker means that the text has ended."""
         parts: list[str] = []
         marker = yield from self.until(markers, parts.append)
         return "".join(parts), marker
 
     def keep(self) -> None:
-        """From here on, what is read can be given back as content."""
+        """Remembers what is read from here on, so that `give_up` can emit it as content."""
         self._kept = []
 
     def give_up(self, before: str = "") -> None:
-        """What was read since `keep` is content after all."""
+        """Emits everything read since `keep` as content."""
         self.say(before + "".join(self._kept or ()))
         self._kept = None
 
     def settle(self) -> None:
-        """What was read since `keep` has been understood."""
+        """Forgets what was read since `keep`, because it has been parsed."""
         self._kept = None
 
     def _advance(self, count: int) -> None:
@@ -141,7 +141,7 @@ class Stream:
     # --- out ------------------------------------------------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
-        """Content. White space at its end waits for what follows: before a call it is dropped."""
+        """Emits content. White space at its end is held back, because it is dropped if a call follows."""
         bare = text.rstrip(WHITE)
         if bare:
             self.delta.content += self._space + bare
@@ -150,7 +150,7 @@ class Stream:
             self._space += text
 
     def say_rest(self) -> None:
-        """White space at the very end of a text is content."""
+        """Emits the white space that was held back. At the end of the text it is content."""
         if not self.num_calls:
             self.delta.content += self._space
         self._space = ""
@@ -166,7 +166,7 @@ class Stream:
         self.num_calls += 1
 
     def argue(self, text: str) -> None:
-        """More of the arguments of the call in hand."""
+        """Adds text to the arguments of the current call."""
         calls, index = self.delta.calls, self.num_calls - 1
         if calls and calls[-1].index == index:
             calls[-1].arguments += text
@@ -174,13 +174,13 @@ class Stream:
             calls.append(CallDelta(index, arguments=text))
 
     def out(self) -> Delta:
-        """What has come out since the last time."""
+        """Returns what was emitted since the last call of this method."""
         delta, self.delta = self.delta, Delta(calls=[])
         return delta
 
 
 def _begun(text: str, markers: Sequence[str]) -> int:
-    """How many characters at the end of the text may be the beginning of a marker."""
+    """The number of characters at the end of the text that may be the beginning of a marker."""
     longest = max(map(len, markers), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(marker.startswith(text[-length:]) for marker in markers):

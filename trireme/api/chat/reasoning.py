@@ -22,7 +22,7 @@ TAGS = (
 
 
 def tags_for(template: str | None) -> Tags:
-    """The tags that a chat template knows; the commonest if it knows none, since a model may have learnt them nonetheless."""
+    """The reasoning tags in a chat template. If it has none, the commonest tags, because the model may have learnt them anyway."""
     return next((tags for tags in TAGS if template and tags.closing in template), TAGS[0])
 
 
@@ -32,12 +32,12 @@ def opened_by(prompt_end: str, tags: Tags) -> bool:
 
 
 def read_reasoning(stream: Stream, tags: Tags, opened: bool) -> Steps[None]:
-    """Reads the reasoning that a text begins with, if it does; white space around it is dropped."""
+    """Reads the reasoning if the text begins with some. White space around it is dropped."""
     space = yield from stream.skip_space()
     if not opened and not (yield from stream.follows(tags.opening)):
         stream.say(space)
         return
-    if opened:  # some models write the tag once more
+    if opened:  # some models repeat the opening tag
         yield from stream.follows(tags.opening)
     yield from stream.skip_space()
     yield from stream.until((tags.closing,), _Trimmed(stream))

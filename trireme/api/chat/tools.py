@@ -16,7 +16,7 @@ from trireme.api.chat.tools_harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAG
 from trireme.api.chat.tools_json import read_arguments, read_calls
 from trireme.api.chat.tools_tags import Schemas, read_function_tags, read_invocations, read_key_values
 
-# What ends a turn. Shown only where special tokens are, and never part of the text.
+# Markers that end a turn. They are visible only if special tokens are shown, and they are never part of the text.
 TURN_ENDS = (
     *("</s>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<｜end▁of▁sentence｜>"),
     *("<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>", "<|observation|>", "<|user|>"),
@@ -25,7 +25,7 @@ TURN_ENDS = (
 
 @dataclass(frozen=True)
 class Offer:
-    """The tools that a request offers: their names (None: unknown) and the schemas of their parameters."""
+    """The tools that a request offers: their names (None: unknown), and the schema of each tool's parameters."""
 
     names: Collection[str] | None = None
     schemas: Schemas = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Offer:
 
 
 class Shape(NamedTuple):
-    """A call as a text: opening (before NAME between ARGUMENTS after), repeated with separators, closing."""
+    """How a call is written: opening (before NAME between ARGUMENTS after), repeated with separators, closing."""
 
     opening: str
     before: str
@@ -55,12 +55,12 @@ Read = Callable[[Stream, Offer], Steps[None]]
 @dataclass(frozen=True)
 class Format:
     name: str
-    marks: tuple[str, ...]  # any of these in a chat template tells the format
+    marks: tuple[str, ...]  # a chat template that contains any of these has this format
     read: Read
     shape: Shape
-    special: bool = False  # whether its markers are special tokens, which must then be left in the text
-    silent: tuple[str, ...] = ()  # markers that say nothing
-    own_reasoning: bool = False  # whether it reads reasoning itself
+    special: bool = False  # whether its markers are special tokens, which must then stay in the text
+    silent: tuple[str, ...] = ()  # markers that are dropped from the text
+    own_reasoning: bool = False  # whether it parses the reasoning itself
     model_types: tuple[str, ...] = ()
 
 
@@ -68,7 +68,7 @@ class Format:
 
 
 def _marked(stream: Stream, opening: str, closing: str, read: Callable[[], Steps[bool]]) -> Steps[None]:
-    """Content, with calls behind an opening marker. What is no call stays content, with its markers."""
+    """Reads content, with calls behind an opening marker. Text that is not a valid call stays content, including its markers."""
     marker = yield from stream.until((opening,), stream.say)
     while marker:
         stream.keep()
@@ -78,7 +78,7 @@ def _marked(stream: Stream, opening: str, closing: str, read: Callable[[], Steps
             marker = yield from stream.until((opening,), stream.say)
             continue
         stream.settle()
-        while (character := (yield from stream.peek())) and character in WHITE + "}]":  # brackets too many are forgiven
+        while (character := (yield from stream.peek())) and character in WHITE + "}]":  # additional closing brackets are skipped
             yield from stream.take()
         marker = yield from stream.until((opening, closing) if closing else (opening,), stream.say)
         if marker == closing:
@@ -86,7 +86,7 @@ def _marked(stream: Stream, opening: str, closing: str, read: Callable[[], Steps
 
 
 def _bare(stream: Stream, offer: Offer) -> Steps[None]:
-    """Calls as bare JSON, with nothing before them; a fence of code around them is forgiven."""
+    """Reads calls that are plain JSON without a marker. A code fence around them is accepted."""
     while True:
         stream.keep()
         yield from stream.skip_space()
@@ -137,7 +137,7 @@ def _read_llama(stream: Stream, offer: Offer) -> Steps[None]:
 
 
 def _read_mistral(stream: Stream, offer: Offer) -> Steps[None]:
-    """A list of JSON calls, or in newer models NAME[ARGS]{...}."""
+    """Reads a list of JSON calls, or the form of newer models: NAME[ARGS]{...}."""
 
     def read() -> Steps[bool]:
         if (yield from stream.peek()) in ("{", "["):
@@ -156,7 +156,7 @@ def _read_mistral(stream: Stream, offer: Offer) -> Steps[None]:
 
 
 def _nine() -> str:
-    """An id as Mistral's templates want it: nine letters and digits."""
+    """A call id as Mistral's templates require it: nine letters and digits."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
@@ -164,7 +164,7 @@ _DEEPSEEK = {name: f"<｜tool▁{name}｜>" for name in ("calls▁begin", "calls
 
 
 def _read_deepseek(stream: Stream, offer: Offer) -> Steps[None]:
-    """NAME sep {...}; the first models write: function sep NAME, and the arguments in a fence."""
+    """Reads NAME sep {...}. The first DeepSeek models write: function sep NAME, and the arguments in a code fence."""
     end = _DEEPSEEK["call▁end"]
 
     def read() -> Steps[bool]:
@@ -185,7 +185,7 @@ def _read_deepseek(stream: Stream, offer: Offer) -> Steps[None]:
 
 
 def _read_kimi(stream: Stream, offer: Offer) -> Steps[None]:
-    """functions.NAME:INDEX, which is also the call's id, and the arguments."""
+    """Reads functions.NAME:INDEX, which is also the call's id, and then the arguments."""
     end = "<|tool_call_end|>"
 
     def read() -> Steps[bool]:
@@ -199,7 +199,7 @@ def _read_kimi(stream: Stream, offer: Offer) -> Steps[None]:
 
 
 def _read_invoke(opening: str, prefix: str) -> Read:
-    """Calls as <invoke> tags; under a grammar, as JSON between the same markers."""
+    """Reads calls written as <invoke> tags. A grammar makes the model write JSON between the same markers, which is read too."""
     closing = "</" + opening.removeprefix("<")
 
     def read(stream: Stream, offer: Offer) -> Steps[None]:
@@ -214,7 +214,7 @@ def _read_invoke(opening: str, prefix: str) -> Read:
 
 
 def _read_listed(opening: str, closing: str) -> Read:
-    """A list of JSON calls behind a marker."""
+    """Reads a list of JSON calls behind a marker."""
 
     def read(stream: Stream, offer: Offer) -> Steps[None]:
         yield from _marked(stream, opening, closing, lambda: read_calls(stream))
@@ -236,7 +236,7 @@ def _list_shape(opening: str, closing: str, name: str = "name", arguments: str =
     return Shape(opening + "[", f'{{"{name}": "', f'", "{arguments}": ', "}", ", ", "]" + closing)
 
 
-# The first whose mark is in the template is the model's.
+# The first format with a mark in the template is used.
 FORMATS = (
     Format(
         *("gpt-oss", ("<|channel|>",), _harmony),

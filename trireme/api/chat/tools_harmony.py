@@ -15,7 +15,7 @@ MAX_HEADER = 512
 
 
 def read_harmony(stream: Stream) -> Steps[None]:
-    """Reads messages until the text ends. The first may begin in the middle of its header, where the prompt left off."""
+    """Reads messages until the text ends. The first may begin inside its header, if the prompt has the header's beginning."""
     while (yield from stream.peek()):
         stream.keep()
         header = yield from _header(stream)
@@ -28,7 +28,7 @@ def read_harmony(stream: Stream) -> Steps[None]:
 
 
 def _header(stream: Stream) -> Steps[str | None]:
-    """The words before a message, up to its marker; None if this is no header."""
+    """The words before a message, up to its marker. None if this is not a header."""
     yield from stream.skip_space()
     yield from stream.follows(START)
     first = yield from stream.peek()
@@ -57,4 +57,4 @@ def _message(stream: Stream, header: str) -> Steps[None]:
 
 
 def _nowhere(text: str) -> None:
-    """What stands between a call and its end."""
+    """Ignores the text between a call and its end."""

@@ -21,19 +21,19 @@ MAX_NAME = 256
 
 @dataclass
 class CallReader:
-    """Reads one call. It is announced when its name and the beginning of its arguments are there; until then it may be content."""
+    """Reads one call. It is emitted once its name and the beginning of its arguments are known. Until then it may be content."""
 
     stream: Stream
-    end: str = ""  # the marker behind the call, before which missing brackets are forgiven
-    names: Collection[str] | None = None  # the only names that make a call; None: any
+    end: str = ""  # the marker behind the call; missing brackets before it are added
+    names: Collection[str] | None = None  # only these names make a call; None: any name does
     make_id: Callable[[], str] | None = None
     name: str | None = None
     id: str | None = None
-    pending: str | None = None  # arguments that came before the name
+    pending: str | None = None  # arguments that were written before the name
     announced: bool = False
 
     def read(self) -> Steps[bool]:
-        """Whether a call was read (announced, though perhaps broken off). If not, nothing came out."""
+        """Returns whether a call was read and emitted; it may be incomplete. If the result is False, nothing was emitted."""
         if (yield from self.stream.peek()) != "{":
             return False
         whole = yield from self._members()
@@ -79,7 +79,7 @@ class CallReader:
         return (yield from read_value(stream, _nowhere))
 
     def _arguments(self, first: str) -> Steps[bool]:
-        """Arguments stream as they come once the name is known."""
+        """Emits the arguments while they arrive if the name is known; otherwise keeps them."""
         if first == "{" and self._is_name():
             self._announce()
             return (yield from read_value(self.stream, self.stream.argue, self.end))
@@ -105,7 +105,7 @@ class CallReader:
 
 
 def as_object(text: str) -> str | None:
-    """Arguments as the text of a JSON object: models also write them as a string that holds one, or as null."""
+    """The arguments as the text of a JSON object. Models may also write them as a string that holds an object, or as null."""
     try:
         value = msgspec.json.decode(text)
         if isinstance(value, str):
@@ -120,7 +120,7 @@ def as_object(text: str) -> str | None:
 def read_calls(
     stream: Stream, end: str = "", names: Collection[str] | None = None, make_id: Callable[[], str] | None = None
 ) -> Steps[bool]:
-    """Reads a call, or a list of calls. False if there was none; then nothing came out."""
+    """Reads a call or a list of calls. Returns False if there was none; then nothing was emitted."""
     if not (yield from stream.follows("[")):
         return (yield from CallReader(stream, end, names, make_id).read())
     found = False
@@ -140,7 +140,7 @@ def read_calls(
 
 
 def read_arguments(stream: Stream, name: str, end: str, id: str | None = None) -> Steps[bool]:
-    """Reads the arguments of a call whose name stood before them. False if there was no JSON object; then nothing came out."""
+    """Reads the arguments of a call after its name. Returns False if there is no JSON object; then nothing was emitted."""
     yield from stream.skip_space()
     if (yield from stream.peek()) == "{":
         stream.call(name, id)
@@ -154,4 +154,4 @@ def read_arguments(stream: Stream, name: str, end: str, id: str | None = None) -
 
 
 def _nowhere(text: str) -> None:
-    """A value that nobody asked for."""
+    """Ignores a value that is not needed."""

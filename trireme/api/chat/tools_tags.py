@@ -11,12 +11,12 @@ from typing import Any
 from trireme.api.chat.parsing_json import encoded, is_json
 from trireme.api.chat.parsing_stream import WHITE, Steps, Stream
 
-Schemas = Mapping[str, Mapping[str, Any]]  # parameters of each tool, by name
+Schemas = Mapping[str, Mapping[str, Any]]  # the parameters of each tool, by the tool's name
 MAX_NAME = 256
 
 
 class _Arguments:
-    """Writes an object member by member."""
+    """Writes a JSON object, one member after another."""
 
     def __init__(self, stream: Stream, name: str, schemas: Schemas):
         self._stream, self._count = stream, 0
@@ -37,7 +37,7 @@ class _Arguments:
 
 
 def _is_string(schema: Any) -> bool | None:
-    """Whether a parameter is a string; None if its schema does not say."""
+    """Whether a parameter is a string. None if the schema does not say."""
     if not isinstance(schema, Mapping) or "type" not in schema:
         return None
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
@@ -45,7 +45,7 @@ def _is_string(schema: Any) -> bool | None:
 
 
 def read_function_tags(stream: Stream, schemas: Schemas) -> Steps[bool]:
-    """<function=NAME> <parameter=KEY> value </parameter> </function>, after the first marker has been read."""
+    """Reads <function=NAME> <parameter=KEY> value </parameter> </function>. The first marker has already been read."""
     name, marker = yield from stream.text_until(">", "\n")
     if marker != ">" or not name or len(name) > MAX_NAME:
         return False
@@ -57,7 +57,7 @@ def read_function_tags(stream: Stream, schemas: Schemas) -> Steps[bool]:
         key, marker = yield from stream.text_until(">")
         text, marker = yield from stream.text_until("</parameter>")
         if not marker:
-            return True  # broken off: the arguments stay unfinished
+            return True  # the text ended early: the arguments stay incomplete
         arguments.put(key, _inner_lines(text))
     arguments.end()
     yield from stream.follows("</function>")
@@ -65,12 +65,12 @@ def read_function_tags(stream: Stream, schemas: Schemas) -> Steps[bool]:
 
 
 def _inner_lines(text: str) -> str:
-    """A value without the line breaks that set it apart from its tags."""
+    """Removes the line breaks between a value and its tags."""
     return text.removeprefix("\n").removesuffix("\n")
 
 
 def read_key_values(stream: Stream, schemas: Schemas, end: str) -> Steps[bool]:
-    """NAME <arg_key>k</arg_key> <arg_value>v</arg_value> ..., up to the marker `end`, which stays unread."""
+    """Reads NAME <arg_key>k</arg_key> <arg_value>v</arg_value> ..., up to the marker `end`, which stays unread."""
     name = ""
     while len(name) <= MAX_NAME and not (yield from stream.sees(end)) and not (yield from stream.sees("<arg_key>")):
         character = yield from stream.take()
@@ -95,7 +95,7 @@ def read_key_values(stream: Stream, schemas: Schemas, end: str) -> Steps[bool]:
 
 
 def read_invocations(stream: Stream, schemas: Schemas, prefix: str) -> Steps[bool]:
-    """<invoke name="NAME"> <parameter name="KEY" string="true">value</parameter> </invoke>, several, each tag with a prefix."""
+    """Reads calls like <invoke name="NAME"> <parameter name="KEY" string="true">value</parameter> </invoke>, with a prefix."""
     found = False
     while True:
         yield from stream.skip_space()
@@ -122,7 +122,7 @@ def read_invocations(stream: Stream, schemas: Schemas, prefix: str) -> Steps[boo
 
 
 def _attribute(attributes: str, name: str) -> str:
-    """The value of an attribute, quoted or not; empty if it is not there."""
+    """The value of an attribute, with or without quotes. Empty if the attribute is missing."""
     for part in attributes.split(" "):
         key, _, value = part.partition("=")
         if key.strip(WHITE) == name:

@@ -25,7 +25,7 @@ from trireme.types import FinishReason, SamplingParams, TokenLogprobs
 MAX_TOOLS = 128
 PROMPT_END = 16  # tokens
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# What a request may hand to the template besides messages and tools, and of which kind.
+# The variables that a request may give to the template besides messages and tools, and the type of each.
 _TEMPLATE_KINDS: dict[str, tuple[type, ...]] = {
     "enable_thinking": (bool,),
     "thinking": (bool,),
@@ -44,26 +44,26 @@ class ChatJob:
     sampling: SamplingParams
     tools: list[dict[str, Any]] = field(default_factory=list)
     tool_choice: str = "auto"  # auto, none, required
-    named: str | None = None  # the one tool that is required
+    named: str | None = None  # the name of the one tool that must be called
     parallel: bool = True
     template: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
-    continues: bool = False  # the answer goes on where the last message ends, which is the assistant's
+    continues: bool = False  # the last message is the assistant's, and the answer continues it
     salt: str | None = None
     priority: int = 0
-    # Agents ask for more tokens than a small model's context has: the answer may then end where the context does.
+    # Agents ask for more tokens than the context of a small model has. With this set, the answer may end where the context ends.
     fills_room: bool = False
-    context: int | None = None  # tokens of prompt and answer together, where the client sets a bound of its own
+    context: int | None = None  # the client's own bound on the tokens of prompt and answer together
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that the model may call."""
+        """The tools that the model may call in this turn."""
         return [] if self.tool_choice == "none" else self.tools
 
 
 @dataclass
 class ChatPiece:
-    """What one sequence of the answer gained."""
+    """What one sequence of the answer gained since the last piece."""
 
     index: int
     delta: Delta
@@ -96,7 +96,7 @@ class ChatResult:
 
 
 class Conversation:
-    """An answer on its way, parsed: `async for piece in conversation`."""
+    """An answer in progress, parsed. Use it as: `async for piece in conversation`."""
 
     def __init__(self, flight: Flight, make_parser: Callable[[], OutputParser], job: ChatJob):
         self.flight, self._parallel = flight, job.parallel
@@ -114,13 +114,13 @@ class Conversation:
         if piece.finish_reason is not None:
             delta = _joined(delta, parser.finish())
             finish = "tool_calls" if parser.has_calls and piece.finish_reason is FinishReason.STOP else str(piece.finish_reason)
-        if self._calls_only:  # what is no call is the rest of one that was cut at the limit
+        if self._calls_only:  # other text is the rest of a call that was cut off at the token limit
             delta.content = ""
         delta.calls = [_named(call) for call in delta.calls if self._parallel or call.index == 0]
         return ChatPiece(piece.index, delta, piece.token_ids, piece.logprobs, finish)
 
     async def whole(self) -> list[ChatResult]:
-        """The answer at its end, all sequences of it."""
+        """Waits for the end of the answer and returns all its sequences."""
         results = [ChatResult() for _ in self._parsers]
         async for piece in self:
             results[piece.index].take(piece)
@@ -132,12 +132,12 @@ def _joined(first: Delta, second: Delta) -> Delta:
 
 
 def _named(call: CallDelta) -> CallDelta:
-    """A call begins with an id; a format that has none gets one."""
+    """Gives the beginning of a call an id if its format has none."""
     return CallDelta(call.index, call.id or f"call_{secrets.token_hex(12)}", call.name, call.arguments) if call.name else call
 
 
 async def open_chat(service: Service, call: Call, job: ChatJob, *, streamed: bool = False) -> Conversation:
-    """Renders, tokenizes and submits a turn."""
+    """Renders and tokenizes a turn, and submits it to the engine."""
     tokens = await chat_tokens(service, job)
     make_parser = parser_of(service, job, tokens)
     sampling = await constrained_turn(
@@ -160,13 +160,13 @@ async def open_chat(service: Service, call: Call, job: ChatJob, *, streamed: boo
 
 
 def _filling(sampling: SamplingParams, room: int) -> SamplingParams:
-    """The sampling parameters with no more tokens than there is room for; a prompt that leaves none is refused elsewhere."""
+    """Reduces the token limit to the room that is left. A prompt that leaves no room is refused elsewhere."""
     most = sampling.max_tokens
     return msgspec.structs.replace(sampling, max_tokens=room) if most is not None and most > room > 0 else sampling
 
 
 def bounded(sampling: SamplingParams, num_prompt: int, context: int) -> SamplingParams:
-    """The sampling parameters with no more tokens than a client's own bound leaves; a prompt beyond it is refused, never cut."""
+    """Reduces the token limit to what the client's own bound leaves. A prompt beyond that bound is refused, never cut."""
     if num_prompt >= context:
         cause = f"num_ctx is {context}, and the prompt has {num_prompt} tokens."
         raise BadRequest(cause, "raise num_ctx, leave it out, or shorten the prompt", "num_ctx")
@@ -175,7 +175,7 @@ def bounded(sampling: SamplingParams, num_prompt: int, context: int) -> Sampling
 
 
 def parser_of(service: Service, job: ChatJob, tokens: list[int]) -> ParserFor:
-    """The parser for the turn's answers. A prompt may end inside an open thought, so its end is read, too."""
+    """The parser for the turn's answers. It also looks at the end of the prompt, which may have opened the reasoning."""
     tokenizer = service.client.tokenizer
     template = tokenizer.templates.get("tool_use") if job.offered else None
     return parser_for(
@@ -187,7 +187,7 @@ def parser_of(service: Service, job: ChatJob, tokens: list[int]) -> ParserFor:
 
 
 async def chat_tokens(service: Service, job: ChatJob) -> list[int]:
-    """The prompt of a turn."""
+    """The tokens of a turn's prompt."""
     size = len(msgspec.json.encode([job.messages, job.tools]))
     await service.check_text(size)
     return await service.with_tokenizer(size, lambda tokenizer: _rendered(tokenizer, job))
@@ -204,7 +204,7 @@ def _rendered(tokenizer: Tokenizer, job: ChatJob) -> list[int]:
 
 
 def _tools_in_words(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For templates that know no tools: calls and results are written out, and the system message tells of the tools."""
+    """For templates without tools: calls and results are written as text, and the system message describes the tools."""
     known = {"system", "user", "assistant"}
     turned = [message if message["role"] in known else {**message, "role": "user"} for message in messages]
     turned = [_with_calls_told(message) for message in turned]
@@ -231,7 +231,7 @@ def _with_calls_told(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def messages_of(messages: list[Message]) -> list[dict[str, Any]]:
-    """Messages as templates read them."""
+    """Messages in the form that templates read."""
     if not messages:
         raise BadRequest("messages is empty.", "send at least one message", "messages")
     return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
@@ -273,7 +273,7 @@ def _text(content: str | list[ContentPart] | None, place: str) -> str:
 
 
 def arguments_of(arguments: str) -> Any:
-    """Templates write arguments as JSON themselves; text that is no JSON object stays text."""
+    """The arguments as an object, because templates write the JSON themselves. Text that is not a JSON object stays text."""
     try:
         return msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
@@ -281,7 +281,7 @@ def arguments_of(arguments: str) -> Any:
 
 
 def tools_of(tools: list[Tool] | None) -> list[dict[str, Any]]:
-    """Tools as templates read them."""
+    """Tools in the form that templates read."""
     if len(tools or []) > MAX_TOOLS:
         raise BadRequest(f"There are {len(tools or [])} tools; at most {MAX_TOOLS} are taken.", param="tools")
     for number, tool in enumerate(tools or []):
@@ -302,11 +302,12 @@ def tools_of(tools: list[Tool] | None) -> list[dict[str, Any]]:
     ]
 
 
-_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}  # none told: none taken
+# Used for a tool that describes no parameters: it takes none.
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def template_variables(given: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
-    """Variables for the template: only known ones, of their kind. A template's own machinery is out of reach."""
+    """Checks variables for the template: only known names of the right type pass, so clients cannot change how it works."""
     for name, value in (given or {}).items():
         kinds = _TEMPLATE_KINDS.get(name)
         if kinds is None:

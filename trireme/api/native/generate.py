@@ -93,7 +93,7 @@ class TokensRequest(msgspec.Struct):
 
 
 class Native:
-    """The handlers."""
+    """The handlers of the native API and of TGI's."""
 
     def __init__(self, service: Service):
         self.service = service
@@ -108,7 +108,7 @@ class Native:
         return json_reply(writer.tgi(output.completions) if _is_tgi(call, request) else writer.native(output.completions))
 
     async def root(self, call: Call) -> Reply | Events:
-        """POST /, which is TGI's alone: huggingface_hub's client generates here. Whole answers are lists of one."""
+        """POST /, which only TGI has: huggingface_hub's client generates here. A whole answer is a list with one item."""
         request = await call.read(GenerateRequest)
         if request.stream:
             return await self._stream(call, request)
@@ -133,7 +133,7 @@ class Native:
         return json_reply({"ntokens": len(await self.service.encode(request.text, add_special))})
 
     async def token_load(self, call: Call) -> Reply:
-        """Shares of the KV memory in use, as LightLLM's balancers read them."""
+        """The shares of KV memory in use, in the form that LightLLM's load balancers read."""
         load = kv_usage(await self.service.client.stats())
         return json_reply({"current_load": load, "logical_max_load": load, "dynamic_max_load": load})
 
@@ -157,7 +157,7 @@ class Native:
     async def _open(self, call: Call, request: GenerateRequest, streamed: bool = False) -> tuple[Parameters, Flight]:
         parameters = request.parameters or _UNSET
         tokens = await self.service.encode(request.inputs, parameters.add_special_tokens)
-        if parameters.truncate is not None:  # asked for by name, so not in silence
+        if parameters.truncate is not None:  # the client asked for truncation explicitly
             if parameters.truncate < 1:
                 raise BadRequest("truncate must be at least 1.", param="truncate")
             tokens = tokens[-parameters.truncate :]
@@ -226,7 +226,7 @@ _TGI_FINISH = {FinishReason.STOP: "eos_token", FinishReason.LENGTH: "length"}
 
 
 class _Writer:
-    """Turns an answer into either shape."""
+    """Writes an answer in the shape of either API."""
 
     def __init__(self, service: Service, prompt: str, parameters: Parameters, answer: Answer):
         self._service, self._prompt, self._parameters, self._answer = service, prompt, parameters, answer
@@ -288,7 +288,7 @@ class _Writer:
         return [self._token(token, entry) for token, entry in zip(self._answer.tokens, entries, strict=False)]
 
     def _piece_token(self, piece: Piece) -> dict[str, Any]:
-        """A piece may hold no token (the rest of a text) or several (drafts that were right): it is shown as its last."""
+        """The token to show for a piece: its last one. A piece may hold none (the rest of a text) or several (accepted drafts)."""
         token = piece.token_ids[-1] if piece.token_ids else -1
         entry = piece.logprobs[-1] if piece.logprobs else None
         return {**self._token(token, entry), "text": piece.text}

@@ -14,7 +14,7 @@ _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
 def model_facts(path: str) -> dict[str, Any]:
-    """size (bytes), digest, and the details of a model's card, from its files. Pickled tensors are not looked into."""
+    """The size in bytes, the digest and the card's details, read from the model's files. Pickled tensors are not read."""
     checkpoint = Checkpoint.open(path)
     place = checkpoint.path
     files = sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else [place]
@@ -36,7 +36,7 @@ def model_facts(path: str) -> dict[str, Any]:
 
 
 def _rounded(count: int) -> str:
-    """A number of parameters as people write it: 134.5M."""
+    """A number of parameters in short form, such as 134.5M."""
     for unit, letter in _UNITS:
         if count >= unit:
             return f"{count / unit:.1f}{letter}"

@@ -34,16 +34,16 @@ from trireme.types import DRAWN, SamplingParams
 
 
 class Ollama:
-    """The handlers."""
+    """The handlers of Ollama's API."""
 
     def __init__(self, service: Service):
         self.service = service
-        self._facts: dict[str, Any] | None = None  # of the model's files, once they were asked for
+        self._facts: dict[str, Any] | None = None  # facts of the model's files, after the first request for them
 
     async def chat(self, call: Call) -> Reply | Events:
         request = await call.read(OllamaChatRequest)
         model = self._model(request.model, call)
-        if not request.messages:  # how a client asks for the model to be loaded
+        if not request.messages:  # a request without messages asks the server to load the model
             return json_reply(_line(model, {"message": {"role": "assistant", "content": ""}}, request.load_reason))
         choice, named = choice_of(request.tool_choice)
         job = ChatJob(
@@ -128,7 +128,7 @@ class Ollama:
         return name
 
     def _context(self, request: OllamaRequest) -> int | None:
-        """The client's bound, where it is smaller than the server's own."""
+        """The client's bound on the context, if it is smaller than the server's."""
         asked, most = request.options.num_ctx if request.options else None, self.service.info.max_model_len
         return asked if asked is not None and 0 < asked < most else None
 
@@ -147,7 +147,7 @@ class Ollama:
 
 
 class _Writer:
-    """Turns an answer into lines. Durations are in nanoseconds."""
+    """Writes an answer as lines of JSON. Durations are in nanoseconds."""
 
     def __init__(self, model: str, field: str, begun: float):
         self._model, self._field, self._begun = model, field, begun
@@ -180,7 +180,7 @@ class _Writer:
             result.take(piece)
             if piece.delta.content or piece.delta.reasoning:
                 yield _encoded(_line(self._model, self._body(piece.delta.content, piece.delta.reasoning, [])))
-        if result.calls:  # their arguments are objects, so they are known only at the end
+        if result.calls:  # the arguments of a call are objects, so they are complete only at the end
             calls = [(call.function.name, call.function.arguments) for call in result.calls]
             yield _encoded(_line(self._model, self._body("", "", calls)))
         last = _line(self._model, self._body("", "", []), done_reason=_reason(result.finish))

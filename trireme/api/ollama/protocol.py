@@ -25,7 +25,7 @@ _OTHERS = OtherFields(
 class Options(Draw):
     """What may be set of sampling. The context is the server's; `num_ctx` may make it smaller. Nothing is cut in silence."""
 
-    num_ctx: int | None = None  # tokens of prompt and answer together
+    num_ctx: int | None = None  # bounds the tokens of prompt and answer together
     seed: int | None = None
     num_predict: int | None = None
     repeat_penalty: float | None = None
@@ -63,7 +63,7 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 
     @property
     def load_reason(self) -> str:
-        """What a request without a prompt asks for. The model stays loaded as the server's own options say."""
+        """What a request without a prompt asks for: to load or to unload. The server's options decide how long the model stays."""
         kept = self.keep_alive if isinstance(self.keep_alive, str) else str(self.keep_alive)
         return "unload" if re.fullmatch(r"0+(\.0*)?[a-z]*", kept) else "load"
 
@@ -105,7 +105,7 @@ def format_of(given: str | dict[str, Any] | None) -> ResponseFormat | None:
 
 def message_of(message: OllamaMessage) -> Message:
     if message.images:
-        return Message(message.role, [ContentPart("image")])  # refused with its place
+        return Message(message.role, [ContentPart("image")])  # refused later, with its place in the request
     calls = [
         ToolCall(FunctionCall(c.function.name, msgspec.json.encode(c.function.arguments).decode()))
         for c in message.tool_calls or []

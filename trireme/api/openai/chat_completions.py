@@ -34,7 +34,7 @@ from trireme.types import SamplingParams, TokenLogprobs
 
 
 class ChatCompletions:
-    """The handler."""
+    """The handler of the route."""
 
     def __init__(self, service: Service):
         self.service = service
@@ -76,7 +76,7 @@ class ChatCompletions:
 
 
 def _continues(request: ChatRequest) -> bool:
-    """Whether the answer goes on where the last message ends."""
+    """Whether the answer continues the last message."""
     if not request.continue_final_message:
         return False
     last = request.messages[-1] if request.messages else None
@@ -87,14 +87,14 @@ def _continues(request: ChatRequest) -> bool:
 
 
 class _Writer:
-    """Turns a conversation into chat.completion, whole or in chunks."""
+    """Writes a conversation's answer as chat.completion, either whole or in chunks."""
 
     def __init__(self, service: Service, request: ChatRequest, id: str, model: str):
         self._request, self._id, self._model = request, id, model
         self._created = int(time.time())
         self._arounds: dict[int, EventAround] = {}
         options = request.stream_options
-        # A client that asks for the usage at the end wants its place in every chunk.
+        # If the client asks for the usage at the end, every chunk must have the field.
         self._no_usage = None if options and options.include_usage else UNSET
         self._counts = bool(options and options.continuous_usage_stats)
         self._plain = not request.logprobs and not request.return_token_ids and not self._counts
@@ -127,7 +127,7 @@ class _Writer:
         yield DONE
 
     def _event(self, piece: ChatPiece, answer: Answer) -> bytes | None:
-        """None when the piece shows nothing yet, as in the middle of a tag."""
+        """Returns None if the piece has nothing to show yet, for example in the middle of a tag."""
         delta = piece.delta
         if self._plain and delta.content and not delta.reasoning and not delta.calls and piece.finish is None:
             return self._around(piece.index).event(delta.content)
@@ -135,7 +135,7 @@ class _Writer:
         return None if choice is None else event(self._chunk(choice, usage_of([answer]) if self._counts else None))
 
     def _around(self, index: int) -> EventAround:
-        """How an event with nothing but content is written."""
+        """The text around the content in an event that has only content."""
         if index not in self._arounds:
             self._arounds[index] = EventAround(lambda text: self._chunk(ChatChunkChoice(index, ChatDelta(content=text))))
         return self._arounds[index]

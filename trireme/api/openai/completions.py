@@ -33,12 +33,12 @@ from trireme.types import Output, SamplingParams
 
 @dataclass
 class _Prompt:
-    text: str | None  # as it was sent, if it was text
+    text: str | None  # the prompt as text, if the client sent text
     tokens: list[int]
 
 
 class Completions:
-    """The handler."""
+    """The handler of the route."""
 
     def __init__(self, service: Service):
         self.service = service
@@ -96,7 +96,7 @@ class Completions:
 
 
 def prompt_list(prompt: str | list) -> list[str | list[int]]:
-    """The prompts of a request: a text, token ids, or a list of either."""
+    """The prompts of a request: one text, a list of token ids, or a list of either."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
@@ -110,17 +110,17 @@ def prompt_list(prompt: str | list) -> list[str | list[int]]:
 
 
 class _Writer:
-    """Turns answers into OpenAI's text_completion."""
+    """Writes answers in OpenAI's shape text_completion."""
 
     def __init__(self, service: Service, request: CompletionRequest, id: str, model: str):
         self._service, self._request, self._id, self._model = service, request, id, model
         self._created = int(time.time())
         self._top = request.logprobs
         self._n = request.n or 1
-        self._offsets: dict[int, int] = {}  # of a stream's choices: characters that have been sent
+        self._offsets: dict[int, int] = {}  # for each choice of a stream: the number of characters already sent
         self._arounds: dict[int, EventAround] = {}
         options = request.stream_options
-        # A client that asks for the usage at the end wants its place in every chunk.
+        # If the client asks for the usage at the end, every chunk must have the field.
         self._no_usage = None if options and options.include_usage else UNSET
         self._counts = bool(options and options.continuous_usage_stats)
         self._plain = request.logprobs is None and not request.return_token_ids and not self._counts
@@ -176,7 +176,7 @@ class _Writer:
         return event(self._answer([choice], usage_of(answers) if self._counts else None))
 
     def _around(self, index: int) -> EventAround:
-        """How an event with nothing but text is written."""
+        """The text around the content in an event that has only text."""
         if index not in self._arounds:
             self._arounds[index] = EventAround(lambda text: self._answer([CompletionChoice(index, text)], None))
         return self._arounds[index]
@@ -190,7 +190,7 @@ class _Writer:
         return _joined(echoed, self._logprobs.completion(piece.token_ids, piece.logprobs or [], self._top, offset))
 
     def _echo(self, answer: Answer) -> tuple[str, CompletionLogprobs | None]:
-        """The prompt as the beginning of the answer."""
+        """The prompt, returned as the beginning of the answer."""
         if not self._request.echo:
             return "", None
         text = answer.prompt
@@ -202,7 +202,7 @@ class _Writer:
         return text, self._logprobs.completion(answer.tokens, entries, self._top)
 
     def _prompt_logprobs(self, output: Output) -> list[dict | None]:
-        """By token id, as other servers of open models give them."""
+        """Log-probabilities by token id, in the form that other servers of open models use."""
         assert self._logprobs is not None
         found: list[dict | None] = []
         for entry in output.prompt_logprobs or []:
@@ -227,7 +227,7 @@ def _joined(first: CompletionLogprobs | None, second: CompletionLogprobs) -> Com
 
 
 def usage_of(answers: Sequence[Answer]) -> Usage:
-    """Tokens in and out; of best_of sequences all count, for all were computed."""
+    """The tokens in and out. All sequences of best_of count, because all were computed."""
     prompt = sum(len(answer.tokens) for answer in answers)
     made = sum(len(completion.token_ids) for answer in answers for completion in answer.completions)
     return Usage(prompt, made, prompt + made, PromptTokensDetails(sum(answer.cached_tokens for answer in answers)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trireme.errors import BadRequest
 from trireme.hub.tokenizer import Tokenizer
 
-# the tokens before the prefix, the suffix and the middle; an empty one is no token
+# The tokens before the prefix, the suffix and the middle. An empty string means that there is no such token.
 _SPELLINGS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -18,7 +18,7 @@ _SUFFIX_FIRST = ("[SUFFIX]", "[PREFIX]")
 
 
 def infill_tokens(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int]:
-    """The prompt whose continuation stands between prefix and suffix. Text of either never becomes a special token."""
+    """The prompt whose continuation belongs between prefix and suffix. The text of both is never read as special tokens."""
     first = tokenizer.encode(prefix, add_special=False, allow_special=False)
     last = tokenizer.encode(suffix, add_special=False, allow_special=False)
     begin = [tokenizer.bos_token_id] if tokenizer.add_bos and tokenizer.bos_token_id is not None else []

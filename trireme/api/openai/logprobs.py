@@ -9,7 +9,7 @@ from trireme.api.openai.protocol import ChatLogprobs, CompletionLogprobs, TokenL
 from trireme.hub.tokenizer import Tokenizer
 from trireme.types import TokenLogprobs
 
-LOWEST = -9999.0  # JSON has no minus infinity
+LOWEST = -9999.0  # JSON cannot express minus infinity
 
 
 class LogprobWriter:
@@ -41,7 +41,7 @@ class LogprobWriter:
     def completion(
         self, tokens: Sequence[int], entries: Sequence[TokenLogprobs | None], top: int, offset: int = 0
     ) -> CompletionLogprobs:
-        """`entries` may be None for a token that follows nothing. `offset` is where the first token's text begins."""
+        """Writes the shape of text completions. An entry is None for a token without context. The text begins at `offset`."""
         found = CompletionLogprobs([], [], [], [])
         for token, entry in zip(tokens, entries, strict=True):
             found.tokens.append(self.spelling(token))
@@ -52,11 +52,11 @@ class LogprobWriter:
         return found
 
     def length(self, token: int) -> int:
-        """Characters that the token adds to the text, as near as one token alone can tell."""
+        """The number of characters that the token adds to the text, estimated from this token alone."""
         return 0 if token in self._hidden else len(self._tokenizer.token_bytes(token).decode("utf-8", "ignore"))
 
     def _top(self, entry: TokenLogprobs, top: int) -> dict[str, float]:
-        """The alternatives and the chosen token. Tokens that are spelled alike share a place: the likeliest keeps it."""
+        """The alternatives and the chosen token. Among tokens with the same spelling, only the likeliest is kept."""
         found: dict[str, float] = {}
         for token, logprob in [*entry.top[:top], (entry.token, entry.logprob)]:
             name = self.spelling(token)

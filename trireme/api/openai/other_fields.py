@@ -1,4 +1,4 @@
-"""Fields that OpenAI's clients and those of other servers send and that the shapes here do not have: what each is answered with."""
+"""Fields that clients send for OpenAI or other servers and that the shapes here lack, with the answer to each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TOOLS = "run the tool yourself, and offer it in tools as a function"
 _SAMPLERS = f"sample by {', '.join(DRAWN)} and the penalties"
 _ONE_MODEL = "start a server with the model that you want"
 
-# Of llama.cpp's server, of vLLM and others: samplers and settings without a counterpart here.
+# Fields of llama.cpp's server, vLLM and others: samplers and settings that this server does not have.
 _ELSEWHERE = {
     **dict.fromkeys(("mirostat", "dynatemp_range", "xtc_probability", "dry_multiplier", "top_n_sigma", "samplers"), _SAMPLERS),
     **dict.fromkeys(("typical_p", "tfs_z", "epsilon_cutoff", "top_a"), _SAMPLERS),
@@ -33,7 +33,7 @@ _NEUTRAL = {
     "truncate_prompt_tokens": (-1,),
     "t_max_predict_ms": (-1,),
 }
-# They describe the client, set how another server stores things, or only make an answer faster.
+# These fields describe the client, control how another server stores things, or only make an answer faster.
 _HARMLESS = frozenset(
     {
         *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction"),

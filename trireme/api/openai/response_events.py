@@ -10,7 +10,7 @@ from trireme.api.transport.http import event
 
 
 class ResponseEvents:
-    """One item is open at a time; `output` holds those that are done."""
+    """Builds the events of one response. One item is open at a time; `output` holds the finished ones."""
 
     def __init__(self, id: str):
         self._id = id.removeprefix("resp_")
@@ -26,7 +26,7 @@ class ResponseEvents:
         return self._event("error", code=failure.code or failure.kind, message=failure.message, param=failure.param)
 
     def delta(self, delta: Delta) -> bytes:
-        """The events of what was gained. Reasoning comes before content, content before calls."""
+        """The events for one piece of the answer. Reasoning comes before content, and content before calls."""
         sent = b""
         if delta.reasoning:
             sent += self._text("reasoning", delta.reasoning)

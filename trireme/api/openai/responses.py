@@ -36,12 +36,12 @@ from trireme.errors import BadRequest, Overloaded
 from trireme.serve.answers import Answer
 from trireme.types import DRAWN, SamplingParams
 
-MAX_BACKGROUND = 256  # responses that one process works at in the background
+MAX_BACKGROUND = 256  # responses that one process computes in the background at the same time
 LOOK_SECONDS = 0.5
 
 
 class Responses:
-    """The handlers."""
+    """The handlers of /v1/responses."""
 
     def __init__(self, service: Service, shelf: Shelf):
         self.service, self.shelf = service, shelf
@@ -72,7 +72,7 @@ class Responses:
         return json_reply({"object": "list", "data": items, "has_more": False, **ends})
 
     async def input_tokens(self, call: Call) -> Reply:
-        """How many tokens the prompt of such a request has."""
+        """Counts the tokens in the prompt of such a request."""
         request = await call.read(ResponsesRequest)
         self.service.check_model(request.model, call)
         tokens = await chat_tokens(self.service, await self._job(request, self._items(call, request)))
@@ -99,7 +99,7 @@ class Responses:
         return json_reply(document)
 
     async def close(self) -> None:
-        """Ends what is at work in the background."""
+        """Ends the work in the background."""
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -115,7 +115,7 @@ class Responses:
         return self.shelf.get(name, owner)
 
     def _items(self, call: Call, request: ResponsesRequest) -> list[dict[str, Any]]:
-        """The whole conversation: the earlier response's items, its answer, and the new input."""
+        """All items of the conversation: the earlier response's items, its answer, and the new input."""
         before: list[dict[str, Any]] = []
         if request.previous_response_id:
             try:
@@ -220,7 +220,7 @@ class Responses:
 
 
 class _Draft:
-    """A response as it is told at its beginning and at its end."""
+    """The fields of a response at its beginning and at its end."""
 
     def __init__(self, service: Service, request: ResponsesRequest, model: str, id: str):
         self.id, self._service, self._request, self._model = id, service, request, model
@@ -291,7 +291,7 @@ class _Draft:
 
 
 def _output(id: str, result: ChatResult) -> list[dict[str, Any]]:
-    """The items of a whole answer: as if it had come in one piece."""
+    """The items of a whole answer, built as if it had come in one piece."""
     events = ResponseEvents(id)
     calls = [CallDelta(i, call.id, call.function.name, call.function.arguments) for i, call in enumerate(result.calls)]
     events.delta(Delta(result.content, result.reasoning, calls))

@@ -91,7 +91,7 @@ class ResponsesRequest(Draw, kw_only=True):
 
 
 def response_messages(items: list[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
-    """Items, of the request and of what went before, as messages for the template."""
+    """Converts items, both earlier ones and those of the request, to messages for the template."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     thoughts = ""
     for number, raw in enumerate(items):
@@ -145,7 +145,7 @@ def _text(content: str | list[dict[str, Any]], place: str) -> str:
 
 
 def listed_item(item: dict[str, Any], number: int) -> dict[str, Any]:
-    """An item as clients get it: with an id and, in a message, a list of parts in the place of a plain text."""
+    """An item as clients receive it: it has an id, and a message has a list of parts instead of plain text."""
     item = {"id": f"msg_{number}", "type": "message", **item}
     if item["type"] == "message" and isinstance(item.get("content"), str):
         kind = "output_text" if item.get("role") == "assistant" else "input_text"
@@ -163,7 +163,7 @@ def response_tools(tools: list[ResponseTool] | None) -> list[Tool]:
 
 
 def _bad_tool(tool: ResponseTool, number: int) -> tuple[str, str, str]:
-    """Cause, fix and field."""
+    """The refusal of a tool: its cause, a fix, and the field."""
     if tool.type == "function":
         return f"tools[{number}].name is missing; it must be a string.", 'send "name": "..."', f"tools[{number}].type"
     cause = f"tools[{number}].type is {tool.type[:40]!r}; this server runs no tools of its own."

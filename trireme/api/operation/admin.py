@@ -14,18 +14,18 @@ from trireme.errors import BadRequest
 
 
 class ReloadRequest(msgspec.Struct):
-    path: str  # a folder or file with weights of the same shape, on the server's machine
-    timeout: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 30.0  # seconds that answers under way get to finish
+    path: str  # a folder or file on the server's machine, with weights of the same shape
+    timeout: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 30.0  # seconds that running answers get to finish
 
 
 class Admin:
-    """The handlers."""
+    """The handlers of the admin routes."""
 
     def __init__(self, service: Service):
         self.service = service
 
     async def reload(self, call: Call) -> Reply:
-        """New weights in the place of the old ones, while the server runs: new requests wait meanwhile."""
+        """Replaces the weights while the server runs. New requests wait until that is done."""
         request = await call.read(ReloadRequest)
         begun = time.monotonic()
         if not pathlib.Path(request.path).exists():

@@ -24,8 +24,8 @@ import trireme
 from trireme.serve.answers import Answer, Piece
 from trireme.serve.client import State
 
-WINDOW_SECONDS = 60.0  # of the percentiles in /load
-MAX_UNSETTLED = 1024  # times between tokens that are kept aside, to be counted together
+WINDOW_SECONDS = 60.0  # seconds that the percentiles in /load cover
+MAX_UNSETTLED = 1024  # times between tokens that are collected before they are counted together
 
 _LATENCY = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -33,7 +33,7 @@ _REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0,
 _LENGTH = tuple(float(base * 10**power) for power in range(6) for base in (1, 2, 5))
 _SMALL = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 128.0)
 
-# our name -> (buckets, help)
+# our name -> (buckets, help text)
 _HISTOGRAMS: dict[str, tuple[tuple[float, ...], str]] = {
     "time_to_first_token_seconds": (_LATENCY, "From the request's arrival to its first token"),
     "inter_token_latency_seconds": (_TOKEN, "Between two tokens of one sequence"),
@@ -48,7 +48,7 @@ _HISTOGRAMS: dict[str, tuple[tuple[float, ...], str]] = {
     "request_params_max_tokens": (_LENGTH, "max_tokens of each request that set it"),
 }
 
-# our name -> (labels besides the model's, help)
+# our name -> (labels besides the model's, help text)
 _COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "prompt_tokens": ((), "Prompt tokens taken"),
     "prompt_tokens_cached": ((), "Prompt tokens found in the prefix cache"),
@@ -59,7 +59,7 @@ _COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "http_requests": (("route", "status"), "Answers over HTTP"),
 }
 
-# our name -> (kind, key in the router's stats, help)
+# our name -> (kind, key in the router's stats, help text)
 _ROUTER: tuple[tuple[str, type[Metric], str, str], ...] = (
     ("num_requests_running", GaugeMetricFamily, "running", "Requests being computed"),
     ("num_requests_waiting", GaugeMetricFamily, "waiting", "Requests in the queue"),
@@ -78,7 +78,7 @@ _ROUTER: tuple[tuple[str, type[Metric], str, str], ...] = (
 
 
 class _Histogram(Histogram):
-    """A histogram that takes many values at once. Taken one by one, each would cost as much as making a token's text."""
+    """A histogram that takes many values at once. One call per value would cost as much as making a token's text."""
 
     def observe_all(self, values: list[float]) -> None:
         for bucket, count in Tally(bisect_left(self._upper_bounds, value) for value in values).items():
@@ -87,7 +87,7 @@ class _Histogram(Histogram):
 
 
 class Metrics:
-    """The numbers of one HTTP process."""
+    """The metrics of one HTTP process."""
 
     def __init__(self, prefix: str, model: str):
         self._prefix, self._model = prefix, model
@@ -104,11 +104,11 @@ class Metrics:
         self.recent_between: deque[tuple[float, float]] = deque(maxlen=16384)
         self.counts = {"prompt_tokens": 0, "generation_tokens": 0, "requests": 0}
         self.open_meters: set[Meter] = set()
-        self._gaps: list[float] = []  # not yet in the histogram
-        self._made = 0  # tokens not yet in the counter
+        self._gaps: list[float] = []  # times between tokens that are not yet in the histogram
+        self._made = 0  # tokens that are not yet in the counter
 
     def generated(self, now: float, made: int, gap: float | None) -> None:
-        """Notes new tokens of one sequence, and the time each took if they are not its first; counted later, in one go."""
+        """Notes new tokens of one sequence, and the time each took unless they are its first. They are counted later."""
         self.counts["generation_tokens"] += made
         self._made += made
         if gap is not None:
@@ -118,18 +118,18 @@ class Metrics:
                 self.count_generated()
 
     def settle(self) -> None:
-        """Brings all numbers up to date from what was noted for each token, which is only when it came."""
+        """Updates all numbers from the times at which tokens came, which is all that was noted for each token."""
         for meter in self.open_meters:
             meter.settle()
         self.count_generated()
 
     def totals(self) -> dict[str, int]:
-        """Tokens and requests since the beginning."""
+        """The tokens and requests since the process started."""
         self.settle()
         return self.counts
 
     def count_generated(self) -> None:
-        """Counts what was noted."""
+        """Adds the collected tokens and times to the counters."""
         gaps, made = self._gaps, self._made
         self._gaps, self._made = [], 0
         if gaps:
@@ -155,7 +155,7 @@ class Metrics:
         return generate_latest(registry) + generate_latest(router)
 
     def percentiles(self) -> dict[str, dict[str, float] | None]:
-        """Of the last minute, in seconds."""
+        """The percentiles of the last minute, in seconds."""
         self.settle()
         since = time.monotonic() - WINDOW_SECONDS
         return {
@@ -166,7 +166,7 @@ class Metrics:
 
 @dataclass(eq=False)
 class _Router:
-    """The router's numbers and the state, as they were at this scrape."""
+    """The router's numbers and state at the time of this scrape."""
 
     prefix: str
     model: str
@@ -202,13 +202,13 @@ class _Router:
 
 
 class Meter:
-    """Measures one request from arrival to end."""
+    """Measures one request from its arrival to its end."""
 
     def __init__(self, metrics: Metrics, arrived: float, prompt_tokens: int, n: int, max_tokens: int | None):
         self._metrics, self._arrived, self._opened = metrics, arrived, time.monotonic()
         self._first: float | None = None
         self._last: dict[int, float] = {}
-        self._marks: list[tuple[float, int, int]] = []  # not yet settled: when, whose, how many tokens
+        self._marks: list[tuple[float, int, int]] = []  # not yet settled: the time, the sequence, and the number of tokens
         self._made = 0
         self._ended = False
         metrics.open_meters.add(self)
@@ -221,7 +221,7 @@ class Meter:
             metrics.observe("request_params_max_tokens", max_tokens)
 
     def take(self, piece: Piece) -> None:
-        """Notes when tokens came; what that means is worked out for many at once."""
+        """Notes when tokens came. The numbers are computed later, for many tokens at once."""
         if piece.token_ids:
             self._marks.append((time.monotonic(), piece.index, len(piece.token_ids)))
             if len(self._marks) > MAX_UNSETTLED:
@@ -264,7 +264,7 @@ class Meter:
 
 
 def kv_usage(stats: dict[str, Any]) -> float:
-    """Share of the pages that running requests hold; cached pages that nobody uses can be had at once."""
+    """The share of pages that running requests hold. Cached pages without a user can be freed at once, so they do not count."""
     total = stats.get("pages_total") or 0
     return (stats.get("pages_owned", 0) + stats.get("pages_locked", 0)) / total if total else 0.0
 

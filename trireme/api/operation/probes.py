@@ -25,19 +25,19 @@ from trireme.types import SamplingParams
 
 
 class Probes:
-    """The handlers."""
+    """The handlers of the routes about the server."""
 
     def __init__(self, service: Service):
         self.service = service
 
     async def live(self, call: Call) -> Reply:
-        """200 while every process shows signs of life, 503 when one hangs."""
+        """Answers 200 while every process responds, and 503 when one hangs."""
         state = self.service.client.state()
         document = {"status": "hung" if state.hung else "alive", "state": state.name, "heartbeat_ages": state.ages}
         return json_reply(document, 503 if state.hung else 200)
 
     async def ready(self, call: Call) -> Reply:
-        """200 when a request would be taken; else 503 with where the start stands."""
+        """Answers 200 if the server takes requests; otherwise 503 with the current phase of the start."""
         state = self.service.client.state()
         serving = state.serving and not state.hung
         document: dict[str, Any] = {"status": "ready" if serving else state.name, "phase": state.phase, "percent": state.percent}
@@ -52,7 +52,7 @@ class Probes:
         return json_reply({"version": trireme.__version__, "name": "trireme", "python": platform.python_version()})
 
     async def load(self, call: Call) -> Reply:
-        """What a balancer or a dashboard wants to know, as JSON."""
+        """The load as JSON, for load balancers and dashboards."""
         service, stats = self.service, await self._stats()
         state = service.client.state()
         return json_reply(
@@ -63,7 +63,8 @@ class Probes:
                 "waiting": stats.get("waiting", 0),
                 "kv_usage": kv_usage(stats),
                 "stats": stats,
-                "counted_by": {"process": service.client.name, "of": service.options.http_workers},  # totals and percentiles
+                # The process that counted the totals and percentiles.
+                "counted_by": {"process": service.client.name, "of": service.options.http_workers},
                 "totals": service.metrics.totals(),
                 "percentiles": service.metrics.percentiles(),
                 "heartbeat_ages": state.ages,
@@ -76,7 +77,7 @@ class Probes:
         return Reply(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _stats(self) -> dict[str, Any]:
-        """The router's numbers; none while it restarts."""
+        """The router's numbers. Empty while the router restarts."""
         try:
             return await self.service.client.stats()
         except TriremeError:
@@ -94,7 +95,7 @@ class Probes:
         return json_reply(self._anthropic_card(name) if "anthropic-version" in call.headers else self._card(name))
 
     def _anthropic_card(self, name: str) -> dict[str, str]:
-        """The model as Anthropic's SDKs read it."""
+        """The model in the form that Anthropic's SDKs read."""
         info = self.service.info
         created = datetime.datetime.fromtimestamp(info.created, datetime.UTC).isoformat().replace("+00:00", "Z")
         return {"type": "model", "id": name, "display_name": name, "created_at": created}
@@ -135,7 +136,7 @@ class Probes:
         return json_reply(DetokenizeAnswer(text))
 
     async def tokenizer_info(self, call: Call) -> Reply:
-        """What evaluation harnesses ask before they send token ids."""
+        """What evaluation harnesses ask for before they send token ids."""
         tokenizer = self.service.client.tokenizer
         return json_reply(
             {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Beside these words other parts of the schema may name further keys, or forbid them.
+# If a schema has one of these keywords, other parts of it may name further keys, or forbid them.
 _SHARED = frozenset(
     {"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$dynamicRef", "dependentSchemas", "patternProperties"}
 )
@@ -17,7 +17,7 @@ _MIXING = frozenset({"allOf", "not", "if", "dependentSchemas", "$dynamicRef"})  
 
 
 def closed(schema: Any) -> Any:
-    """The schema with `additionalProperties: false` where it is left out and can only help."""
+    """The schema with `additionalProperties: false` added where the keyword is missing and adding it is safe."""
     return _closed(schema, not _mentions(schema, _MIXING))
 
 
@@ -57,7 +57,7 @@ def _mentions(schema: Any, names: frozenset[str]) -> bool:
         if isinstance(node, dict):
             if names & node.keys():
                 return True
-            # A reference beside other words is one part of a whole as well.
+            # A reference with other keywords beside it is also only one part of a whole.
             if "$ref" in node and "properties" in node:
                 return True
         layer += [child for child in (node.values() if isinstance(node, dict) else node) if isinstance(child, dict | list)]

@@ -29,7 +29,7 @@ from trireme.types import SamplingParams
 async def constrained(
     service: Service, sampling: SamplingParams, response_format: ResponseFormat | None, outputs: StructuredOutputs | None
 ) -> SamplingParams:
-    """The sampling parameters with the grammar that was asked for, which is compiled once to check it."""
+    """The sampling parameters with the grammar that the request asks for. The grammar is compiled once to check it."""
     if outputs is not None:
         return await _with(service, sampling, _of_outputs(outputs), "structured_outputs")
     if response_format is None or response_format.type == "text":

@@ -27,20 +27,20 @@ DEADLINE = 2.0  # seconds to compile a grammar; the bounds on its size make this
 MAX_DEPTH = 64
 MAX_CHOICES = 1024
 MAX_ENUM = 5000
-MAX_PATTERN = 16 << 10  # characters
+MAX_PATTERN = 16 << 10  # characters in a pattern
 MAX_RULES = 64 << 10
-MAX_KNOWN = 256  # grammars remembered as good
-# JSON allows any amount of white space, and a model without much to say would write it for ever.
+MAX_KNOWN = 256  # grammars that are remembered as valid
+# JSON allows any amount of white space. A model that has little to say might write white space without end.
 _WHITE_SPACE = {"whitespace_pattern": r"[ \t\n\r]{1,32}"}
 
 
 def schema_grammar(schema: Any, param: str) -> str:
-    """JSON that a schema describes."""
+    """A grammar for the JSON that a schema describes."""
     return _one({"json_schema": _checked(schema, param)})
 
 
 def object_grammar() -> str:
-    """Any JSON object."""
+    """A grammar for any JSON object."""
     return _one({"json_schema": _checked({"type": "object"}, "")})
 
 
@@ -54,7 +54,7 @@ def regex_grammar(pattern: str, param: str) -> str:
 
 
 def choice_grammar(choices: Sequence[str], param: str) -> str:
-    """One of these texts."""
+    """A grammar for exactly one of these texts."""
     if not choices or len(choices) > MAX_CHOICES or any(len(choice) > 4096 for choice in choices):
         raise BadRequest(f"choice takes 1 to {MAX_CHOICES} texts of at most 4096 characters.", param=param)
     return _one({"lark_grammar": "start: " + " | ".join(_literal(choice) for choice in choices)})
@@ -67,7 +67,7 @@ def rules_grammar(rules: str, param: str) -> str:
     _check_nesting(rules, param)
     try:
         return _one({"lark_grammar": any_to_lark(rules)})
-    except Exception as error:  # the library raises a bare Exception for rules it cannot follow
+    except Exception as error:  # the library raises a plain Exception for rules that it cannot parse
         raise BadRequest(f"The grammar cannot be read: {str(error)[:200]}.", "check its rules", param) from None
 
 
@@ -90,7 +90,7 @@ def tools_grammar(tools: Sequence[dict[str, Any]], format: Format, *, parallel: 
 
 
 def with_thought(grammar: str, tags: Tags, opened: bool, special: SpecialTokens) -> str:
-    """The grammar after reasoning between tags: needed if the prompt has opened it, allowed if not."""
+    """The grammar after reasoning between tags. The reasoning is required if the prompt has opened it; otherwise it is optional."""
     first = "thought SPACE" if opened else f"({_text(tags.opening, special)} thought SPACE)?"
     return _after(f"start: {first} @answer\nthought{_until(tags.closing, special)}\nSPACE: /[ \\n]*/", grammar)
 
@@ -103,14 +103,14 @@ def with_channels(grammar: str, is_call: bool, special: SpecialTokens) -> str:
 
 
 class SpecialTokens:
-    """Finds special tokens in a text that stands for a model's own."""
+    """Finds a model's special tokens in a text."""
 
     def __init__(self, tokenizer: Tokenizer):
         spelled = {tokenizer.token_text(token): token for token in tokenizer.special_ids}
         self._tokens = {text: token for text, token in spelled.items() if text}
 
     def split(self, text: str) -> list[tuple[str, int | None]]:
-        """The text in pieces: (a special token's spelling, its id) or (plain text, None)."""
+        """Splits the text into pieces: (a special token's spelling, its id) or (plain text, None)."""
         found = [(at, -len(special), special) for special in self._tokens if (at := text.find(special)) >= 0]
         if not found:
             return [(text, None)] if text else []
@@ -127,11 +127,12 @@ def _one(grammar: dict[str, Any]) -> str:
 
 
 def _literal(text: str) -> str:
-    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")  # JSON leaves it as it is, the grammar's language not
+    # JSON leaves this character as it is, but the grammar's language needs it escaped.
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
 
 
 def _slashed(pattern: str) -> str:
-    """A pattern between slashes: slashes of its own are escaped, and line breaks written out."""
+    """A pattern between slashes. Slashes inside it are escaped, and line breaks are written as escapes."""
     written, escaped = [], False
     for character in pattern:
         written.append("\\/" if character == "/" and not escaped else "\\n" if character == "\n" else character)
@@ -140,12 +141,12 @@ def _slashed(pattern: str) -> str:
 
 
 def _text(text: str, special: SpecialTokens) -> str:
-    """A text of the model, its special tokens by number."""
+    """A text of the model in the grammar's language, with special tokens written by their ids."""
     return " ".join(_literal(piece) if token is None else f"<[{token}]>" for piece, token in special.split(text))
 
 
 def _until(closing: str, special: SpecialTokens) -> str:
-    """The rest of a rule: any text up to and with a marker."""
+    """The rest of a rule: any text up to and including a marker."""
     if any(token is not None for _, token in special.split(closing)):
         return f": ANYTHING {_text(closing, special)}\nANYTHING: /(?s:.*)/"
     return f"[suffix={_literal(closing)}]: /(?s:.*)/"
@@ -158,7 +159,7 @@ def _after(rules: str, grammar: str) -> str:
 
 
 def _checked(schema: Any, param: str, lenient: bool = False) -> Any:
-    """The schema within bounds, closed where it leaves that out, its white space bounded."""
+    """The schema after a check of its bounds. Objects are closed where the schema does not say, and white space is bounded."""
     if not isinstance(schema, dict | bool):
         raise BadRequest(f"The schema in {param} must be an object.", param=param)
     schema = {} if schema is True else {"not": {}} if schema is False else schema
@@ -198,7 +199,7 @@ def _check_nesting(text: str, param: str) -> None:
 
 
 class GrammarCheck:
-    """Compiles grammars in threads, as workers will, so that a bad one is refused before anything is computed."""
+    """Compiles grammars in threads, as workers will, so that an invalid one is refused before anything is computed."""
 
     def __init__(self, load: Callable[[], GrammarTokens]):
         self._load = load
@@ -207,7 +208,7 @@ class GrammarCheck:
         self._threads = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="trireme-grammar")
 
     async def check(self, grammar: str, param: str) -> None:
-        """Refuses what is no grammar, is too large, or takes too long."""
+        """Refuses a grammar that is invalid, too large, or too slow to compile."""
         if len(grammar) > MAX_GRAMMAR:
             raise BadRequest(f"The grammar has {len(grammar)} characters; at most {MAX_GRAMMAR} are taken.", param=param)
         if grammar in self._known:
@@ -227,7 +228,7 @@ class GrammarCheck:
             self._known.popitem(last=False)
 
     async def warm_up(self) -> GrammarTokens:
-        """Reads the vocabulary, once, in a thread."""
+        """Reads the vocabulary once, in a thread."""
         if self._tokens is None or (self._tokens.done() and self._tokens.exception() is not None):
             loop = asyncio.get_running_loop()
             self._tokens = asyncio.ensure_future(loop.run_in_executor(self._threads, self._load))

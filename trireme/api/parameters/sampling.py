@@ -24,7 +24,7 @@ _SAME_NAME = (
     "stop_token_ids",
     "allowed_token_ids",
 )
-_OTHER_NAMES = {"no_repeat_ngram": "no_repeat_ngram_size"}  # ours -> the request's
+_OTHER_NAMES = {"no_repeat_ngram": "no_repeat_ngram_size"}  # our name -> the request's name
 
 
 def sampling_of(fields: SamplingFields, advice: dict[str, Any], max_tokens: int | None, **more: Any) -> SamplingParams:
@@ -69,7 +69,7 @@ def stop_strings(stop: str | list[str] | None) -> list[str]:
 
 
 def top_logprobs(count: int | None, param: str) -> int | None:
-    """A number of alternatives within its bound."""
+    """Checks the number of alternatives against its bound."""
     if count is not None and not 0 <= count <= MAX_TOP_LOGPROBS:
         raise BadRequest(f"{param} is {count}; it must lie between 0 and {MAX_TOP_LOGPROBS}.", param=param)
     return count

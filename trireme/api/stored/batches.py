@@ -23,10 +23,10 @@ from trireme.api.transport.http import Call, Events, Handler, Reply, decode, jso
 from trireme.errors import DiskFull, Overloaded, TriremeError
 
 MAX_LINES = 50_000
-MAX_ACTIVE = 64  # batches not yet done, of one owner
-AT_ONCE = 16  # requests of one batch in the engine
-LOOK_SECONDS = 2.0  # between looks for work and for cancellation
-TRIES = 8  # at a full queue, with growing pauses
+MAX_ACTIVE = 64  # unfinished batches of one owner
+AT_ONCE = 16  # requests of one batch that run in the engine at the same time
+LOOK_SECONDS = 2.0  # seconds between checks for work and for cancellation
+TRIES = 8  # attempts when the queue is full, with growing pauses
 _DONE = frozenset({"completed", "failed", "expired", "cancelled"})
 
 log = logging.getLogger("trireme.batches")
@@ -51,13 +51,13 @@ class BatchLine(msgspec.Struct, kw_only=True):
 
 
 class Batches:
-    """The handlers, and the worker that answers batches."""
+    """The handlers of /v1/batches, and the worker that answers batches."""
 
     def __init__(self, shelf: Shelf, files: Files, endpoints: Mapping[str, Handler]):
         self.shelf, self.files, self.endpoints = shelf, files, endpoints
         self._wake = asyncio.Event()
         self._running: set[asyncio.Task] = set()
-        self._done: set[str] = set()  # names that need not be looked at again
+        self._done: set[str] = set()  # names of batches that need no further check
 
     async def create(self, call: Call) -> Reply:
         request = await call.read(BatchRequest)
@@ -160,11 +160,12 @@ class Batches:
 
 
 class _Work:
-    """One batch being answered."""
+    """One batch that is being answered."""
 
     def __init__(self, batches: Batches, name: str, owner: str, document: dict[str, Any]):
         self._batches, self._shelf, self._name, self._owner, self._document = batches, batches.shelf, name, owner, document
-        self._answers: pathlib.Path = batches.shelf.data_path(name)  # lines as they come; at the end split into two files
+        # Answer lines in order of arrival; at the end they are split into two files.
+        self._answers: pathlib.Path = batches.shelf.data_path(name)
         self._handler = batches.endpoints[document["endpoint"]]
 
     async def run(self) -> None:
@@ -181,7 +182,7 @@ class _Work:
         cancelled = await self._answer_all(left, places)
         try:
             await asyncio.to_thread(self._finish, cancelled, len(lines))
-        except (Failure, DiskFull) as error:  # no room for the answers
+        except (Failure, DiskFull) as error:  # there is no room for the answers
             self._fail("storage_full", failure_of(error).message)
 
     def _fail(self, code: str, message: str) -> None:
@@ -189,7 +190,7 @@ class _Work:
         self._save(status="failed", failed_at=int(time.time()), errors=errors)
 
     async def _answer_all(self, lines: list[BatchLine], places: asyncio.Semaphore) -> bool:
-        """Whether it was cancelled on the way."""
+        """Answers all lines. Returns whether the batch was cancelled meanwhile."""
 
         async def one(line: BatchLine) -> None:
             async with places:
@@ -274,7 +275,7 @@ class _Work:
         return lines
 
     def _answered(self) -> set[str]:
-        """What an earlier worker at this batch has done. A line cut off by its death is dropped."""
+        """Reads the answers that an earlier worker wrote for this batch. A last line that is incomplete is dropped."""
         if not self._answers.exists():
             return set()
         whole = self._answers.read_bytes().rpartition(b"\n")[0]

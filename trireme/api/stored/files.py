@@ -23,7 +23,7 @@ _ATTRIBUTE = re.compile(r'(name|filename)="([^"]*)"')
 
 @dataclass
 class Part:
-    """One field of a form."""
+    """One field of a multipart form."""
 
     name: str
     filename: str
@@ -31,7 +31,7 @@ class Part:
 
 
 class Files:
-    """The handlers."""
+    """The handlers of /v1/files."""
 
     def __init__(self, shelf: Shelf):
         self.shelf = shelf
@@ -47,7 +47,7 @@ class Files:
         return json_reply(await asyncio.to_thread(self.store, call.tenant, file.filename or "upload", file.data, purpose))
 
     def store(self, owner: str, filename: str, data: bytes, purpose: str) -> dict[str, Any]:
-        """Keeps bytes as a file of `owner`; the file's own name is remembered, never used as a path."""
+        """Stores bytes as a file of `owner`. The client's file name is recorded but never used as a path."""
         self.shelf.make_room("file", owner)
         name = self.shelf.new_name("file", owner)
         self.shelf.put_data(name, owner, data)
@@ -94,7 +94,7 @@ def _file_id(call: Call) -> str:
 
 
 def owned(shelf: Shelf, kind: str, owner: str) -> list[dict[str, Any]]:
-    """The owner's documents of a kind, newest first."""
+    """The owner's documents of one kind, newest first."""
     found = []
     for name in shelf.names(kind, owner):
         try:
@@ -105,7 +105,7 @@ def owned(shelf: Shelf, kind: str, owner: str) -> list[dict[str, Any]]:
 
 
 def page(documents: list[dict[str, Any]], call: Call, most: int) -> dict[str, Any]:
-    """A page of a list, after the entry that `after` names."""
+    """One page of a list. It begins after the entry with the id `after`."""
     limit = call.query.get("limit", str(min(most, 100)))
     if not limit.isdecimal() or not 1 <= int(limit[:9]) <= most:
         raise Failure(400, f"limit must lie between 1 and {most}.", param="limit")

@@ -24,22 +24,22 @@ from trireme.api.transport.failures import Failure
 from trireme.config import cache_folder
 from trireme.errors import BadConfig, DiskFull
 
-MAX_RECORDS = 10_000  # of one kind and owner
-LOOK_EVERY = 64  # new records, until the old are counted
-MAX_BYTES = 2 << 30  # of one owner's files
-_MARK = 12  # hexadecimal digits of a name that tell its owner; the rest of them cannot be guessed
+MAX_RECORDS = 10_000  # records of one kind and owner
+LOOK_EVERY = 64  # the number of new records after which the old ones are counted
+MAX_BYTES = 2 << 30  # bytes in the files of one owner
+_MARK = 12  # the hexadecimal digits in a name that identify its owner; the other digits are random
 _NAME = re.compile(r"[a-z]{3,8}[-_][0-9a-f]{32}")
 
 
 class Record(msgspec.Struct):
-    """A document with its owner."""
+    """A document and its owner."""
 
     owner: str
     document: dict[str, Any]
 
 
 class Shelf:
-    """One folder. Every write is atomic: a reader in another process sees the old or the new, whole."""
+    """Records and files in one folder. Every write is atomic: a reader sees either the old or the new version, whole."""
 
     def __init__(self, folder: pathlib.Path):
         self._folder = folder
@@ -56,7 +56,7 @@ class Shelf:
         self._write(self._path(name, ".json"), msgspec.json.encode(Record(owner, document)))
 
     def get(self, name: str, owner: str) -> dict[str, Any]:
-        """The document, for its owner. One of another owner is treated as if it did not exist."""
+        """Returns the document to its owner. A document of another owner is treated as missing."""
         with contextlib.suppress(OSError, msgspec.DecodeError):
             record = msgspec.json.decode(self._path(name, ".json").read_bytes(), type=Record)
             if record.owner == owner:
@@ -67,17 +67,17 @@ class Shelf:
         return msgspec.json.decode(self._path(name, ".json").read_bytes(), type=Record).owner
 
     def names(self, kind: str, owner: str | None = None) -> list[str]:
-        """All of a kind, or those of one owner, newest first."""
+        """All names of a kind, or only those of one owner, newest first."""
         begins = (kind,) if owner is None else (f"{kind}-{_mark(owner)}", f"{kind}_{_mark(owner)}")
         files = [entry for entry in os.scandir(self._folder) if entry.name.startswith(begins) and entry.name.endswith(".json")]
         dated = []
         for entry in files:
-            with contextlib.suppress(OSError):  # taken away meanwhile
+            with contextlib.suppress(OSError):  # deleted meanwhile
                 dated.append((entry.stat().st_mtime_ns, entry.name.removesuffix(".json")))
         return [name for _, name in sorted(dated, reverse=True)]
 
     def make_room(self, kind: str, owner: str) -> None:
-        """Deletes the owner's oldest records of a kind while there are too many. It looks now and then: the bound is not exact."""
+        """Deletes the owner's oldest records of a kind while there are too many. It checks rarely, so the bound is not exact."""
         self._calls[kind, owner] += 1
         if self._calls[kind, owner] % LOOK_EVERY != 1:
             return
@@ -96,11 +96,11 @@ class Shelf:
         self._write(self._path(name, ".data"), data)
 
     def _held(self, owner: str) -> int:
-        """Bytes of the owner's files."""
+        """The bytes in the owner's files."""
         mark, held = _mark(owner), 0
         for entry in os.scandir(self._folder):
             if entry.name.endswith(".data") and entry.name.partition("-" if "-" in entry.name else "_")[2].startswith(mark):
-                with contextlib.suppress(OSError):  # taken away meanwhile
+                with contextlib.suppress(OSError):  # deleted meanwhile
                     held += entry.stat().st_size
         return held
 
@@ -116,7 +116,7 @@ class Shelf:
     # --- marks and locks ------------------------------------------------------------------------------------------------------
 
     def mark(self, name: str) -> None:
-        """Tells whichever process works at it to stop."""
+        """Leaves a mark that tells the process working on the record to stop."""
         self._path(name, ".mark").touch(mode=0o600)
 
     def marked(self, name: str) -> bool:
@@ -124,7 +124,7 @@ class Shelf:
 
     @contextlib.contextmanager
     def claim(self, name: str) -> Iterator[bool]:
-        """Whether the work at a record is this process's alone. The kernel gives the claim up when the process dies."""
+        """Yields whether this process alone may work on the record. The operating system frees the claim if the process dies."""
         with open(self._path(name, ".lock"), "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,7 +141,7 @@ class Shelf:
     def _write(self, path: pathlib.Path, data: bytes) -> None:
         written = None
         try:
-            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:  # made 0600
+            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:  # created with mode 0600
                 written = file.name
                 file.write(data)
             os.replace(file.name, path)

@@ -11,14 +11,14 @@ import msgspec
 
 from trireme.errors import BadRequest, ModelNotFound, Overloaded, TriremeError, Unavailable
 
-RETRY_AFTER = (1.0, 3.0)  # seconds; a queue drains or a worker restarts in about that time
+RETRY_AFTER = (1.0, 3.0)  # seconds; a queue usually drains, or a worker restarts, in about this time
 
 # A number in JSON may have any length. Error messages shorten one of more than 40 digits.
 _LONG_NUMBER = re.compile(r"\d{41,}")
 
 
 class Shape(enum.Enum):
-    """Whose error body a route speaks."""
+    """The API whose error format a route uses."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -27,7 +27,7 @@ class Shape(enum.Enum):
 
 
 class Failure(Exception):
-    """An answer that is an error."""
+    """An error that becomes the answer to a request."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class Failure(Exception):
         super().__init__(message)
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
         self.headers = headers or {}
-        self.details = details  # for clients that read more than the message
+        self.details = details  # for clients that read more fields than the message
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What the client is told. Of an unforeseen error it learns only that the server is at fault."""
+    """Converts an exception to the answer for the client. For an unexpected error it only says that the server is at fault."""
     if isinstance(error, Failure):
         return error
     if isinstance(error, BadRequest):
@@ -63,9 +63,9 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _come_back() -> dict[str, str]:
-    """When to try again: a random moment for each client, so that those refused together do not come back together."""
+    """The time to wait before trying again. It is random, so that clients refused together do not return together."""
     seconds = random.uniform(*RETRY_AFTER)
-    # The SDKs of OpenAI and Anthropic look for milliseconds first.
+    # The SDKs of OpenAI and Anthropic read the header in milliseconds first.
     return {"retry-after": str(round(seconds)), "retry-after-ms": str(round(1000 * seconds))}
 
 
@@ -81,7 +81,7 @@ _ANTHROPIC_KINDS = {
 
 
 def failure_document(failure: Failure, shape: Shape) -> dict[str, Any]:
-    """The error's body."""
+    """The body of the error response."""
     if shape is Shape.ANTHROPIC:
         kind = _ANTHROPIC_KINDS.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
         details = {"details": failure.details} if failure.details else {}
@@ -101,7 +101,7 @@ def failure_body(failure: Failure, shape: Shape) -> bytes:
 
 
 def shape_of_path(path: str) -> Shape:
-    """In which API's shape an error is sent where no route was reached."""
+    """The API whose error format is used for a path without a route."""
     if path.startswith("/v1/messages"):
         return Shape.ANTHROPIC
     if path.startswith("/api/"):

@@ -19,8 +19,8 @@ import msgspec
 from trireme.api.transport.failures import Failure
 
 IGNORED_HEADER = "x-ignored-fields"
-MAX_SHOWN = 16  # names in a header or in the log
-NEARLY = 0.85  # the likeness from which on a name is taken for a misspelling of another
+MAX_SHOWN = 16  # names shown in a header or in the log
+NEARLY = 0.85  # a name at least this similar to a known one counts as a misspelling
 LOG_SECONDS = 60.0
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -40,14 +40,14 @@ class OtherFields:
     refused: Mapping[str, str] = field(default_factory=dict)
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     harmless: frozenset[str] = frozenset()
-    details: Mapping[str, str] = field(default_factory=dict)  # name -> the error code by which clients know the refusal
+    details: Mapping[str, str] = field(default_factory=dict)  # name -> the error code by which clients recognise the refusal
 
 
 _NONE = OtherFields()
 
 
 def check_fields(body: bytes, kind: type) -> list[str]:
-    """The names of fields that are passed over. Raises a 400 for one that must not be."""
+    """Returns the names of fields that are ignored. Raises a 400 for a field that must not be."""
     known = _names(kind)
     others: OtherFields = getattr(kind, "others", _NONE)
     if not known:

@@ -23,10 +23,11 @@ from trireme.config import ServeOptions
 from trireme.serve.keys import ApiKey, KeyRing, digest_of, retry_after
 from trireme.serve.patience import PUSH
 
-MAX_HEADERS = 32 << 10  # bytes in all
-ADMIN = "/admin/"  # the beginning of paths that need the admin key
+MAX_HEADERS = 32 << 10  # bytes of all headers together
+ADMIN = "/admin/"  # paths with this beginning need the admin key
 PROBES = frozenset({"/health", "/live", "/ready"})
-LOOKED_AT = frozenset({"/metrics", "/load"})  # every second or so, by whoever watches: logged at debug, as the probes are
+# Monitoring reads these every second or so, so they are logged at debug, like the probes.
+LOOKED_AT = frozenset({"/metrics", "/load"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 
 access = logging.getLogger("trireme.access")
@@ -35,7 +36,7 @@ Count = Callable[[str, int], None]  # counts an answer by its route and status
 
 
 class Guard:
-    """Wraps the whole application."""
+    """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp, options: ServeOptions, open_paths: frozenset[str], tracer: Tracer, count: Count | None = None):
         self.app, self.options, self.tracer, self._count = app, options, tracer, count
@@ -46,7 +47,7 @@ class Guard:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
-            return  # no websockets here
+            return  # the server has no websockets
         scope = _without_root(scope, self.options.root_path)
         headers = {name.lower(): value for name, value in scope["headers"]}
         exchange = _Exchange(scope, headers, send, self._proxies.client(scope, headers))
@@ -75,7 +76,7 @@ class Guard:
             raise Failure(431, f"The headers are larger than {MAX_HEADERS} bytes.", code="headers_too_large")
         self._check_host(headers)
         reads = scope["method"] in ("GET", "HEAD")
-        # The page's files are the same for everybody; browsers send Origin when they load its modules.
+        # The page's files are the same for everybody. Browsers send Origin when they load the page's modules.
         page = scope["path"] in self._page and reads
         if not page:
             self._check_origin(headers)
@@ -100,7 +101,7 @@ class Guard:
             )
 
     def _check_admin(self, headers: dict[bytes, bytes]) -> None:
-        """Refuses, unless the server was given an admin key and the request has it. Other keys do not count."""
+        """Refuses the request unless the server has an admin key and the request has the same. Other API keys do not count."""
         if not self.options.admin_key:
             cause = "This server takes no admin requests. Fix: start it with --admin-key, and send that key."
             raise Failure(403, cause, kind="permission_error", code="admin_denied")
@@ -108,14 +109,14 @@ class Guard:
             raise _unauthorized("No valid admin key came with the request. Fix: send `Authorization: Bearer ADMIN_KEY`.")
 
     def _key(self, headers: dict[bytes, bytes]) -> ApiKey:
-        """The key that was sent, or a 401."""
+        """The key that was sent. Raises a 401 if it is missing or wrong."""
         key = self._keys.find(_given(headers))
         if key is None:
             raise _unauthorized("No valid API key came with the request. Fix: send `Authorization: Bearer KEY`.")
         return key
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
-        """Without a key, only names that cannot be an attacker's domain pointed at this address."""
+        """Checks Host if the server has no key: an attacker's domain may resolve to this address, so only known names pass."""
         if self._keys or self.options.uds:
             return
         host = _host_of(headers.get(b"host", b"").decode("latin-1"))
@@ -125,7 +126,7 @@ class Guard:
         raise Failure(421, f"This server does not answer for the host {host[:80]!r}. Fix: start it with --allowed-host, or a key.")
 
     def _check_origin(self, headers: dict[bytes, bytes]) -> None:
-        """A page of another site may not make a browser call this server."""
+        """Refuses requests that a page of another site makes a browser send."""
         origin = headers.get(b"origin", b"").decode("latin-1")
         if not origin or self._known_origin(headers):
             return
@@ -144,7 +145,7 @@ class Guard:
 
 
 class _Exchange:
-    """One exchange as the access log sees it. Never its bodies, its query or its keys."""
+    """One exchange, as the access log records it. Bodies, query strings and keys are never recorded."""
 
     def __init__(self, scope: Scope, headers: dict[bytes, bytes], send: Send, client: str | None):
         self._scope, self._send, self._client = scope, send, client
@@ -160,7 +161,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             marks = [(b"x-request-id", self.request_id.encode()), (b"x-content-type-options", b"nosniff")]
-            if self._anthropic:  # where its SDKs look for it
+            if self._anthropic:  # Anthropic's SDKs read the id from this header
                 marks.append((b"request-id", self.request_id.encode()))
             message = {**message, "headers": [*message.get("headers", []), *marks, *self.extra]}
         elif message["type"] == "http.response.body":
@@ -170,7 +171,7 @@ class _Exchange:
 
     @property
     def final_status(self) -> int:
-        """499 where the client left before the end."""
+        """The status for the log: 499 if the client left before the end."""
         return 499 if self._scope["state"].get("disconnected") else self.status
 
     @property
@@ -178,7 +179,7 @@ class _Exchange:
         return self._push is not None
 
     def push(self, body: bytes) -> bool:
-        """Writes a piece of a stream that has begun, past all layers of ASGI; False if the way is not free."""
+        """Writes a piece of a started stream past all ASGI layers. Returns False if that is not possible now."""
         assert self._push is not None
         if not self._push(body):
             return False
@@ -239,14 +240,14 @@ def _unauthorized(message: str) -> Failure:
 
 
 def _without_root(scope: Scope, root: str) -> Scope:
-    """The scope with the path as the routes know it. A proxy may have taken --root-path off already, or not."""
+    """The scope with the path that the routes expect. A proxy may or may not have removed --root-path already."""
     if root and scope["path"].startswith(f"{root}/"):
         return {**scope, "path": scope["path"][len(root) :]}
     return scope
 
 
 def _host_of(header: str) -> str:
-    """The Host header without its port."""
+    """The Host header without the port."""
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.rpartition(":")[0].lower() if header.rpartition(":")[2].isdigit() and ":" in header else header.lower()

@@ -27,38 +27,38 @@ from trireme.serve.patience import LEAVING
 
 T = TypeVar("T")
 
-BODY_SECONDS = 30.0  # between two pieces of a body
-KEEP_ALIVE_SECONDS = 5.0  # of silence in a stream, as while a long prompt is computed, before a comment says so
-MAX_DEPTH = 64  # of nested JSON
+BODY_SECONDS = 30.0  # seconds allowed between two pieces of a body
+KEEP_ALIVE_SECONDS = 5.0  # a stream without data for this long, for example during a long prompt, sends a comment
+MAX_DEPTH = 64  # levels of nested JSON
 MAX_OBJECTS = 200_000  # objects and lists in one body
-MAX_VALUES = 1_000_000  # of any kind in one body, because decoding holds the interpreter's lock for about 25 ns a value
+MAX_VALUES = 1_000_000  # values of any kind in one body; decoding holds the interpreter's lock for about 25 ns a value
 SMALL_BODY = 64 << 10
-LARGE_BODY = 1 << 20  # bytes; larger ones are decoded beside the event loop
+LARGE_BODY = 1 << 20  # bytes; larger bodies are decoded in a thread, away from the event loop
 
 log = logging.getLogger("trireme.api")
 
 
 @dataclass
 class Call:
-    """A request as a handler sees it."""
+    """A request in the form that handlers read."""
 
     path: str
-    headers: dict[str, str]  # names in lower case
+    headers: dict[str, str]  # names are in lower case
     body: bytes
     path_params: dict[str, str]
     query: dict[str, str]
     request_id: str
-    tenant: str = ""  # a digest of the API key: cached prefixes and stored things are the tenant's own
+    tenant: str = ""  # a digest of the API key; cached prefixes and stored records belong to one tenant
     trace: Trace = field(default_factory=lambda: Trace(""))
     begun: float = field(default_factory=time.monotonic)
-    # Closed when the exchange ends, however it ends.
+    # These are closed when the exchange ends, for whatever reason.
     exits: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
-    ignored: list[str] = field(default_factory=list)  # names of fields that were passed over; the answer's header tells them
-    leavers: list[Callable[[], None]] = field(default_factory=list)  # called at once when the client has left
-    models: tuple[str, ...] = ()  # served names that the key may use; () is all
+    ignored: list[str] = field(default_factory=list)  # names of fields that were ignored; a header of the answer lists them
+    leavers: list[Callable[[], None]] = field(default_factory=list)  # called at once when the client disconnects
+    models: tuple[str, ...] = ()  # served names that the key may use; () means all
 
     async def read(self, kind: type[T]) -> T:
-        """The body as `kind`, or a 400 that names the field at fault."""
+        """Decodes the body as `kind`, or raises a 400 that names the wrong field."""
         if len(self.body) > LARGE_BODY:
             found, ignored = await asyncio.to_thread(_decode_and_check, self.body, kind)
         else:
@@ -86,13 +86,13 @@ _UNSTRUCTURED = bytes(set(range(256)) - set(b'[]{},"'))
 
 
 def _check_structure(body: bytes) -> None:
-    """Bounds on nesting and on the number of values, before anything is built from them. What is in strings does not count."""
+    """Bounds the nesting and the number of values before anything is decoded. Brackets and commas inside strings do not count."""
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH and body.count(b",") <= MAX_VALUES:
         return
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _UNSTRUCTURED)
-    if plain.count(b'"') > 4 * MAX_VALUES:  # two of a name, two of a value
+    if plain.count(b'"') > 4 * MAX_VALUES:  # two quotes for a name and two for a value
         raise Failure(400, f"The JSON has more than {MAX_VALUES} values.")
-    # What stands outside strings. To drop two quotes side by side first does not change what is inside and what outside.
+    # Keeps only the text outside strings. Removing adjacent quotes first does not change which text is inside a string.
     plain = b"".join(plain.replace(b'""', b"").split(b'"')[::2])
     if plain.count(b",") > MAX_VALUES:
         raise Failure(400, f"The JSON has more than {MAX_VALUES} values.")
@@ -104,12 +104,12 @@ def _check_structure(body: bytes) -> None:
         if depth > MAX_DEPTH:
             raise Failure(400, f"The JSON is nested deeper than {MAX_DEPTH} levels.")
         if depth < 0:
-            return  # no JSON: the decoder says where
+            return  # not JSON: the decoder says where
 
 
 @dataclass
 class Reply:
-    """A whole answer."""
+    """A complete answer."""
 
     body: bytes = b""
     status: int = 200
@@ -119,7 +119,7 @@ class Reply:
 
 @dataclass
 class Events:
-    """An answer in pieces. Each item is sent as it is; `failed` says how an error in mid-stream is written."""
+    """An answer in pieces. Each item is sent unchanged. `failed` writes an error that occurs after the stream has begun."""
 
     pieces: AsyncIterator[bytes]
     media_type: str = "text/event-stream; charset=utf-8"
@@ -132,13 +132,13 @@ def json_reply(document: Any, status: int = 200) -> Reply:
 
 
 def event(document: Any, name: str = "") -> bytes:
-    """One server-sent event."""
+    """Encodes one server-sent event."""
     data = msgspec.json.encode(document)
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data) if name else b"data: %b\n\n" % data
 
 
 class EventAround:
-    """An event in which only one text changes: what stands before and after it is encoded once."""
+    """An event in which only one text changes. The bytes before and after that text are encoded once."""
 
     def __init__(self, sample: Callable[[str], Any]):
         mark = secrets.token_hex(16)
@@ -153,11 +153,11 @@ _encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 
 Handler = Callable[[Call], Awaitable[Reply | Events]]
-Push = Callable[[bytes], bool]  # writes a piece of a stream at once, if the client keeps up
+Push = Callable[[bytes], bool]  # writes a piece of a stream at once, if the client reads fast enough
 
 
 class Endpoint:
-    """The ASGI face of one handler. `admit` refuses, if there is one, before anything is done for a request."""
+    """The ASGI application of one handler. If `admit` is given, it may refuse a request before any work is done for it."""
 
     def __init__(self, handler: Handler, shape: Shape, max_body: int, admit: Callable[[], None] | None = None, route: str = ""):
         self.handler, self.shape, self.max_body, self.route, self.admit = handler, shape, max_body, route, admit
@@ -221,7 +221,7 @@ class Endpoint:
                     await sender.whole(reply)
         except Exception as error:
             failure = failure_of(error)
-            state["failure"] = failure.code or failure.kind  # the access log shows it: a stream has begun with status 200
+            state["failure"] = failure.code or failure.kind  # for the access log, because the stream's status is already 200
             if failure.status >= 500 and not isinstance(error, Unavailable):
                 _log_failure(call, failure, error)
             await sender.fail(failure)
@@ -266,24 +266,24 @@ class Endpoint:
 
 
 def _is_small(scope: Scope) -> bool:
-    """Whether a body may be read only so that the connection can be used again."""
+    """Whether the rest of a body is small enough to read, so that the connection can be used again."""
     length = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"")
     return length.isdigit() and len(length) < 9 and int(length) <= SMALL_BODY
 
 
 def _log_failure(call: Call, failure: Failure, error: Exception) -> None:
-    """One line for what was foreseen (a full queue, a dead worker); the whole traceback for what was not."""
+    """Logs one line for an expected error (a full queue, a dead worker), and the full traceback for an unexpected one."""
     where = {"request_id": call.request_id, "path": call.path, "status": failure.status}
     if isinstance(error, TriremeError):
         log.warning("request failed: %s", failure.message, extra=where)
     elif isinstance(error, Failure):
-        log.warning("request failed: %s", failure.kind, extra=where)  # its message may quote what was asked
+        log.warning("request failed: %s", failure.kind, extra=where)  # its message may quote the request
     else:
         log.error("request failed", exc_info=error, extra=where)
 
 
 class _Gone(Exception):
-    """The client left before its request was whole."""
+    """The client disconnected before its request was complete."""
 
 
 async def _until_gone(receive: Receive) -> None:
@@ -292,7 +292,7 @@ async def _until_gone(receive: Receive) -> None:
 
 
 class _Sender:
-    """Sends one answer; knows how far it is."""
+    """Sends one answer and records how much of it has been sent."""
 
     def __init__(self, send: Send, push: Push | None, shape: Shape, head: bool):
         self._send, self._shape, self._head = send, shape, head
@@ -300,7 +300,7 @@ class _Sender:
         self.ignored: list[str] = []
         self._started = False
         self._events: Events | None = None
-        self._num_sent = 0  # pieces
+        self._num_sent = 0  # pieces that have been sent
         self._busy = False
 
     async def whole(self, reply: Reply) -> None:
@@ -324,7 +324,7 @@ class _Sender:
         await self._send({"type": "http.response.body", "body": b""})
 
     async def fail(self, failure: Failure, close: bool = False) -> None:
-        """The error as a whole answer, or as the stream's last event if that has begun."""
+        """Sends the error as a complete answer, or as the last event if the stream has begun."""
         if self._started:
             if self._events is not None and self._events.failed is not None:
                 await self._chunk(self._events.failed(failure))
@@ -346,7 +346,7 @@ class _Sender:
         self._busy = False
 
     async def _keep_alive(self, comment: bytes) -> None:
-        """Proxies close silent connections."""
+        """Sends comments in a silent stream, because proxies close silent connections."""
         quiet, seen = 0.0, self._num_sent
         while comment:
             await asyncio.sleep(KEEP_ALIVE_SECONDS / 3)
@@ -362,5 +362,5 @@ def _no_push(piece: bytes) -> bool:
 
 
 def openai_event_failure(failure: Failure) -> bytes:
-    """An error in mid-stream, as OpenAI's clients recognise it."""
+    """An error inside a stream, in the form that OpenAI's clients recognise."""
     return event(failure_document(failure, Shape.OPENAI)) + DONE

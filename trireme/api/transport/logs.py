@@ -33,7 +33,7 @@ class _Lines(logging.Formatter):
 
 
 def set_up_logs(log_format: str, level: str = "info") -> None:
-    """Sends this package's log to standard error, unless the process has set it up already."""
+    """Sends this package's log to standard error, unless the process has already configured logging."""
     logger = logging.getLogger("trireme")
     if logger.handlers:
         return

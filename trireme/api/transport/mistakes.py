@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-MAX_SHOWN = 60  # characters of a client's value
-AROUND = 20  # bytes shown on either side of what is no JSON
+MAX_SHOWN = 60  # characters of a client's value that are shown
+AROUND = 20  # bytes shown on either side of invalid JSON
 
 _GOT = {
     "array": "a list",
@@ -24,7 +24,7 @@ _GOT = {
     "bool": "a boolean",
     "null": "null",
 }
-# One of them, and several.
+# The words for one of a type, and for several.
 _EXPECTED: dict[type, tuple[str, str]] = {
     inspect.StrType: ("a string", "strings"),
     inspect.IntType: ("a whole number", "whole numbers"),
@@ -39,7 +39,7 @@ _OUT_OF_RANGE = re.compile(r"(?:Number|Integer value) out of range")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _MALFORMED = re.compile(r"JSON is malformed: (.*) \(byte (\d+)\)")
 
-# What to send, by the place in the request; every API that has such a field takes it.
+# What to send, by the place in the request. It holds for every API that has such a field.
 _MESSAGE = '{"role": "user", "content": "..."}'
 EXAMPLES = {
     "messages": f"[{_MESSAGE}]",
@@ -54,14 +54,14 @@ EXAMPLES = {
 
 
 def field_of(error: msgspec.ValidationError) -> str | None:
-    """The path of the field at fault, such as messages[0].role; of a missing field within another, that other's."""
+    """The path of the wrong field, such as messages[0].role. For a missing field inside another, the path of that other field."""
     text, path = _parted(error)
     missing = _MISSING.fullmatch(text)
     return path or (missing[1] if missing else None)
 
 
 def field_mistake(error: msgspec.ValidationError, kind: Any) -> str:
-    """What is wrong with a value that is no `kind`, in one line."""
+    """Explains in one line why a value is not a valid `kind`."""
     text, path = _parted(error)
     if missing := _MISSING.fullmatch(text):
         return _missing(f"{path}.{missing[1]}" if path else missing[1], kind)
@@ -75,7 +75,7 @@ def field_mistake(error: msgspec.ValidationError, kind: Any) -> str:
 
 
 def body_mistake(error: Exception, body: bytes, name: str = "The body") -> str:
-    """Why `body` is no JSON, in one line; `name` is what it is called."""
+    """Explains in one line why `body` is not valid JSON. `name` is what the message calls it."""
     if not body.strip():
         return f"{name} is empty; it must be a JSON object. Fix: send one (with curl: -d '{{...}}')"
     cause, fix = str(error), ""
@@ -91,17 +91,17 @@ def body_mistake(error: Exception, body: bytes, name: str = "The body") -> str:
 
 
 def expected_at(kind: Any, path: str) -> str:
-    """What the field at `path` must be, such as "a string or a list of strings"; empty if that is not known."""
+    """What the field at `path` must be, such as "a string or a list of strings". Empty if that is not known."""
     return _choices(_nodes_at(kind, path))
 
 
 def shortened(shown: str) -> str:
-    """A client's value as it may be shown."""
+    """A client's value, shortened for an error message."""
     return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
 
 
 def _parted(error: msgspec.ValidationError) -> tuple[str, str]:
-    """The text and the path. A value in the text may look like a path: the last one is the true one."""
+    """Splits the text from the path. A value in the text may look like a path, so the last match is used."""
     text, mark, path = str(error).rpartition(" - at `$")
     return (text, path.strip("`.")) if mark else (path, "")
 
@@ -142,7 +142,7 @@ def _must_be(expected: str) -> str:
 
 
 def _place(path: str) -> str:
-    """The path without its numbers."""
+    """The path without its list indices."""
     return re.sub(r"\[[^\]]*\]", "[]", path)
 
 
@@ -155,7 +155,7 @@ def _tree(kind: Any) -> Any:
 
 
 def _nodes_at(kind: Any, path: str) -> list[Any]:
-    """What may stand at `path`, without null: a field that may be null may as well be left out."""
+    """The types allowed at `path`, without null: a field that may be null may also be left out."""
     nodes = _alternatives(_tree(kind))
     for name, _ in _STEP.findall(f".{path}" if path and not path.startswith("[") else path):
         inner: list[Any] = []
@@ -176,7 +176,7 @@ def _alternatives(node: Any) -> list[Any]:
 
 
 def _choices(nodes: list[Any], many: bool = False) -> str:
-    """The alternatives in words; empty if one of them has none."""
+    """The alternatives in words. Empty if one of them cannot be described."""
     words = [word for node in sorted(nodes, key=_order) for word in _words(node, many)]
     if not all(words):
         return ""
@@ -186,7 +186,7 @@ def _choices(nodes: list[Any], many: bool = False) -> str:
 
 
 def _order(node: Any) -> int:
-    """Plain values first, lists last: so the words of a list's items end the sentence."""
+    """Sorts plain types before lists, so that the words for a list's items end the sentence."""
     return 1 if isinstance(node, inspect.ListType) else 0
 
 
@@ -209,13 +209,13 @@ def _near(body: bytes, at: int) -> str:
 
 
 def _cut_off(body: bytes) -> tuple[str, str]:
-    if body.rstrip().endswith((b"}", b"]")) and b"\\u" in body:  # the decoder calls half of a surrogate pair cut off, too
+    if body.rstrip().endswith((b"}", b"]")) and b"\\u" in body:  # the decoder also reports half of a surrogate pair as truncated
         return "it has a \\u escape that is not whole", "write four digits, and both halves of a pair"
     return f"it breaks off after {_near(body, len(body))}", "close what was opened, and send all of it"
 
 
 def _malformed(what: str, body: bytes, at: int) -> tuple[str, str]:
-    """What stands at `at` that should not, and a fix if there is one."""
+    """What is wrong at the position `at`, and a fix if one is known."""
     found = body[at : at + 1]
     if what.startswith("trailing comma"):
         return what, "leave out the last comma"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-# What other servers have, and this one has not.
+# Paths that other servers have and this one does not.
 _ELSEWHERE = {
     "OpenAI": (
         "/v1/assistants",
@@ -40,7 +40,7 @@ _ELSEWHERE = {
 }
 
 
-# What is asked for at such paths, wherever a server has it.
+# The purpose of such paths, on any server.
 _CAPABILITIES = {
     "embeddings": ("/embedding", "/embeddings"),
     "reranking": ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank"),
@@ -51,7 +51,7 @@ _CAPABILITIES = {
 
 
 def nothing_at(path: str, known: Collection[str]) -> str:
-    """The text of a 404; `known` are the paths that there are."""
+    """The text of a 404. `known` lists the paths that exist."""
     for owner, prefixes in _ELSEWHERE.items():
         if any(path == prefix or path.startswith(f"{prefix}/") for prefix in prefixes):
             return f"{path[:200]} is an {owner} endpoint that is not supported here. Fix: GET /openapi.json lists those that are"

@@ -1,4 +1,4 @@
-"""Who sent a request that came by way of proxies. Knows addresses and X-Forwarded-For; nothing of requests."""
+"""Finds the client's address behind proxies. Knows addresses and X-Forwarded-For; nothing of requests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ UNIX = "unix"  # the peer of a Unix socket has no address
 
 
 class Proxies:
-    """The proxies whose word is believed."""
+    """The proxies that are trusted."""
 
     def __init__(self, trusted: Sequence[str]):
         self._unix = UNIX in trusted
         self._networks = [_network(given) for given in trusted if given != UNIX]
 
     def client(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str | None:
-        """The address of whoever asks: the last one named that is not a trusted proxy's own."""
+        """The client's address: the last one in the header that does not belong to a trusted proxy."""
         peer = (scope.get("client") or (None,))[0]
         if not self._trusts(peer):
             return peer

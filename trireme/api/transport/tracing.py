@@ -18,13 +18,13 @@ _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{
 
 
 class Trace:
-    """One request's place in a trace."""
+    """The ids of one request in a trace."""
 
     def __init__(self, trace_id: str, span: Any = None):
         self.trace_id, self._span = trace_id, span
 
     def note(self, **attributes: str | int | float) -> None:
-        """Facts for the span: counts and names, never text."""
+        """Adds facts to the span: counts and names, never text."""
         if self._span is not None:
             for name, value in attributes.items():
                 self._span.set_attribute(name.replace("__", "."), value)
@@ -34,7 +34,7 @@ class Trace:
 
 
 class Tracer:
-    """Makes the traces of one HTTP process."""
+    """Creates the traces of one HTTP process."""
 
     def __init__(self, endpoint: str | None = None):
         self._tracer: Any = None

@@ -1,4 +1,4 @@
-// One answer of the server: from a conversation to a request, from its chunks to a message, kept every second. Knows no elements.
+// One answer of the server: builds the request and the message, and saves the message every second. Knows no elements.
 
 import { ApiError, streamChat } from "./api.js";
 import { Clock } from "./clock.js";
@@ -9,21 +9,21 @@ import { save } from "./store.js";
 import { add, sent } from "./tree.js";
 
 const SAVE_EVERY = 1000; // milliseconds
-const SIGNS = 30000; // milliseconds in which another tab that writes an answer has saved it again
+const SIGNS = 30000; // milliseconds; a tab that is writing an answer saves it within this time
 const running = new Map(); // conversation id -> { controller, message, clock }
 
 export const answerOf = (conversation) => running.get(conversation.id);
 export const stopAnswer = (conversation) => running.get(conversation.id)?.controller.abort();
 export const numRunning = () => running.size;
 
-// Whether nobody writes this answer any more, though it has no end.
+// Whether an unfinished answer has been left: no tab writes it any more.
 export function brokeOff(message) {
   if (!message.pending || [...running.values()].some((one) => one.message === message)) return false;
   return message.pending === TAB || Date.now() - message.stamp > SIGNS;
 }
 
-// Asks for an answer to what is shown last, or goes on with `message`. `shown` is called with every piece. Resolves to the message and
-// the error, if there was one.
+// Requests an answer to the last message shown, or continues `message`. Calls `shown` for every piece. Resolves to the message
+// and the error, if there was one.
 export async function answer(conversation, shown, message = null) {
   const goOn = message !== null;
   const body = { ...requestOf(conversation), messages: prompt(conversation) };

@@ -1,4 +1,4 @@
-// The server as this page sees it: JSON requests and the stream of a chat answer.
+// The server's API for this page: JSON requests and the stream of a chat answer.
 
 export class ApiError extends Error {
   constructor(status, message, code = "") {
@@ -30,7 +30,7 @@ export async function getJson(path) {
   return response.json();
 }
 
-// The states that /ready tells apart come with a body also when they are no success.
+// /ready has a JSON body for every state, also with an error status.
 export async function readiness() {
   const response = await fetch("ready", { cache: "no-store" });
   try {
@@ -40,8 +40,8 @@ export async function readiness() {
   }
 }
 
-// Calls `take` with every chunk of the answer, and with null for a comment: a sign of life. Ends when the answer does; an abort of
-// `signal` ends it early.
+// Calls `take` with every chunk of the answer, and with null for a comment, which shows that the server is alive. Ends with the
+// answer, or earlier if `signal` is aborted.
 export async function streamChat(body, signal, take) {
   const response = await fetch("v1/chat/completions", {
     method: "POST",

@@ -1,4 +1,4 @@
-// The page: what belongs to neither the conversation nor the dashboard.
+// The page itself: everything outside the conversation and the dashboard.
 
 import { getJson, readiness, setKey } from "./api.js";
 import { Chat } from "./chat.js";
@@ -22,8 +22,8 @@ const SUGGESTIONS = [
 ];
 const THEMES = ["auto", "light", "dark"];
 const TABS = ["chat", "dashboard"];
-const SMALL = matchMedia("(max-width: 800px)"); // as in style.css
-const WAIT = 2000; // milliseconds between looks at the server's state
+const SMALL = matchMedia("(max-width: 800px)"); // the same width as in style.css
+const WAIT = 2000; // milliseconds between checks of the server's state
 
 const chat = new Chat({
   changed: () => sidebar.show(),
@@ -67,7 +67,7 @@ function keepDraft(text) {
   save(conversation);
 }
 
-// Another tab has saved a conversation, or removed it (null).
+// Another tab has saved or removed (null) a conversation.
 function changedElsewhere(conversation, removed) {
   if (removed === chat.conversation) openConversation(latest() || fresh());
   else if (conversation === chat.conversation) {
@@ -178,7 +178,7 @@ function turnTab(event) {
   byId(`tab-${next}`).focus();
 }
 
-// On a small window the sidebar lies over the page and is closed until asked for; on a large one it is the other way round.
+// In a small window the sidebar covers the page and is closed at first. In a large window it is open at first.
 function showSidebar(shown) {
   if (shown && SMALL.matches) byId("settings").hidden = true;
   document.body.classList.toggle("sidebar-open", shown);
@@ -193,7 +193,7 @@ function toggleSettings() {
   byId(drawer.hidden ? "open-settings" : "close-settings").focus();
 }
 
-// Stops an answer that is being written; else puts away what lies over the page.
+// Stops an answer that is being written. If there is none, closes whatever covers the page.
 function escape() {
   if (!byId("stop").hidden) return chat.stop();
   if (!byId("settings").hidden) toggleSettings();

@@ -1,8 +1,8 @@
-// Calls of tools that a model made: what it asks for, and fields for what the tools answered. Nothing is run by the page.
+// Tool calls of a model: shows what it calls, and fields for the results. The page itself runs no tools.
 
 import { element } from "./dom.js";
 
-// `send` gets [{ call, name, content }] once every field has been filled.
+// Calls `send` with [{ call, name, content }] once every field is filled.
 export function callsView(message, send) {
   const node = element("div", { class: "calls" });
   let shownCalls = "";

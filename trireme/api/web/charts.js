@@ -1,4 +1,4 @@
-// Line charts on a canvas: several series over the last minutes, with the values under the pointer.
+// Line charts on a canvas: several series over the last minutes. They show the values under the pointer.
 
 import { element } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// The conversation that is shown, and what may be done in it: ask, answer again, go on, edit, choose a version, wait in line.
+// The conversation on the page and its actions: ask, regenerate, continue, edit, choose a version, and queue questions.
 
 import { answer, answerOf, brokeOff, numRunning, stopAnswer } from "./answer.js";
 import { Painter } from "./clock.js";
@@ -11,8 +11,8 @@ import { conversations, save } from "./store.js";
 import { add, choose, drop, leaveOutOldest, path, versions } from "./tree.js";
 
 export class Chat {
-  // `hooks`: changed() when the list of conversations should be shown anew, refused() when the server wants a key, giveBack(message)
-  // when a question comes back into the input.
+  // `hooks`: changed() when the list of conversations must be drawn again, refused() when the server requires a key,
+  // giveBack(message) when a question returns to the input field.
   constructor(hooks) {
     this.hooks = hooks;
     this.conversation = null;
@@ -54,7 +54,7 @@ export class Chat {
     this.showRun();
     this.showContext();
     const elsewhere = shown.find((message) => message.pending && !answerOf(this.conversation) && !brokeOff(message));
-    if (elsewhere) setTimeout(() => this.draw(), 5000); // written by another tab: has it gone?
+    if (elsewhere) setTimeout(() => this.draw(), 5000); // another tab writes it: check again later whether that tab is still there
   }
 
   viewOf(message) {
@@ -106,7 +106,7 @@ export class Chat {
 
   // --- asking --------------------------------------------------------------------------------------------------------------
 
-  // Asks, or lines up while an answer comes.
+  // Asks a question, or puts it in the queue while an answer is being written.
   ask(content, files = []) {
     const conversation = this.conversation;
     clearNotice();
@@ -158,7 +158,7 @@ export class Chat {
     stopAnswer(this.conversation);
   }
 
-  // A question that does not fit comes back: what stays in a conversation would stand in the way of every later one.
+  // Returns a question that is too long to the input. If it stayed in the conversation, every later question would fail too.
   tooLong(conversation, made, error) {
     const question = conversation.messages.find((message) => message.id === made.parent);
     if (question?.role !== "user" || versions(conversation, made).length > 1) return;

@@ -1,9 +1,9 @@
-// How long an answer takes and how fast it comes.
+// Measures how long an answer takes and how fast it comes.
 
 export class Clock {
   constructor() {
     this.begun = performance.now();
-    this.heard = this.begun; // of the server, be it a comment
+    this.heard = this.begun; // the time of the last sign from the server, which may be a comment
     this.first = null;
     this.last = null;
     this.tokens = 0;
@@ -26,7 +26,7 @@ export class Clock {
     return made > 0 && seconds > 0.05 ? made / seconds : null;
   }
 
-  // While the answer comes; before its first word, how long it has been read.
+  // The text while the answer comes. Before its first word, the time for which the prompt has been processed.
   live() {
     if (this.first === null) {
       const seconds = Math.floor((performance.now() - this.begun) / 1000);
@@ -50,7 +50,7 @@ export class Clock {
 
 const SILENCE = 20000; // milliseconds; a living server sends a comment every few seconds
 
-// Paints at most once a frame, however fast tokens come.
+// Draws at most once per frame, however fast tokens come.
 export class Painter {
   constructor(paint) {
     this.paint = paint;

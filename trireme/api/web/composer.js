@@ -1,4 +1,4 @@
-// Where questions are written: the text with its draft, files that go with it, Enter and the buttons.
+// The input for questions: the text and its draft, attached files, the Enter key and the buttons.
 
 import { byId } from "./dom.js";
 import { readFiles } from "./files.js";
@@ -8,7 +8,7 @@ import { notice } from "./notices.js";
 const DRAFT_WAIT = 400; // milliseconds after the last key
 
 export class Composer {
-  // `ask(text, files)` sends a question; `keepDraft(text)` is called when writing pauses.
+  // `ask(text, files)` sends a question. `keepDraft(text)` is called when the user stops typing for a moment.
   constructor({ ask, stop, keepDraft }) {
     Object.assign(this, { ask, keepDraft });
     this.files = [];
@@ -67,7 +67,7 @@ export class Composer {
     this.ask(text, files);
   }
 
-  // Puts a text there, as a draft that was kept or a question that comes back.
+  // Puts a text into the input: a saved draft, or a question that was returned.
   fill(text, files = []) {
     clearTimeout(this.timer);
     this.input.value = text;

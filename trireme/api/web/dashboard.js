@@ -1,11 +1,11 @@
-// The live dashboard: reads /load once a second and shows where the server stands and where it has been.
+// The live dashboard: reads /load once a second and shows the server's current numbers and their history.
 
 import { byId, element } from "./dom.js";
 import { getJson } from "./api.js";
 import { Chart } from "./charts.js";
 
 const SECONDS = 300;
-const SELDOM = 5000; // milliseconds between looks while nobody sees them
+const SELDOM = 5000; // milliseconds between requests while the dashboard is hidden
 const points = [];
 let before = null;
 let timer = null;

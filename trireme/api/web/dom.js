@@ -1,4 +1,4 @@
-// Elements made by hand: text goes in as text, never as HTML.
+// Creates DOM elements. Text is always added as text, never as HTML.
 
 const ICONS = {
   plus: "M12 5v14M5 12h14",

@@ -1,8 +1,8 @@
-// Files that go with a question: text becomes part of it, anything else is refused with a reason. Knows no elements.
+// Files attached to a question: text files become part of it, others are refused with a reason. Knows no elements.
 
-const MOST = 1 << 20; // bytes of one file
+const MOST = 1 << 20; // bytes in one file
 
-// [{ name, text }] of those that can be read as text, and a sentence for each that cannot.
+// Returns [{ name, text }] for the files that can be read as text, and a sentence for each other file.
 export async function readFiles(list) {
   const [files, refused] = [[], []];
   for (const file of list) {
@@ -29,7 +29,7 @@ async function textOf(file) {
   }
 }
 
-// What is sent for a question: its words, then each file between fences that do not occur in it.
+// The text to send for a question: its words, then each file between code fences that do not occur in the file.
 export function contentOf(message) {
   const parts = (message.files || []).map(({ name, text }) => {
     const longest = Math.max(2, ...(text.match(/`+/g) || []).map((run) => run.length));

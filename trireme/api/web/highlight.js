@@ -1,4 +1,4 @@
-// Code in a few colours: comments, strings, numbers, words of the language. One pass, one scanner for all languages.
+// Highlights code: comments, strings, numbers and keywords. One scanner handles all languages in one pass.
 
 import { element } from "./dom.js";
 

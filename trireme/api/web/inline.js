@@ -5,7 +5,7 @@ import { element } from "./dom.js";
 import { inlineMath } from "./math.js";
 
 const MAX_NESTING = 16;
-const MAX_MISSES = 50; // brackets that never close, before brackets are taken as text
+const MAX_MISSES = 50; // brackets without an end; after so many, brackets are treated as text
 const ADDRESS = /^https?:\/\/[^\s<>"'`]+/;
 const MARKS = { "**": "strong", __: "strong", "*": "em", _: "em", "~~": "del" };
 
@@ -14,7 +14,7 @@ export function inline(text, depth = 0) {
   const nodes = [];
   let plain = "";
   let at = 0;
-  const misses = new Set(); // marks for which no partner follows: looked for once
+  const misses = new Set(); // marks without a partner further on, so that each is searched for only once
   const put = (node, length) => {
     if (plain) nodes.push(plain);
     plain = "";

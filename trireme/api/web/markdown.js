@@ -14,8 +14,8 @@ const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
 const QUOTE = /^ {0,3}> ?/;
 const TABLE_RULE = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
 
-// Brings `container` up to date with `source`. Blocks whose text has not changed keep their nodes, so that a long answer does not
-// cost more with every token.
+// Updates `container` to show `source`. Blocks whose text has not changed keep their nodes, so that the cost per token stays low
+// in a long answer.
 export function renderMarkdown(container, source) {
   const blocks = splitBlocks(source.replace(/\r\n?/g, "\n").split("\n"));
   if (container.blocks && container.source === source) return;

@@ -4,10 +4,10 @@
 import { element } from "./dom.js";
 import { mathNode } from "./tex.js";
 
-const MOST = 4000; // characters from an opening to its end
+const MOST = 4000; // characters between the beginning and the end
 const OPENING = /^ {0,8}(\\\[|\$\$|\\begin\{(?:align|equation|gather|eqnarray|multline)\*?\})/;
 
-// An element for the mathematics that begins here, and its length; null where none does.
+// Returns an element for the mathematics that begins here, and its length. Returns null if none begins here.
 export function inlineMath(text, at, misses) {
   const character = text[at];
   if (character !== "$" && character !== "\\") return null;
@@ -27,7 +27,7 @@ function between(text, at, open, close, misses) {
   return { node: drawn(source, source.slice(2, -2), open !== "\\("), length: source.length };
 }
 
-// $...$ on one line, but no prices: no space within, no digit after, and something that is no plain word.
+// $...$ on one line, but not prices: no space inside the dollar signs, no digit or letter after them, and not a plain word inside.
 function dollars(text, at, misses) {
   if (misses.has("$") || /[\s\d.,]?\d/.test(text[at - 1] || "") || !/[^\s$]/.test(text[at + 1] || " ")) return null;
   for (let end = at + 2; end < Math.min(text.length, at + MOST); end += 1) {
@@ -54,7 +54,7 @@ export function opensMath(line) {
   return OPENING.test(line);
 }
 
-// The line after the block that begins here: where its end stands, or at the first empty line.
+// The line after the block that begins here. The block ends at its end mark, or at the first empty line.
 export function endOfMath(lines, begin) {
   const close = closingOf(lines[begin]);
   const first = lines[begin].replace(OPENING, "");
@@ -71,7 +71,7 @@ function closingOf(line) {
   return open === "\\[" ? "\\]" : open === "$$" ? "$$" : open.replace("begin", "end");
 }
 
-// Mathematics that stands alone; with words before or after its end, the line is left to `inline`.
+// Mathematics in a block of its own. If there is text before or after it, `inline` handles the line.
 export function mathBlock(source) {
   const [head, open] = source.match(OPENING);
   const close = closingOf(source);

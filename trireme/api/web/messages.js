@@ -1,4 +1,4 @@
-// How messages look: a question, an answer with its reasoning, calls and tools, the result of a call. What is done with them is `acts`.
+// Draws messages: a question, an answer with its reasoning and tool calls, the result of a call. `acts` has the actions on them.
 
 import { answerOf, brokeOff } from "./answer.js";
 import { callsView } from "./calls.js";
@@ -8,13 +8,13 @@ import { oddsView } from "./odds.js";
 import { loadThoughts } from "./prefs.js";
 import { versions } from "./tree.js";
 
-// { node, message, show }: `show` brings the node up to date. `acts`: regenerate, edit, goOn, choose, results.
+// Returns { node, message, show }; `show` updates the node. `acts`: regenerate, edit, goOn, choose, results.
 export function messageView(conversation, message, acts) {
   if (message.role === "user") return userView(conversation, message, acts);
   return message.role === "tool" ? toolView(message) : answerView(conversation, message, acts);
 }
 
-// ‹2/3›: shown where there is more than one version.
+// ‹2/3›: shown if there is more than one version.
 function versionTurner(conversation, message, acts) {
   const count = element("span", { class: "faint count" });
   const turn = (step) => {
@@ -108,7 +108,7 @@ function answerParts(conversation, message, acts, view) {
   return { summary, thoughts, details, again, edit, goOn, odds, turner, note, tools, broken, error, text, calls };
 }
 
-// An answer that was asked for as JSON is shown as such.
+// If the answer was requested as JSON, it is shown as formatted JSON.
 function shownText(message) {
   if (!message.json || !message.content.trim().startsWith("{")) return message.content || "";
   try {
@@ -124,7 +124,7 @@ function toolView(message) {
   return { message, node: element("article", { class: "tool", "data-id": message.id }, details), show: () => (body.textContent = message.content) };
 }
 
-// A form in the message's place. `done` gets the new text.
+// A form that replaces the message. Calls `done` with the new text.
 function editIn(view, name, done) {
   const area = element("textarea", { rows: String(Math.min(16, view.message.content.split("\n").length + 1)), "aria-label": "Edit the message" });
   area.value = view.message.content;

@@ -1,11 +1,11 @@
-// Word to the user: a bar that goes by itself, a line above the input that stays, and what a screen reader says.
+// Messages to the user: a bar that disappears by itself, a line above the input that stays, and text for screen readers.
 
 import { byId, element, iconButton } from "./dom.js";
 
 const SECONDS = 10;
 let timer = null;
 
-// `action`: [name, what it does]. The bar stays while the pointer or the focus is on it.
+// `action`: [label, function]. The bar stays while the pointer or the focus is on it.
 export function toast(text, action = null, seconds = SECONDS) {
   const bar = byId("toast");
   const close = () => {
@@ -22,7 +22,7 @@ export function toast(text, action = null, seconds = SECONDS) {
   wait();
 }
 
-// A line above the input, until it is closed or another takes its place.
+// Shows a line above the input until it is closed or replaced.
 export function notice(text, actions = []) {
   const line = byId("notice");
   const buttons = actions.map(([name, act]) => element("button", { type: "button", class: "plain strong", onclick: () => (clearNotice(), act()) }, name));
@@ -34,7 +34,7 @@ export function clearNotice() {
   byId("notice").hidden = true;
 }
 
-// Said by a screen reader; seen by nobody.
+// Text that only screen readers present.
 export function announce(text) {
   byId("announce").textContent = text;
 }

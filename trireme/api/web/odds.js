@@ -1,11 +1,11 @@
-// How sure the model was of each word: the answer's tokens, coloured, and the alternatives of the one that is looked at.
+// How likely the model found each token: the answer's tokens, coloured, and the alternatives of the selected one.
 
 import { element } from "./dom.js";
 
 const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(Math.exp(logprob) > 0.0995 ? 0 : 1)}%`;
 const visible = (text) => text.replace(/\n/g, "↵").replace(/ /g, "·") || "∅";
 
-// { button, pressed, show }: `show(container)` puts the tokens in place of the text.
+// Returns { button, pressed, show }; `show(container)` replaces the text by the tokens.
 export function oddsView(message, changed) {
   let on = false;
   const button = element("button", { type: "button", class: "plain", "aria-pressed": "false", title: "How sure the model was of each word" }, "Odds");
@@ -16,7 +16,7 @@ export function oddsView(message, changed) {
   });
   const show = (container) => {
     if (container.querySelector(".odds")) return;
-    container.blocks = undefined; // what Markdown had drawn is gone
+    container.blocks = undefined; // the nodes that Markdown had drawn are gone
     container.replaceChildren(...tokenNodes(message.odds || []));
   };
   const pressed = () => {

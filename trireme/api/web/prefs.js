@@ -1,4 +1,4 @@
-// What this browser remembers besides conversations: settings for new chats, presets, the key, the looks. Knows names and values alone.
+// What this browser stores besides conversations: settings for new chats, presets, the key, the appearance.
 
 const PREFIX = "trireme.";
 
@@ -20,7 +20,7 @@ function write(name, value) {
   }
 }
 
-// Settings that a new conversation begins with.
+// The settings of a new conversation.
 export const loadDefaults = () => read("settings", {});
 export const saveDefaults = (settings) => write("settings", settings);
 export const loadPresets = () => read("presets", []).filter((one) => one && typeof one.name === "string" && one.settings);
@@ -32,18 +32,18 @@ export const saveTheme = (theme) => write("theme", theme);
 export const loadThoughts = () => read("thoughts", true);
 export const saveThoughts = (shown) => write("thoughts", shown);
 
-// Conversations of earlier versions of this page, which kept them all in one entry; taken once.
+// Conversations that an earlier version of this page stored in one entry. They are imported once.
 export function takeOlderConversations() {
   const found = read("conversations", []).filter((one) => one && Array.isArray(one.messages));
   return { found, forget: () => localStorage.removeItem(`${PREFIX}conversations`) };
 }
 
 export function newId() {
-  if (crypto.randomUUID) return crypto.randomUUID(); // in secure contexts alone
+  if (crypto.randomUUID) return crypto.randomUUID(); // exists only in secure contexts
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-// This tab, also after a reload.
+// The id of this tab. It stays the same after a reload.
 export const TAB = (() => {
   try {
     const known = sessionStorage.getItem(`${PREFIX}tab`) || newId();

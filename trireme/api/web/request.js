@@ -1,6 +1,6 @@
-// From a conversation's settings to the fields of a request. What is not set is the model's own advice, as the server tells it.
+// Builds a request's fields from a conversation's settings. Settings without a value take the server's advice for the model.
 
-export const served = { models: [] }; // as /v1/models lists them
+export const served = { models: [] }; // the models as /v1/models lists them
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "max_tokens", "seed"];
 const TOP_ODDS = 5;
@@ -10,7 +10,7 @@ export function modelOf(conversation) {
   return served.models.find((model) => model.id === wanted) || served.models[0] || null;
 }
 
-// What applies where nothing is set: { temperature, top_p, ... } and who says so.
+// The values that apply to settings without a value: { temperature, top_p, ... }, and where they come from.
 export function advised(conversation) {
   const { sampling = {}, sampling_source: source = "" } = modelOf(conversation) || {};
   return { sampling, source };
@@ -30,7 +30,7 @@ export function requestOf(conversation) {
   return body;
 }
 
-// Tools may be given with or without the wrapper that the API wants.
+// Tools may be given with or without the wrapper that the API requires.
 function asTool(tool) {
   return tool.type === "function" && tool.function ? tool : { type: "function", function: tool };
 }
@@ -43,7 +43,7 @@ function parsed(text) {
   }
 }
 
-// What is wrong with a text that should be JSON of this kind; "" where nothing is.
+// Says what is wrong with a text that should be JSON of this kind. Returns "" if it is valid.
 export function jsonMistake(text, list) {
   if (!text.trim()) return "";
   try {

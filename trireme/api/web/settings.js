@@ -1,4 +1,4 @@
-// The settings drawer: what is sent with the questions of the conversation that is shown. What is not set is the model's own advice.
+// The settings drawer: the settings that are sent with the questions of the open conversation. The model's advice fills empty ones.
 
 import { byId, element } from "./dom.js";
 import { loadPresets, loadThoughts, saveDefaults, savePresets, saveThoughts } from "./prefs.js";
@@ -21,7 +21,7 @@ const JSON_TEXTS = { schema: false, tools: true }; // whether a list is wanted
 const SOURCES = { model: "as the model's makers advise", catalogue: "as the model's makers advise", calm: "calm, as trireme chat samples", server: "as this server was set up" };
 
 export class Settings {
-  // `conversation()` is the one that is shown; `changed()` keeps it.
+  // `conversation()` returns the open one; `changed()` saves it.
   constructor({ conversation, changed }) {
     this.conversation = conversation;
     this.changed = changed;
@@ -154,7 +154,7 @@ export class Settings {
     this.show();
   }
 
-  // The model's name in the bar; a choice where several names are served.
+  // The model's name in the top bar. If several names are served, a choice between them.
   showModel() {
     const name = modelOf(this.conversation())?.id ?? "";
     if (served.models.length < 2) {

@@ -1,14 +1,14 @@
-// The list of conversations: found, opened, renamed, deleted and taken back.
+// The list of conversations: search, open, rename, delete, and undo a deletion.
 
 import { answerOf, stopAnswer } from "./answer.js";
 import { byId, element, iconButton } from "./dom.js";
 import { toast } from "./notices.js";
 import { conversations, remove, save } from "./store.js";
 
-const SNIPPET = 60; // characters around what was searched for
+const SNIPPET = 60; // characters shown around a search result
 
 export class Sidebar {
-  // `open(conversation)` shows one; `current()` is the one that is shown; `fresh()` opens another in place of one that has gone.
+  // `open(conversation)` shows one; `current()` returns the open one; `fresh()` opens another after the open one was deleted.
   constructor({ open, current, fresh }) {
     Object.assign(this, { open, current, fresh });
     byId("search").addEventListener("input", () => this.show());
@@ -78,7 +78,7 @@ function ageOf(conversation) {
   return days <= 0 ? "Today" : days === 1 ? "Yesterday" : days < 7 ? "This week" : "Earlier";
 }
 
-// Where the words stand in a conversation; "" in its title, null nowhere.
+// Where a conversation contains the search words: the text around them, "" if they are in its title, null if nowhere.
 function snippetOf(conversation, wanted) {
   if ((conversation.title || "").toLowerCase().includes(wanted)) return "";
   for (const { content, dropped } of conversation.messages) {

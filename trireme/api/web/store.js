@@ -1,18 +1,18 @@
-// Conversations in this browser: one record each in IndexedDB, and word to other tabs of what was saved. Knows no page.
+// Stores conversations in this browser, one IndexedDB record each, and tells other tabs about saves. Knows nothing of the page.
 
 import { takeOlderConversations } from "./prefs.js";
 import { asConversation, join } from "./tree.js";
 
 const SHELF = "conversations";
-export const conversations = new Map(); // id -> conversation, all that this tab knows
+export const conversations = new Map(); // id -> conversation; all that this tab knows
 const channel = "BroadcastChannel" in window ? new BroadcastChannel("trireme") : null;
-const saving = new Map(); // id -> whether it has changed since its save began
+const saving = new Map(); // id -> whether it has changed since the current save began
 let database = null;
 let told = () => {};
 let failed = () => {};
 
-// Reads everything. `onChange(conversation)` is called when another tab has changed one (null: removed one), `onFailure(error)` when
-// something cannot be kept.
+// Reads all conversations. Calls `onChange(conversation)` when another tab changed one (null: removed it), and
+// `onFailure(error)` when something cannot be stored.
 export async function openStore(onChange, onFailure) {
   [told, failed] = [onChange, onFailure];
   try {
@@ -54,7 +54,7 @@ async function moveOlder() {
 
 // --- saving ------------------------------------------------------------------------------------------------------------------
 
-// Keeps a conversation. Saves that come while one is under way become one. Resolves to whether it is kept.
+// Saves a conversation. Saves requested while one is running are combined. Resolves to whether it is stored.
 export async function save(conversation) {
   conversations.set(conversation.id, conversation);
   if (saving.has(conversation.id)) {
@@ -76,7 +76,7 @@ export async function save(conversation) {
   }
 }
 
-// One transaction reads what is there, joins it and writes, so that tabs lose nothing of each other's.
+// One transaction reads the stored record, merges it and writes it, so that no tab loses the changes of another.
 function put(conversation) {
   return new Promise((resolve, reject) => {
     if (!database) throw new Error("This browser keeps nothing for this page.");

@@ -1,4 +1,4 @@
-// TeX's mathematics to MathML, the common part of it. What is not understood is refused whole: the page then shows the source, unspoiled.
+// Converts common TeX mathematics to MathML. If any part is not supported, nothing is converted and the page shows the source.
 
 import {
   ACCENTS, ALPHABETS, ENVIRONMENTS, FENCES, FUNCTIONS, INTEGRALS, LARGE, LETTERS, LIMITS, OPERATORS, OVER, SPACES, UNDER,
@@ -19,7 +19,7 @@ function node(tag, attributes = {}, ...children) {
 const row = (nodes) => (nodes.length === 1 ? nodes[0] : node("mrow", {}, ...nodes));
 const operator = (text, attributes = {}) => node("mo", attributes, text);
 
-// A <math> element, or null where the source is not understood.
+// Returns a <math> element, or null if the source is not supported.
 export function mathNode(source, display) {
   if (source.length > MOST) return null;
   try {
@@ -59,7 +59,7 @@ class Parser {
     return nodes;
   }
 
-  // Everything up to one of `ends`, which stays.
+  // Parses everything up to one of `ends`, which is not consumed.
   list(ends) {
     this.depth += 1;
     if (this.depth > DEEPEST) throw new Error("too deep");
@@ -72,7 +72,7 @@ class Parser {
     return nodes;
   }
 
-  // One thing with what stands below and above it.
+  // Parses one item with its subscript and superscript.
   scripted() {
     const base = ["^", "_", "'"].includes(this.peek()) ? { node: node("mrow") } : this.atom();
     if (base === null) return [];
@@ -98,13 +98,13 @@ class Parser {
     return marks;
   }
 
-  // A group in braces or a single thing, as one node.
+  // Parses a group in braces, or a single item, as one node.
   argument() {
     this.blank();
     if (/^\d\d/.test(this.peek() ?? "")) {
       const [first, ...rest] = this.take();
       this.at -= 1;
-      this.tokens[this.at] = rest.join(""); // \frac12 takes one digit at a time
+      this.tokens[this.at] = rest.join(""); // \frac12 takes one digit for each argument
       return node("mn", {}, first);
     }
     if (this.peek() !== "{") {
@@ -122,7 +122,7 @@ class Parser {
     return row(nodes);
   }
 
-  // The bare text of a group, as \text and \begin want it.
+  // The plain text of a group, as \text and \begin need it.
   raw() {
     this.take("{");
     let text = "";
@@ -265,7 +265,7 @@ const COMMANDS = {
   begin: (parser) => {
     const name = parser.raw();
     const [open, close, kind = ""] = ENVIRONMENTS[name] || fail(name);
-    if (kind === "array") parser.raw(); // how its columns stand
+    if (kind === "array") parser.raw(); // skips the alignment of its columns
     const table = parser.table(kind);
     if (parser.raw() !== name) throw new Error("another end");
     return { node: open || close ? node("mrow", {}, ...(open ? [operator(open)] : []), table, ...(close ? [operator(close)] : [])) : table };

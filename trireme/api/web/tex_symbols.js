@@ -1,8 +1,8 @@
-// Names of TeX's mathematics and the characters they stand for. Tables alone.
+// Tables of TeX's names for mathematics and the characters for them.
 
 const table = (text) => Object.fromEntries(text.trim().split(/\s+/).map((pair) => [pair.slice(0, pair.indexOf(":")), pair.slice(pair.indexOf(":") + 1)]));
 
-// Letters, set in italics like any other.
+// Letters, which are set in italics.
 export const LETTERS = table(`
   alpha:α beta:β gamma:γ delta:δ epsilon:ϵ varepsilon:ε zeta:ζ eta:η theta:θ vartheta:ϑ iota:ι kappa:κ lambda:λ mu:μ nu:ν xi:ξ omicron:ο
   pi:π varpi:ϖ rho:ρ varrho:ϱ sigma:σ varsigma:ς tau:τ upsilon:υ phi:ϕ varphi:φ chi:χ psi:ψ omega:ω
@@ -11,7 +11,7 @@ export const LETTERS = table(`
   dots:… ldots:… cdots:⋯ vdots:⋮ ddots:⋱ prime:′ square:□ triangle:△ checkmark:✓ complement:∁ beth:ℶ eth:ð
 `);
 
-// Operators and relations, with the space that MathML gives them.
+// Operators and relations, with MathML's spacing.
 export const OPERATORS = table(`
   times:× cdot:⋅ div:÷ pm:± mp:∓ ast:∗ star:⋆ circ:∘ bullet:∙ oplus:⊕ ominus:⊖ otimes:⊗ oslash:⊘ odot:⊙ wedge:∧ land:∧ vee:∨ lor:∨ cap:∩ cup:∪
   setminus:∖ sqcap:⊓ sqcup:⊔ uplus:⊎ amalg:⨿ dagger:† ddagger:‡ neg:¬ lnot:¬ forall:∀ exists:∃ nexists:∄ therefore:∴ because:∵
@@ -22,7 +22,7 @@ export const OPERATORS = table(`
   lt:< gt:> vert:| Vert:‖ backslash:\\
 `);
 
-// Large ones, whose limits stand above and below in a display.
+// Large operators. In a display their limits are above and below.
 export const LARGE = table(`
   sum:∑ prod:∏ coprod:∐ bigcup:⋃ bigcap:⋂ bigoplus:⨁ bigotimes:⨂ bigvee:⋁ bigwedge:⋀ bigsqcup:⨆ bigodot:⨀
 `);
@@ -44,7 +44,7 @@ export const OVER = table("overbrace:⏞");
 
 export const SPACES = { ",": 0.167, ":": 0.222, ">": 0.222, ";": 0.278, " ": 0.25, "!": -0.167, quad: 1, qquad: 2, enspace: 0.5, thinspace: 0.167 };
 
-// Brackets around and the look of what stands between \begin{...} and \end{...}.
+// The brackets and the style of \begin{...} ... \end{...} environments.
 export const ENVIRONMENTS = {
   matrix: ["", ""], pmatrix: ["(", ")"], bmatrix: ["[", "]"], Bmatrix: ["{", "}"], vmatrix: ["|", "|"], Vmatrix: ["‖", "‖"], smallmatrix: ["", ""],
   cases: ["{", "", "cases"], array: ["", "", "array"], aligned: ["", "", "aligned"], align: ["", "", "aligned"], "align*": ["", "", "aligned"],
@@ -52,7 +52,7 @@ export const ENVIRONMENTS = {
   "eqnarray*": ["", "", "aligned"], multline: ["", ""], "multline*": ["", ""],
 };
 
-// Alphabets of the mathematical block: [first of A-Z, first of a-z, first of 0-9], with the letters that stand elsewhere.
+// Mathematical alphabets: [first of A-Z, first of a-z, first of 0-9], with the letters whose code points are elsewhere.
 export const ALPHABETS = {
   mathbb: [0x1d538, 0x1d552, 0x1d7d8, { C: "ℂ", H: "ℍ", N: "ℕ", P: "ℙ", Q: "ℚ", R: "ℝ", Z: "ℤ" }],
   mathcal: [0x1d49c, 0x1d4b6, 0, { B: "ℬ", E: "ℰ", F: "ℱ", H: "ℋ", I: "ℐ", L: "ℒ", M: "ℳ", R: "ℛ", e: "ℯ", g: "ℊ", o: "ℴ" }],

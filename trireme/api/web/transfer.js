@@ -1,4 +1,4 @@
-// Conversations as files: one or all out, and in again. What is already here is joined, never overwritten.
+// Exports and imports conversations as files, one or all. An import is merged with what exists and overwrites nothing.
 
 import { byId, element } from "./dom.js";
 import { toast } from "./notices.js";
@@ -20,7 +20,7 @@ function offer(name, some) {
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
-// Asks for files; `done(conversation)` is called with the last that came in.
+// Asks the user for files. Calls `done(conversation)` with the last one imported.
 export function wireImport(done) {
   const chooser = byId("import-file");
   byId("import").addEventListener("click", () => chooser.click());
@@ -39,7 +39,7 @@ export function wireImport(done) {
   });
 }
 
-// What a file holds: our own form, a list of conversations, or a single one with its messages.
+// The conversations in a file: the format of this page, a list of conversations, or a single one with its messages.
 function conversationsIn(text) {
   try {
     const given = JSON.parse(text);
@@ -51,6 +51,6 @@ function conversationsIn(text) {
 }
 
 async function takeIn(conversation) {
-  await save(conversation); // joins what is there under this id
+  await save(conversation); // merges it with the record of the same id
   return conversations.get(conversation.id);
 }

@@ -8,7 +8,7 @@ export function newConversation(settings = {}) {
   return { id: newId(), title: "", created: now, changed: now, messages: [], leaf: null, from: null, settings: { ...settings }, queue: [], draft: "" };
 }
 
-// Puts a message after the one that is shown last.
+// Adds a message after the last one shown.
 export function add(conversation, message) {
   const made = { id: newId(), parent: conversation.leaf, content: "", ...message, stamp: Date.now() };
   conversation.messages.push(made);
@@ -17,7 +17,7 @@ export function add(conversation, message) {
   return made;
 }
 
-// The messages that are shown, first to last.
+// The messages shown, from first to last.
 export function path(conversation) {
   const known = new Map(conversation.messages.map((message) => [message.id, message]));
   const found = [];
@@ -28,12 +28,12 @@ export function path(conversation) {
   return found.reverse();
 }
 
-// A message and what stands in its place in other versions, oldest first.
+// A message and its other versions, oldest first.
 export function versions(conversation, message) {
   return conversation.messages.filter((other) => other.parent === message.parent && other.role === message.role && !other.dropped);
 }
 
-// Shows this version, and what was said last after it.
+// Shows this version and the latest messages after it.
 export function choose(conversation, message) {
   let last = message;
   const seen = new Set();
@@ -44,21 +44,21 @@ export function choose(conversation, message) {
   }
 }
 
-// Takes a message back; what is shown ends before it.
+// Removes a message: the conversation shown then ends before it.
 export function drop(conversation, message) {
   message.dropped = true;
   message.stamp = Date.now();
   conversation.leaf = message.parent;
 }
 
-// The path from the first message that is sent on. People leave out the oldest where the model's context is full.
+// The messages on the path from the first one that is sent. The user can leave out the oldest when the model's context is full.
 export function sent(conversation) {
   const messages = path(conversation);
   const begin = messages.findIndex((message) => message.id === conversation.from);
   return begin < 0 ? messages : messages.slice(begin);
 }
 
-// Leaves out the oldest questions with their answers until at most half of the text is left. False where nothing can go.
+// Leaves out the oldest questions and their answers until at most half of the text is left. Returns false if none can be left out.
 export function leaveOutOldest(conversation) {
   const messages = sent(conversation);
   const begins = messages.flatMap((message, at) => (at > 0 && message.role === "user" ? [at] : []));
@@ -67,14 +67,14 @@ export function leaveOutOldest(conversation) {
   const begin = begins.find((at) => size(messages.slice(at)) <= half) ?? begins.at(-1);
   if (begin === undefined) {
     if (!messages.length) return false;
-    conversation.from = "none"; // all of it: the next question stands alone
+    conversation.from = "none"; // nothing is sent: the next question starts without history
     return true;
   }
   conversation.from = messages[begin].id;
   return true;
 }
 
-// Joins what another tab has saved into `ours`: every message of both, each as it was changed last.
+// Merges what another tab has saved into `ours`: the messages of both, each in its latest version.
 export function join(ours, theirs) {
   const known = new Map(ours.messages.map((message) => [message.id, message]));
   for (const message of theirs.messages) {
@@ -90,7 +90,7 @@ export function join(ours, theirs) {
 // --- from elsewhere ----------------------------------------------------------------------------------------------------------------
 
 const ROLES = ["user", "assistant", "tool", "system"];
-// What a message may hold besides its role, content and place, and of which kind.
+// The fields that a message may have besides its role, content and place, and their types.
 const FIELDS = {
   string: ["reasoning", "finish", "note", "error", "call", "name"],
   number: ["thought"],

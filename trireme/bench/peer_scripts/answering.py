@@ -13,7 +13,7 @@ import sys
 from typing import Protocol
 
 answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # whatever a library prints goes to the log, not among the answers
+os.dup2(2, 1)  # what a library prints goes to the log and does not mix with the answers
 
 
 class Engine(Protocol):
@@ -24,7 +24,7 @@ class Engine(Protocol):
         ...
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """Seconds of `steps` steps, one token for each prompt in each, after the prompts themselves."""
+        """The seconds for `steps` steps after the prompts. Each step makes one token for each prompt."""
         ...
 
 
@@ -34,13 +34,13 @@ def say(**values: object) -> None:
 
 
 def draw(count: int, length: int, seed: int) -> list[list[int]]:
-    """Prompts that no cache has seen."""
+    """Makes prompts that are in no cache."""
     dice = random.Random(seed)
     return [[dice.randrange(100, 40_000) for _ in range(length)] for _ in range(count)]
 
 
 def serve(engine: Engine) -> None:
-    """Makes one token, says so, and then answers questions until there are no more."""
+    """Generates one token, reports it, and then answers questions until there are no more."""
     engine.prefill(draw(1, 16, 0)[0])
     say(first=True)
     for number, line in enumerate(sys.stdin, 1):

@@ -49,13 +49,13 @@ class LlamaCpp:
         return seconds
 
     def best(self, context: c.llama_context_p, streams: int) -> list[int]:
-        """The likeliest token of each stream; its logits are those of the last token it brought."""
+        """The likeliest next token of each stream, from the logits of the last token it added."""
         logits = [np.ctypeslib.as_array(c.llama_get_logits_ith(context, i - streams), (self.vocab,)) for i in range(streams)]
         return [int(row.argmax()) for row in logits]
 
 
 def run(context: c.llama_context_p, tokens: list[list[int]], starts: list[int]) -> None:
-    """Computes each stream's new tokens; the last of each gives logits."""
+    """Computes each stream's new tokens. Only the last token of each stream gives logits."""
     flat = [(s, starts[s] + i, t, i == len(part) - 1) for s, part in enumerate(tokens) for i, t in enumerate(part)]
     batch = c.llama_batch_init(len(flat), 0, 1)
     batch.n_tokens = len(flat)

@@ -17,7 +17,7 @@ from trireme.worker.worker import LocalWorker
 
 class Trireme:
     def __init__(self, model: str, threads: int, quantize: str):
-        # peers keep nothing of earlier prompts either
+        # the prefix cache is off, because the peers keep nothing of earlier prompts
         settings = {"model": model, "quantize": quantize, "backend": "cpu", "threads": threads, "prefix_cache": False}
         with uncollected():
             self.llm = open_llm(resolve(settings), lambda name, share: None)
@@ -28,7 +28,7 @@ class Trireme:
         return time.perf_counter() - begun
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """From the launch of the first step in which every stream decodes to the last answer."""
+        """Measures from the launch of the first step in which every stream decodes to the last answer."""
         assert isinstance(self.llm.worker, LocalWorker)
         runner, begun = self.llm.worker.runner, 0.0
         launch = runner.launch

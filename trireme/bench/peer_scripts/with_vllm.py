@@ -20,7 +20,7 @@ class Vllm:
         return self._run([prompt], 1)
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """The whole less the time to the first tokens."""
+        """The total time without the time to the first tokens."""
         first = self._run(prompts, 1)
         return self._run(prompts, steps + 1) - first
 
