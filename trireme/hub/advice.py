@@ -1,4 +1,4 @@
-"""The sampling that holds where a request says nothing: the operator's, or what a model's makers advise. Knows no request."""
+"""The default sampling parameters, for requests that set none: the operator's, or those the model recommends. Knows no request."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from trireme.errors import BadConfig, BadRequest
 from trireme.types import DRAWN, SamplingParams
 
 ADVISED = (*DRAWN, "repetition_penalty")
-CALM = {"temperature": 0.2, "top_p": 0.9}  # small models lose the thread at temperature 1
+CALM = {"temperature": 0.2, "top_p": 0.9}  # small models become incoherent at temperature 1
 
 
 def advised(generation: Mapping[str, Any]) -> dict[str, float]:
-    """What generation_config.json says of sampling."""
+    """The sampling parameters in generation_config.json."""
     return {name: generation[name] for name in ADVISED if generation.get(name) and isinstance(generation[name], int | float)}
 
 
 def given_sampling(settings: Sequence[str]) -> dict[str, float]:
-    """What --default-sampling says: NAME=VALUE each, or calm."""
+    """The sampling parameters of --default-sampling: NAME=VALUE each, or calm."""
     chosen: dict[str, float] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -39,7 +39,7 @@ def given_sampling(settings: Sequence[str]) -> dict[str, float]:
 
 
 def chat_advice(generation: Mapping[str, Any], settings: Sequence[str] = ()) -> tuple[dict[str, float], str]:
-    """How a chat samples, and whose advice that is: "server" (--default-sampling), "model" or "calm"."""
+    """The default sampling of a chat, and its source: "server" (--default-sampling), "model" or "calm"."""
     given, found = given_sampling(settings), advised(generation)
     if given:
         return found | given, "server"

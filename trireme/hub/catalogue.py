@@ -42,7 +42,7 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class Entry:
-    """One model of the catalogue. A single GGUF file is the model itself; else the folder of its files is."""
+    """One model of the catalogue. If it is a single GGUF file, its path is that file; else it is the folder of its files."""
 
     name: str
     title: str

@@ -1,6 +1,6 @@
-"""A model's files as one thing: its settings and its tensors under their Hugging Face names, whatever the format.
+"""One interface to a model's files of any format: its settings, and its tensors under their Hugging Face names.
 
-Knows files and names; reads no pickles itself (whoever opens it may bring a `torch_loader`) and decodes no values.
+Knows files and names. It decodes no values, and reads pickles only through a `torch_loader` that the caller passes.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Checkpoint:
         torch_loader: TorchLoader | None = None,
         source: GgufFile | None = None,
     ) -> None:
-        """`source` is only kept: whoever opens the same file while this lives gets it without reading it again."""
+        """`source` is kept alive, so that another caller who opens the same file gets it without reading it again."""
         self.path, self.config, self.generation, self.source = path, config, generation or {}, source
         self.bin_files, self._torch_loader = bin_files or [], torch_loader
         self._weights = weights
         self._joined: dict[str, Weight | Composite] | None = None
-        self.asked: set[str] = set()  # names, as in the file, of the tensors that somebody has asked for
+        self.asked: set[str] = set()  # names, as in the file, of the tensors that were asked for
 
     @classmethod
     def open(cls, path: str | pathlib.Path, torch_loader: TorchLoader | None = None) -> Checkpoint:
@@ -71,19 +71,19 @@ class Checkpoint:
         return list(self._loaded())
 
     def entries(self) -> Mapping[str, Weight | Composite]:
-        """Every tensor by its name; those that make a quantized matrix together as one, by the matrix's name."""
+        """Every tensor by its name. Tensors that together make a quantized matrix are one entry with the matrix's name."""
         return self._loaded()
 
     @property
     def quantization(self) -> dict[str, Any]:
-        """What the config says of how weights are stored."""
+        """The part of the config that describes how weights are quantized."""
         return next((found for name in SECTIONS if isinstance(found := self.config.get(name), dict)), {})
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
 
     def weight(self, name: str) -> Weight | Composite:
-        """The tensor of that name; a checkpoint of the bare body may leave out the first word (`model.`, `transformer.`)."""
+        """The tensor of that name. In a checkpoint without a head, names may lack the first word (`model.`, `transformer.`)."""
         found = self._find(name)
         if found is None:
             near = difflib.get_close_matches(name, self.names(), n=3, cutoff=0.5)
@@ -113,7 +113,7 @@ class Checkpoint:
         return self._joined
 
     def _stored(self) -> dict[str, Weight]:
-        if not self.bin_files and not self._weights:  # not before: a model of random weights needs its config alone
+        if not self.bin_files and not self._weights:  # checked late: a model of random weights needs only its config
             raise BadCheckpoint(f"{self.path} has a config.json and no weights.", "fetch its *.safetensors files")
         if self.bin_files and not self._weights:
             if self._torch_loader is None:

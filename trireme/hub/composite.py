@@ -1,6 +1,7 @@
-"""A quantized matrix of a checkpoint: several tensors of a file that make it together, and lazy cuts of it.
+"""A quantized matrix of a checkpoint, stored as several tensors of a file, and lazy cuts of it.
 
-Knows how the parts follow a cut of the matrix. Which tensors belong together, `schemes` knows; what their bits mean, `quant`.
+Knows which entries of each part belong to a cut of the matrix. `schemes` knows which tensors belong together, and `quant` what
+their bits mean.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from trireme.hub.weights import Weight
 
 @dataclass(frozen=True)
 class Along:
-    """How one axis of a part follows an axis of the matrix: `entries` of it hold `values` rows or columns of the matrix."""
+    """How an axis of a part maps to an axis of the matrix: each `entries` entries hold `values` rows or columns of the matrix."""
 
     axis: int
     values: int = 1
     entries: int = 1
 
     def outward(self, first: int, stop: int) -> slice:
-        """The entries that hold the values [first, stop), and perhaps some around them."""
+        """The entries that hold the values [first, stop), rounded outward to whole groups of entries."""
         return slice(first // self.values * self.entries, -(-stop // self.values) * self.entries)
 
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of a quantized matrix. Without `rows` it holds for all rows, without `columns` for all columns."""
+    """One tensor of a quantized matrix. Without `rows` it applies to all rows, without `columns` to all columns."""
 
     weight: Weight
     rows: Along | None = None
@@ -39,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Format:
-    """What a quantized matrix is. `kind` says how it can be computed with, `layout` how its parts are stored."""
+    """The format of a quantized matrix. `kind` is the type of its numbers, `layout` is how its parts are stored."""
 
     kind: str
     layout: str
@@ -50,8 +51,8 @@ class Format:
 
 
 class Composite:
-    """A matrix of several parts, or a cut of one. Cutting is lazy: parts are read by `read`, outward to whole entries, and `inside`
-    says where in them the cut lies."""
+    """A matrix of several parts, or a cut of one. Cutting is lazy: `read` reads a part, rounded outward to whole entries, and
+    `inside` says where the cut is in what was read."""
 
     offset = 0.0
 
@@ -64,7 +65,7 @@ class Composite:
         rows: range | np.ndarray | None = None,
         columns: range | None = None,
     ) -> None:
-        """shape: [rows, columns] of the whole matrix, or [matrices, rows, columns] of a stack, which is only read by `part`"""
+        """shape: [rows, columns] of the whole matrix, or [matrices, rows, columns] of a stack, which only `part` can cut"""
         self.name, self.form, self.parts, self._whole = name, form, parts, shape
         self._rows = range(shape[-2]) if rows is None else rows
         self._columns = range(shape[-1]) if columns is None else columns
@@ -79,12 +80,12 @@ class Composite:
 
     @property
     def first(self) -> tuple[int, int]:
-        """The row and the column of the whole matrix from which on `read` reads."""
+        """The first row and the first column of the whole matrix that `read` reads."""
         return self._reach()[0], self._columns.start
 
     @property
     def origin(self) -> str | None:
-        """Which bytes of which files, as they were when they were mapped; None where a part cannot say so."""
+        """Identifies the bytes: which files, in which state, and where in them. None if a part has no such identity."""
         origins = [part.weight.origin for part in self.parts.values()]
         if None in origins:
             return None
@@ -111,7 +112,7 @@ class Composite:
         return Composite(f"{self.name}[{index}]", self._whole[1:], self.form, parts)
 
     def read(self, name: str) -> np.ndarray:
-        """A part, cut outward to whole entries. Not to be written to."""
+        """A part of the cut, rounded outward to whole entries. Read only."""
         part = self.parts[name]
         chosen = [slice(None)] * len(part.weight.shape)
         if part.rows is not None:
@@ -121,7 +122,7 @@ class Composite:
         return np.ascontiguousarray(part.weight.mapped()[tuple(chosen)])
 
     def inside(self, name: str) -> tuple[slice | np.ndarray, slice]:
-        """Where the cut lies in what `read` gives, once each entry is spread out as the values it holds."""
+        """Where the cut is in the result of `read`, counted in values after each entry is unpacked."""
         part = self.parts[name]
         rows: slice | np.ndarray = slice(None)
         if part.rows is not None:

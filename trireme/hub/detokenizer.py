@@ -1,4 +1,4 @@
-"""Text from tokens as they come: whole characters only, and nothing that may yet turn out to be a stop string.
+"""Turns tokens into text as they arrive. Holds back incomplete characters, and text that may be the beginning of a stop string.
 
 Knows the bytes of tokens through its tokenizer, and nothing of requests.
 """
@@ -17,7 +17,7 @@ class TokenBytes(Protocol):
 
 
 class Detokenizer:
-    """One per request. However the ids are split over `push` calls, the joined text is the same."""
+    """One per request. The joined text does not depend on how the ids are split over `push` calls."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class Detokenizer:
         self._held = ""
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that has become certain. Nothing more comes once a stop string was met."""
+        """Adds ids and returns the text that is now final. After a stop string was found, it returns no more text."""
         if self.stopped:
             return ""
         data = b"".join(self._tokenizer.token_bytes(i) for i in ids if i not in self._hidden)
         return self._emit(self._decoder.decode(data))
 
     def flush(self) -> str:
-        """What was held back: the request is over."""
+        """Ends the text and returns what was held back."""
         if self.stopped:
             return ""
         text = self._emit(self._decoder.decode(b"", final=True))
@@ -73,7 +73,7 @@ class _StopString:
 
     def __init__(self, text: str) -> None:
         self.text, self.matched = text, 0
-        self._shorter = [0] * len(text)  # of text[: i + 1]: its longest proper beginning that is also its end
+        self._shorter = [0] * len(text)  # for text[: i + 1]: the length of its longest proper prefix that is also a suffix
         length = 0
         for i in range(1, len(text)):
             while length and text[i] != text[length]:
@@ -82,7 +82,7 @@ class _StopString:
             self._shorter[i] = length
 
     def feed(self, character: str) -> int:
-        """The number of characters matched now. The text ends at a full match, so there is nothing to go on from."""
+        """The number of characters matched so far. Must not be called after a full match, because the text ends there."""
         while self.matched and self.text[self.matched] != character:
             self.matched = self._shorter[self.matched - 1]
         self.matched += self.text[self.matched] == character

@@ -1,4 +1,4 @@
-"""Fetching bytes over HTTP: resumed where they stopped, hashed, and every failure said in one line.
+"""Downloads over HTTP: resumes where it stopped, checks the hash, and reports each failure in one line.
 
 Knows URLs and files, not what is in them.
 """
@@ -23,12 +23,12 @@ from trireme.errors import DiskFull, FetchFailed
 Progress = Callable[[str, int, int], None]
 CHUNK = 1 << 20
 TIMEOUT = 60.0
-MAX_ATTEMPTS = 20  # as long as each brings the file further
+MAX_ATTEMPTS = 20  # an attempt that receives no further bytes ends the download at once
 MAX_PAGE = 32 * 2**20
 
 
 def disk_full(error: OSError, path: pathlib.Path) -> DiskFull | None:
-    """The error to show when `error` means there is no room or no permission to write."""
+    """The error to show when `error` means that the disk is full or not writable."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DiskFull(f"No room left to write {path}.", "free some space, or set TRIREME_CACHE to another disk")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -46,7 +46,7 @@ def fetch_page(url: str, accept: str) -> tuple[bytes, str]:
 
 
 def fetch_file(url: str, target: pathlib.Path, sha256: str, size: int, progress: Progress | None) -> None:
-    """Brings `url` to `target`, going on from `target`.part where an earlier try stopped. Verified before it takes its name."""
+    """Downloads `url` to `target`. Resumes an earlier `target`.part, and renames it to `target` only after its hash is verified."""
     part = target.with_name(target.name + ".part")
     if not 0 < _size(part) <= size:
         part.unlink(missing_ok=True)
@@ -64,7 +64,7 @@ def fetch_file(url: str, target: pathlib.Path, sha256: str, size: int, progress:
         part.replace(target)
         return
     part.unlink()
-    if resumed:  # the earlier part may have been of another file: once more, from the start
+    if resumed:  # the earlier part may belong to another file: retry from the start
         fetch_file(url, target, sha256, size, progress)
         return
     raise FetchFailed(f"What {_shown(url)} sent is not the pinned file.", "try again, or from another index")
@@ -94,7 +94,7 @@ def _append(url: str, part: pathlib.Path, done: int, size: int, progress: Progre
                     file.write(chunk)
                     done += len(chunk)
                     if done > size:
-                        break  # longer than pinned: the check will refuse it
+                        break  # longer than the pinned size: the check below refuses it
                     if progress:
                         progress(part.name.removesuffix(".part"), done, size)
         except OSError as error:
@@ -137,7 +137,7 @@ def _open(url: str, headers: dict[str, str]) -> http.client.HTTPResponse:
 
 
 def _certificates() -> ssl.SSLContext:
-    """The system's authorities, or those that pip and requests are told to trust."""
+    """The system's certificate authorities, or those configured for pip and requests."""
     for variable in ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"):
         file = os.environ.get(variable)
         if file and os.path.isfile(file):

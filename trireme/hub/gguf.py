@@ -1,6 +1,6 @@
 """The GGUF file format, versions 2 and 3: metadata and tensors in one file. Every count is checked before it is believed.
 
-Knows the format alone: what names and settings mean is `gguf_models`' to say, what the tokens mean `vocabulary`'s.
+Knows the format only. `gguf_models` knows what names and settings mean, `vocabulary` what the tokens mean.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_gguf(path: pathlib.Path) -> GgufFile:
         status = path.stat()
         key = (path, status.st_size, status.st_mtime_ns)
     except OSError:
-        return _read_set(path)  # which says what is wrong
+        return _read_set(path)  # raises the error with its cause
     found = _OPEN.get(key)
     if found is None:
         found = _OPEN[key] = _read_set(path)
@@ -137,7 +137,7 @@ def _map_tensors(reader: _Reader, file: GgufFile, entries: list[tuple[str, str, 
 
 
 class _Reader:
-    """A place in the bytes of one file, moved on by each read and never past the end."""
+    """A read position in the bytes of one file. Each read advances it; a read past the end is refused."""
 
     def __init__(self, path: pathlib.Path):
         self.path = path
@@ -195,7 +195,7 @@ class _Reader:
         return np.frombuffer(self.mapped[self.place - size : self.place].tobytes(), dtype=dtype)
 
     def strings(self, count: int) -> list[str]:
-        """Many strings at once: vocabularies have hundreds of thousands, so the loop is kept lean."""
+        """Reads many strings at once. Vocabularies have hundreds of thousands, so the loop does as little as possible."""
         data, place, end = self.data, self.place, len(self.data)
         unpack = struct.Struct("<Q").unpack_from
         found = []

@@ -1,4 +1,4 @@
-"""What GGUF calls things, and what Hugging Face calls them: one row per family of tensor names, settings and row orders.
+"""Maps GGUF's tensor names, settings and row orders to those of Hugging Face, one record for each family of models.
 
 Knows names and numbers, never values: no tensor is decoded here, except the few rope factors that stand for a setting.
 """
@@ -64,7 +64,7 @@ _LLAMA_KEYS = {
     "attention.sliding_window": "sliding_window",
     "rope.freq_base": "rope_theta",
 }
-# What no family here has, under the names of config.json; whoever computes the model says whether it reads them
+# Settings that no family here uses, by their names in config.json. The model class refuses those that it does not compute.
 _OTHER_KEYS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -99,7 +99,7 @@ _BLOOM_KEYS = {
 
 @dataclass(frozen=True)
 class Family:
-    """How one GGUF architecture is spelled in Hugging Face's words."""
+    """How the names of one GGUF architecture map to those of Hugging Face."""
 
     architecture: str
     model_type: str
@@ -259,7 +259,7 @@ def weights_of(file: GgufFile, config: Config) -> dict[str, Weight]:
     return weights
 
 
-# Control tokens that end an answer whatever the metadata says; a file often names only one of them.
+# Control tokens that always end an answer, because the metadata often names only one of them.
 _ENDS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"}
 
 
@@ -308,7 +308,7 @@ def _check_numbers(file: GgufFile, config: Config, family: Family) -> None:
 
 
 def _is_zero(value: Any) -> bool:
-    """Whether a number says that there is nothing of the kind; False is an answer of its own."""
+    """Whether a setting is the number zero, which means that the feature is absent. False does not count as zero."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
 
 

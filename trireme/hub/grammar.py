@@ -1,4 +1,4 @@
-"""Grammars over a tokenizer's tokens: what the grammar engine must know of a vocabulary, and whether a grammar is one.
+"""Grammars over a tokenizer's tokens: describes a vocabulary to the grammar engine, and checks that a grammar is valid.
 
 Knows tokens as bytes; nothing of requests or logits. Every grammar is compiled under the same bounds, here and in the workers.
 """
@@ -17,7 +17,7 @@ from trireme.hub.tokenizer import Tokenizer
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=400_000, step_lexer_fuel=100_000, max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False
 )
-_LEAD = "\x02"  # a byte that no token continues: what stands behind it is tokenized as in the middle of a text
+_LEAD = "\x02"  # no token joins this byte with what follows, so the text behind it is tokenized as in the middle of a text
 
 
 class GrammarTokens:
@@ -32,14 +32,14 @@ class GrammarTokens:
         wrapped.greedy = self._inner.greedy_tokenize
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """Follows one text through the grammar; refuses a grammar that is none."""
+        """A matcher that follows one text through the grammar. Refuses a grammar that is not valid."""
         matcher = LLMatcher(self._inner, grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise BadRequest(f"The grammar cannot be used: {first_line(matcher.get_error())}.", "check the schema or grammar")
         return matcher
 
     def check(self, grammar: str) -> None:
-        """Refuses a grammar that is not valid, costs too much at its beginning, or begins with what this model cannot write."""
+        """Refuses a grammar that is not valid, is too costly at its start, or starts with text that this model cannot write."""
         matcher = self.matcher(grammar)
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         if matcher.is_error():
@@ -76,7 +76,7 @@ class _Wrapped:
         return self.greedy(text)
 
     def _ending(self, ids: list[int], text: bytes) -> list[int] | None:
-        """The last of these tokens, as many as spell the text; None if none do."""
+        """The shortest run of tokens at the end that spells the text; None if there is none."""
         if any(token >= self._width for token in ids):
             return None
         spelled = b"".join(self.tokens[token] for token in ids)
@@ -97,5 +97,5 @@ def _missing_bytes(tokens: list[bytes], special: set[int]) -> list[bytes]:
 
 
 def first_line(error: str) -> str:
-    """What the engine says of an error, in short."""
+    """The first line of the engine's error message."""
     return (error.strip().splitlines() or ["no reason given"])[0][:300].rstrip(".")

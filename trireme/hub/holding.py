@@ -1,4 +1,4 @@
-"""What a checkpoint holds, in the words of people: how many bytes, in which formats. Knows kinds and forms, never values."""
+"""A readable summary of a checkpoint: how many bytes, in which formats. Knows kinds and formats, never values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from trireme.hub.composite import Composite
 from trireme.hub.weights import Weight
 
-LEAST = 0.01  # of all bytes: a format of less, such as that of norms, is not worth a word
+LEAST = 0.01  # share of all bytes: a format with less, such as that of norms, is not mentioned
 
 
 def holding(entries: Iterable[Weight | Composite]) -> str:
@@ -22,7 +22,7 @@ def holding(entries: Iterable[Weight | Composite]) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes for people."""
+    """A number of bytes as readable text."""
     unit, name = next(((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB")) if count >= unit), (1e3, "KB"))
     return f"{count / unit:.3g} {name}"
 

@@ -42,7 +42,7 @@ def _library() -> Any:
 
 
 def _files(hub: Any, repo: str, revision: str | None) -> tuple[list[str], bool]:
-    """The files of the repository, or those that are cached if the hub is out of reach, and whether that is so."""
+    """The files of the repository, or the cached ones if the hub cannot be reached, and whether they are only the cached ones."""
     if hub.constants.HF_HUB_OFFLINE:
         return _cached_files(hub, repo, revision), True
     try:
@@ -66,7 +66,7 @@ def _snapshot(hub: Any, repo: str, revision: str | None, patterns: list[str], lo
 
 
 def _guarded(hub: Any, repo: str, act: Any) -> Any:
-    """Runs `act`, saying every failure of the library in one line."""
+    """Runs `act` and reports each failure of the library in one line."""
     errors = hub.errors
     try:
         return act()
@@ -79,12 +79,12 @@ def _guarded(hub: Any, repo: str, act: Any) -> Any:
     except OSError as error:
         room = disk_full(error, pathlib.Path(hub.constants.HF_HUB_CACHE))
         raise room or FetchFailed(f"Cannot fetch {repo}: {_line(error)}.", _OFFLINE) from None
-    except Exception as error:  # the library's transport has a family of errors of its own
+    except Exception as error:  # the library's transport raises its own error classes
         raise FetchFailed(f"Cannot fetch {repo}: {_line(error)}.", _OFFLINE) from None
 
 
 def _choose_gguf(name: str, files: list[str], wanted: str | None) -> list[str]:
-    """The one GGUF model meant: a file, or all files of a split set with its first in front."""
+    """The GGUF model that is meant: one file, or all files of a split set, the first file first."""
     found = [file for file in files if file.endswith(".gguf") and "mmproj" not in file]
     if wanted:
         found = [file for file in found if wanted.lower() in pathlib.PurePath(file).name.lower()]

@@ -1,6 +1,6 @@
 """The llama2.c file format: a header of seven numbers, then float32 weights; a second file holds the tokens.
 
-Knows the two files alone; their contents come out as any other checkpoint's.
+Knows these two files only. The result is the same as for any other checkpoint.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _read_layout(
 
 
 def _by_layer(stacked: Weight, config: dict[str, Any]) -> dict[str, Weight]:
-    """One tensor per layer; rows of q and k from llama2.c's order of rotated pairs to the checkpoint's."""
+    """One tensor per layer from a stacked one. Reorders rows of q and k from llama2.c's rotated pairs to the checkpoint's order."""
     heads = {"self_attn.q_proj": config["num_attention_heads"], "self_attn.k_proj": config["num_key_value_heads"]}
     found = {}
     for layer in range(config["num_hidden_layers"]):
@@ -127,7 +127,7 @@ def llama2c_vocabulary(model: pathlib.Path, tokens: pathlib.Path) -> Vocabulary:
         text = data[place - length : place].decode("utf-8", "replace")
         texts.append(text.replace(" ", "▁") if i >= _FIRST_PIECE else text)
         scores.append(score)
-    # Some files write the token of a byte as the character of that number. It stands for the byte all the same.
+    # Some files spell a byte token as the character with that number. It still stands for the byte.
     texts[:_FIRST_PIECE] = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)]][: len(texts)]
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(texts)][: len(texts)]
     return Vocabulary(texts, kinds, scores, bos_token_id=1, eos_token_id=2, unknown_token_id=0, add_bos=True)

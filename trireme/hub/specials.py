@@ -1,4 +1,4 @@
-"""Special tokens inside a rendered conversation: those that the template wrote, told apart from those that a user typed.
+"""Special tokens in a rendered conversation: tells those that the template wrote from those that a user typed.
 
 Knows their spelling and their ids; nothing of templates or merging.
 """
@@ -23,11 +23,11 @@ class Specials:
 
     @staticmethod
     def mark() -> str:
-        """A text that no user can guess. It breaks up every special token in what the user sent."""
+        """A random text that no user can guess. It is put inside every special token that the user sent, to break it up."""
         return f"\ufdd0{secrets.token_hex(8)}\ufdd1"
 
     def marked(self, value: Any, mark: str) -> Any:
-        """`value` with every special token inside its strings broken up, also one that its end only begins."""
+        """`value` with every special token in its strings broken up, also one that only begins at the end of a string."""
         if isinstance(value, str):
             return self._broken_up(value, mark)
         if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
-"""What a checkpoint's tensors are stored as: which format of quantized weights its names, kinds and config show.
+"""Recognises the format of a checkpoint's quantized weights from tensor names, kinds and the config.
 
-Knows names, kinds and shapes; reads no values. Tensors that `schemes` has joined to a matrix are one entry here; what is left of a
-quantized format is refused.
+Knows names, kinds and shapes; reads no values. Tensors that `schemes` has joined to one matrix are one entry here. Other tensors
+of a quantized format are refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _METHODS = {
     "fp8_block": "fp8",
 }
 SECTIONS = ("quantization_config", "compression_config", "quantization")
-# The end of a companion's name: its format; None where the other companions tell
+# Suffix of a companion tensor: its format; None if only the other companions tell the format
 _COMPANIONS: tuple[tuple[re.Pattern[str], str | None], ...] = (
     (
         re.compile(r"\.weight_(packed|shape|zero_point|g_idx|global_scale)$|\.input_(zero_point|global_scale)$"),
@@ -44,14 +44,14 @@ _COMPANIONS: tuple[tuple[re.Pattern[str], str | None], ...] = (
     (re.compile(r"\.(qweight|qzeros|g_idx)$"), None),
     (re.compile(r"\.(weight|input|output|activation)_scale\w*$"), None),
 )
-# Companions only beside the tensor whose name they lengthen
+# These suffixes mark companions only if the tensor with the name before the suffix exists
 _PAIRED = re.compile(r"(.+?)(_blocks|_scales?\w*|\.scales?|\.biases)$")
 _FLOAT8 = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
 UNKNOWN = "unknown"
 
 
 class Entry(Protocol):
-    """A tensor of a checkpoint, as far as its storage goes."""
+    """How one tensor of a checkpoint is stored."""
 
     @property
     def kind(self) -> str: ...
@@ -62,10 +62,10 @@ class Entry(Protocol):
 
 @dataclass(frozen=True)
 class Found:
-    """A format of quantized weights, and what shows it."""
+    """A format of quantized weights, and the tensor or setting that shows it."""
 
     format: str
-    tensor: str  # empty where the config alone says it
+    tensor: str  # empty if only the config shows it
     config: str = ""  # how the config calls it
 
 
@@ -81,7 +81,7 @@ def recognise(entries: Mapping[str, Entry], config: Mapping[str, Any], floats: C
 
 
 def check_storage(path: pathlib.Path, entries: Mapping[str, Entry], config: Mapping[str, Any], floats: Collection[str]) -> None:
-    """Refuses a checkpoint in a format that nobody reads."""
+    """Refuses a checkpoint in a quantized format that this engine cannot read."""
     found = recognise(entries, config, floats)
     if found is None or (not found.tensor and (found.format in READ or any(hasattr(entry, "form") for entry in entries.values()))):
         return

@@ -49,7 +49,7 @@ def _of_catalogue() -> list[StoredModel]:
 
 
 def _of_hub() -> list[StoredModel]:
-    """What huggingface_hub keeps, where it is installed and has kept something."""
+    """The models in huggingface_hub's cache; none if the package is not installed or the cache is missing."""
     try:
         hub, errors = (importlib.import_module(name) for name in ("huggingface_hub", "huggingface_hub.errors"))
     except ImportError:

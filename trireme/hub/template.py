@@ -26,8 +26,8 @@ from trireme.errors import BadRequest
 MAX_TEMPLATE = 1 << 20  # characters
 MAX_TEXT = 16 << 20  # characters that a template may make at once or in all
 MAX_ITEMS = 1 << 18  # values, at every depth, that one operation may look through
-# Seconds of the rendering thread's own processor time: a busy machine refuses nobody. Long conversations get more; a message
-# of three values takes about 0.03 ms.
+# Seconds of the rendering thread's own CPU time, so that a busy machine does not cause refusals. Long conversations get more;
+# a message of three values takes about 0.03 ms.
 MIN_SECONDS, SECONDS_PER_ITEM, MAX_SECONDS = 0.3, 1e-4, 5.0
 
 # Filters that neither look into a list's items nor turn it into text. `messages | length` stands in many a loop.
@@ -47,7 +47,7 @@ class TooMuch(Exception):
 
 
 class _OutOfTime(BaseException):
-    """A template ran too long. No handler of Jinja's may swallow this, since it is told only once."""
+    """A template ran too long. It is raised only once, so no handler in Jinja may catch it."""
 
 
 class _Raised(Exception):
@@ -68,7 +68,7 @@ class ChatTemplate:
         self._template.root_render_func.__globals__["str_join"] = _bounded_join
 
     def render(self, variables: dict[str, Any]) -> str:
-        """The text, or BadRequest saying what the template did not like."""
+        """The rendered text. Raises BadRequest with the template's reason if it refuses the messages."""
         try:
             with _Deadline(_allowance(variables)):
                 return "".join(_measured(self._template.generate(variables)))
@@ -76,7 +76,7 @@ class ChatTemplate:
             raise BadRequest(f"The chat template refuses these messages: {_line(error)}.", param="messages") from None
         except (TooMuch, _OutOfTime) as error:
             raise BadRequest(f"The chat template {error}.", "shorten the conversation", "messages") from None
-        except Exception as error:  # whatever a template can provoke is about this request alone
+        except Exception as error:  # any error of a template concerns only this request
             raise BadRequest(f"The chat template failed on these messages: {_line(error)}.", param="messages") from None
 
 
@@ -106,13 +106,13 @@ class _Deadline:
         return self._enter_line
 
     def _check(self) -> None:
-        # A thread cannot use more time than passes, and the time that passes is read without a system call.
+        # Wall time is read first, without a system call: a thread cannot use more CPU time than that.
         if time.monotonic() > self._ends and time.thread_time() > self._thread_ends:
             raise _OutOfTime(f"ran longer than {self._seconds:.2g} seconds")
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Adds bounds on size to jinja's bounds on reach."""
+    """Jinja's sandbox, with bounds on the size of values added."""
 
     intercepted_binops = frozenset({"*", "**", "%", "+"})
 
@@ -134,7 +134,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         method = getattr(function, "__wrapped__", function)  # Jinja wraps the methods that format
         owner = getattr(method, "__self__", None)
         _check_arguments(owner, *args, *kwargs.values())
-        if isinstance(owner, str | list | tuple):  # a macro gets what it likes
+        if isinstance(owner, str | list | tuple):  # the arguments of macros are not checked
             _weighed(owner)
             args = tuple(_weighed(value) for value in args)
         if isinstance(owner, str):
@@ -191,7 +191,7 @@ def _environment() -> _Sandbox:
     for name, function in list(environment.tests.items()):
         environment.tests[name] = _weighed_test(function)
     environment.filters["weighed"] = _weighed
-    for name in ("urlize", "striptags"):  # for web pages alone; their patterns take time that grows with the square
+    for name in ("urlize", "striptags"):  # only useful for web pages, and their patterns take quadratic time
         del environment.filters[name]
     del environment.globals["lipsum"]
     return environment
@@ -229,7 +229,7 @@ def _format(pattern: Any, *args: Any, **kwargs: Any) -> str:
 def _weighed_test(function: Any) -> Callable[..., Any]:
     @functools.wraps(function)
     def weighed(*args: Any) -> Any:
-        return function(*map(_weighed, args)) if len(args) > 1 else function(*args)  # those with two compare
+        return function(*map(_weighed, args)) if len(args) > 1 else function(*args)  # tests with two arguments compare them
 
     return weighed
 

@@ -34,7 +34,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class NoTokenizer(BadCheckpoint):
-    """A model without tokenizer files: whoever has token ids can do without."""
+    """The model has no tokenizer files. Callers that pass token ids do not need one."""
 
 
 class Tokenizer:
@@ -55,7 +55,7 @@ class Tokenizer:
         self._inner = inner
         self._inner.no_padding()
         self._inner.no_truncation()
-        self._lock = threading.Lock()  # one setting of the library's object is switched between calls
+        self._lock = threading.Lock()  # guards a setting of the library's object that calls switch
         self.bos_token_id, self.eos_token_id, self._add_bos, self._add_eos = bos_token_id, eos_token_id, add_bos, add_eos
         self._added = {i: token.content for i, token in self._inner.get_added_tokens_decoder().items()}
         self.special_ids = {i for i, token in self._inner.get_added_tokens_decoder().items() if token.special}
@@ -132,7 +132,7 @@ class Tokenizer:
         try:
             with self._lock:
                 self._inner.encode_special_tokens = not allow_special
-                # The batch call lets other threads run meanwhile, and computes no offsets.
+                # The batch call releases the GIL and computes no offsets.
                 ids = self._inner.encode_batch_fast([text], add_special_tokens=add_special and self._add_bos is None)[0].ids
         except (UnicodeEncodeError, TypeError):
             raise BadRequest("The text is not valid Unicode: it holds half of a surrogate pair.", "send whole characters") from None
@@ -191,9 +191,9 @@ class Tokenizer:
         )
 
     def encode_chat(self, messages: list[dict[str, Any]], *, continued: bool = False, **options: Any) -> list[int]:
-        """Ids of the conversation. Special tokens are the template's alone: in messages and tools they stay text.
+        """Ids of the conversation. Only the template can write special tokens: in messages and tools they stay text.
 
-        `continued`: they end with the last message's content, which is to be gone on with.
+        `continued`: the ids end with the content of the last message, so that the model continues it.
         """
         # Every special token in what the user sent is broken up by a mark. The mark is taken out again after the template's own
         # special tokens have been found.
@@ -233,7 +233,7 @@ def _bytes_of_decoder(decoder: str) -> Any:
 def _byte_level(text: str) -> bytes:
     try:
         return bytes([_BYTE_OF[character] for character in text])
-    except KeyError:  # a token that is kept as it is written
+    except KeyError:  # a token that is not spelled in the byte alphabet stands for its own text
         return text.encode()
 
 
@@ -283,7 +283,7 @@ def _merge_ids(vocabulary: Vocabulary, file: pathlib.Path) -> np.ndarray:
     except (OSError, ValueError, EOFError):
         pass
     found = vocabulary.merges_from_scores()
-    # A cache that cannot be written costs time, nothing else.
+    # If the cache cannot be written, the next start only takes longer.
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as out:
@@ -299,7 +299,7 @@ def _content(token: Any) -> str | None:
 
 
 def _read_template(file: pathlib.Path) -> str:
-    """A chat template of the operator's, which is refused at once if it is none."""
+    """Reads the operator's chat template. Refuses it at once if it is not valid."""
     from trireme.hub.template import ChatTemplate
 
     try:

@@ -1,4 +1,4 @@
-"""Tokenizers that come as tables of tokens (GGUF, SentencePiece, llama2.c), made into working tokenizers.
+"""Builds working tokenizers from tables of tokens (GGUF, SentencePiece, llama2.c).
 
 Knows tokens, scores and merges; running them is the `tokenizers` library's, through `tokenizer`.
 """
@@ -28,7 +28,7 @@ class Vocabulary:
 
     tokens: list[str]
     kinds: Sequence[int]
-    scores: Sequence[float] | None = None  # SentencePiece: the better a piece, the sooner it is merged
+    scores: Sequence[float] | None = None  # SentencePiece: pieces with a higher score are merged first
     merges: list[str] | None = None  # byte-level BPE
     words: str = "default"  # its kind of pre-tokenizer
     add_space_prefix: bool = True
@@ -66,7 +66,7 @@ class Vocabulary:
         try:
             pairs = [(left, right) for left, right in (line.split(" ", 1) for line in self.merges)]
             model = models.BPE(vocab=vocab, merges=pairs, ignore_merges=whole_words)
-        except Exception:  # the library refuses merges of what is no token; those are left out
+        except Exception:  # the library refuses merges whose parts are not tokens; those merges are left out
             model = models.BPE(vocab=vocab, merges=_usable(self.merges, vocab), ignore_merges=whole_words)
         built = tokenizers.Tokenizer(model)
         if self.words in COMPOSES:

@@ -1,4 +1,4 @@
-"""One tensor of a checkpoint, still on disk: its name, kind and shape, and lazy cuts of it.
+"""One tensor of a checkpoint that is still on disk: its name, kind and shape, and lazy cuts of it.
 
 Knows bytes and blocks, never what their values mean: decoding belongs to `quant`.
 """
@@ -130,7 +130,7 @@ class Weight:
         return self._cut(self._mapped[index if self._row_ids is None else self._row_ids[index]], None)
 
     def mapped(self) -> np.ndarray:
-        """The chosen values as they lie in the file: what is not touched is not read. Not to be written to."""
+        """The chosen values, mapped from the file: only pages that are touched are read. Read only."""
         return self._mapped if self._row_ids is None else self._mapped[self._row_ids]
 
     def reshaped(self, *shape: int) -> Weight:
@@ -173,7 +173,7 @@ def map_file(path: pathlib.Path) -> np.ndarray:
     try:
         with open(path, "rb") as file:
             try:
-                # Private pages: a consumer that insists on a writable array gets one, and the file stays as it is.
+                # Private pages: a caller that needs a writable array gets one, and the file does not change.
                 mapped = MappedFile(file.fileno(), 0, access=mmap.ACCESS_COPY)
             except OSError:
                 mapped = MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ)

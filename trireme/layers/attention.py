@@ -74,9 +74,9 @@ class Attention(Module):
         return {self.layer: CacheSpec(shape, shape, window=self.kind.window)}
 
     def __call__(self, x: Tensor, batch: Batch, only: Tensor | None = None, key: int | None = None) -> Tensor:
-        """What each token gathers from those before it.
+        """The attention output of each token.
 
-        only: of these tokens alone, whose values go on from here; key: of the cache, where it is not the layer's number
+        only: the tokens to compute, None for all; key: the key of the layer's cache, if it is not the layer's number
         """
         q, k, v = (part.unflatten(-1, (-1, self.dim)) for part in self.qkv.split(x))
         if self.q_norm and self.k_norm:
@@ -100,7 +100,9 @@ def qkv_rows(heads: Heads, q: slice, kv: slice) -> list[Rows]:
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """A head's slope is a power of two: a geometric series down to 2^-8, odd members of a finer one where heads are left over."""
+    """The slope of each head. For a power of two of heads it is a geometric series that ends at 2^-8. Further heads take every
+    second number of the series for twice as many heads.
+    """
     whole = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
     slopes += [2 ** (-4 * (2 * i + 1) / whole) for i in range(num_heads - whole)]

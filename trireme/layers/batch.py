@@ -1,5 +1,5 @@
-"""What a forward is given: the tokens of one step and where what layers keep of them lives. Slices of persistent buffers, ready to
-be captured.
+"""The input of a forward pass: the tokens of one step, and where the layers' caches of these tokens are. All tensors are slices of
+persistent buffers, so that a graph can be captured over them.
 
 It is here and not in `worker`, because layers take it as an argument and may not import the worker.
 """
@@ -17,7 +17,7 @@ from trireme.ops import AttentionPlan, StepLayout
 
 @dataclass
 class View:
-    """How the layers of one band, those that keep alike, see a step."""
+    """A step as seen by the layers of one band. The layers of a band share slots and a page table."""
 
     slots: Tensor  # [tokens] int32: where the new KV goes, below 0: nowhere
     layout: StepLayout
@@ -29,9 +29,9 @@ class Batch:
     tokens: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int32
     logits_at: Tensor | None  # [wanted] int32: which tokens need logits; None: every one, in their order
-    # [tokens] int32: max(prompt length, position + 1), the length that length-dependent rope goes by. A column of its own: computed
-    # on the host it would be frozen into a captured step.
+    # [tokens] int32: max(prompt length, position + 1), the length that length-dependent rope uses. It is a device tensor,
+    # because a number computed on the host would be frozen into a captured step.
     reach: Tensor
-    views: list[View]  # by band; a cache says of which it is
+    views: list[View]  # by band; `KVCache.band` is the index
     caches: Mapping[int, Any]  # what `cache_specs` asked for, by its key: a KVCache or States
     watched: bool = False  # whether somebody looks at the layers' values

@@ -10,7 +10,7 @@ from trireme.quant import WeightMethod
 
 
 class Embedding(Module):
-    """weight[ids], the vocabulary cut over the tensor-parallel group."""
+    """weight[ids], with the vocabulary split over the tensor-parallel group."""
 
     weight: WeightMethod
 
@@ -32,11 +32,11 @@ class Embedding(Module):
 
 
 class Head(Embedding):
-    """Logits of hidden states, in float32. Tied, it multiplies by the embedding's own weights."""
+    """Logits of hidden states, in float32. If tied, it multiplies by the embedding's weights."""
 
     def __init__(self, env: Env, vocab: int, size: int, tied: Embedding | None = None):
         super().__init__(env, vocab, size)
-        self.tied = lambda: tied  # behind a call: the embedding is not a part of the head
+        self.tied = lambda: tied  # a function, so that `children` does not list the embedding under the head
 
     def load(self, read: Read, path: str = "") -> None:
         source = self.tied()

@@ -1,4 +1,4 @@
-"""What every layer is built with. Passed down by hand; nothing in the engine is global."""
+"""The environment that every layer is built with. It is passed as an argument; the engine has no global state."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Env:
         return self.backend.layers.get(cls, cls)(self, *args, **kwargs)
 
     def keep(self, x: Tensor, only: Tensor | None) -> Tensor:
-        """The rows of x that are still wanted; None: all of them."""
+        """The rows of x that `only` names; all rows if it is None."""
         return x if only is None else self.ops.select(x, only)
 
     def weights(self, parts: list[Stored], bias: Tensor | None) -> WeightMethod:

@@ -68,7 +68,7 @@ class Linear(Module):
             return None
         pieces = [read(f"{prefix}{part.name}.bias", (part.total,)).rows(part.rows) for part in self.parts]
         bias = torch.cat([decode(piece, self.env.dtype, self.env.device) for piece in pieces])
-        # cut by input, the ranks' products are summed: only one may bring the bias
+        # if cut by input, the ranks' products are summed, so only one rank adds the bias
         return torch.zeros_like(bias) if self.cut == "in" and self.env.tp.rank else bias
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Linear(Module):
 
     @property
     def takes_gated(self) -> bool:
-        """Whether `of_gated` is the better of the two ways to gate."""
+        """Whether `of_gated` is faster than calling the gate separately."""
         return self.weight.takes_gated
 
     def of_gated(self, x: Tensor, kind: str) -> Tensor:

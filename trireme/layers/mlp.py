@@ -38,8 +38,8 @@ class MLP(Module):
 
 
 def _unit(env: Env, inner: int) -> int:
-    """Ranks share the inner width in units of this many columns, so that blocks of quantized weights are not cut where the shares
-    stay near equal."""
+    """The inner width is split over ranks in units of this many columns, so that no block of quantized weights is cut. The unit is
+    smaller if the shares would become too unequal."""
     size = env.tp.size
     for unit in (256, 32):
         if inner % unit == 0 and (inner // unit % size == 0 or inner // unit >= 4 * size):

@@ -9,8 +9,8 @@ from trireme.layers.env import Read
 
 
 def calls_as(layer: Module, kind: type[Module]) -> bool:
-    """Whether calling a layer is calling `kind`, so that a step may do what `kind` does without the call. A layer that wraps
-    another, or changes its call, has to be called."""
+    """Whether calling the layer runs exactly `kind.__call__`. If so, a fused step may do the same work without the call. A layer
+    that wraps another one or overrides its call must be called."""
     return type(layer).__call__ is kind.__call__
 
 

@@ -1,4 +1,4 @@
-"""Norms. When called with a residual, they add it first: (norm(x + residual), x + residual)."""
+"""Norm layers. If called with a residual, they add it first and return (norm(x + residual), x + residual)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary positions: the table of angles for every scaling in use. Knows positions and frequencies; the turning itself is an op."""
+"""Rotary positions (RoPE): the table of angles for each kind of scaling. Knows positions and frequencies; the rotation is an op."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trireme.layers.env import Env
 
 
 class Rope:
-    """A table [positions, 2r] of cosines then sines, r frequencies. `at` says which rows a step's tokens use."""
+    """A table [positions, 2r]: cosines, then sines, of r frequencies. `at` gives the row that each token of a step uses."""
 
     def __init__(self, env: Env, head_dim: int, settings: dict[str, Any], max_positions: int):
         """`settings` as in a checkpoint's rope parameters: rope_theta, rope_type, factor, ..."""
@@ -33,14 +33,14 @@ class Rope:
 
     @property
     def length_dependent(self) -> bool:
-        """Whether a key's angle depends on the prompt it stands in, so that its KV must not be shared with other prompts."""
+        """Whether a key's angle depends on the length of its prompt. If so, its KV must not be shared with other prompts."""
         return self.kind == "dynamic" and self.env.max_len > self.max_positions
 
     def at(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(table, index): token i turns by table[index[i]]."""
+        """(table, index): token i is rotated by the angles table[index[i]]."""
         if not self.length_dependent:
             return self.table, batch.positions
-        # All of it is computed on the device, because a captured step is replayed with other lengths.
+        # Everything is computed on the device, because a captured step is replayed with other lengths.
         frequencies = _grown(self.settings, self.width, self.max_positions, batch.reach)
         turn = batch.positions.unsqueeze(1) * frequencies
         return torch.cat([turn.cos(), turn.sin()], -1), torch.arange(len(turn), device=turn.device)
@@ -59,7 +59,7 @@ def _default(settings: dict[str, Any], width: int, trained: int, length: int) ->
 
 
 def _linear(settings: dict[str, Any], width: int, trained: int, length: int) -> tuple[Tensor, float]:
-    """Positions squeezed by a factor."""
+    """Positions are divided by a factor."""
     frequencies, _ = _default(settings, width, trained, length)
     return frequencies / float(settings["factor"]), 1.0
 

@@ -1,4 +1,4 @@
-"""A model's numbers, read from a checkpoint's config in one place. Knows the spellings in use; nothing of tensors."""
+"""Reads a model's numbers from a checkpoint's config. Knows the different names of each setting; nothing of tensors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def read_config(raw: dict[str, Any]) -> ModelConfig:
 
 
 def number(raw: dict[str, Any], name: str, limit: int = 2**24) -> int:
-    """A size of the config, within reason: a mutated file must not ask for the moon."""
+    """A size from the config. Refuses absurd sizes, because a damaged file must not make the engine allocate huge tensors."""
     value = raw.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
         raise BadCheckpoint(f"config.json: {name} is {value!r}, not a number from 1 to {limit}.", "check the file")

@@ -1,4 +1,4 @@
-"""Fields of a config that change what a model computes, and which of them its class does not read.
+"""Finds the fields of a config that change what a model computes and that its class does not read.
 
 Knows names and the values that change nothing; nothing of layers. A class says in `reads` what it computes.
 """
@@ -70,7 +70,7 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")  # read by `config.window
 
 
 def unread_fields(raw: dict[str, Any], reads: Collection[str]) -> list[tuple[str, Any]]:
-    """Every field that is set to what is not neutral, and that nobody reads, with its value."""
+    """Every field that has a value with an effect and that the class does not read, with its value."""
     off = _WINDOWS if raw.get("use_sliding_window") is False else ()
     found = [
         (name, raw[name])
@@ -81,7 +81,7 @@ def unread_fields(raw: dict[str, Any], reads: Collection[str]) -> list[tuple[str
 
 
 def check_fields(path: Any, model: type, raw: dict[str, Any]) -> None:
-    """Refuses a config that asks for what the class does not compute."""
+    """Refuses a config that asks for something the class does not compute."""
     unread = unread_fields(raw, getattr(model, "reads", ()))
     if not unread:
         return

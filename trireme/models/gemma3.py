@@ -26,7 +26,7 @@ from trireme.models.config import READ, ModelConfig, read_config, rope_settings,
 from trireme.models.registry import register
 from trireme.models.strays import OTHER_HEADS, TOWERS, LeavesOut
 
-# What a config means that does not say otherwise
+# Defaults of settings that a config leaves out
 _DEFAULTS: dict[str, Any] = {
     "head_dim": 256,
     "query_pre_attn_scalar": 256,
@@ -118,5 +118,5 @@ class Gemma3(Module):
 
 
 def _local_rope(raw: dict[str, Any]) -> dict[str, Any]:
-    """Windowed layers turn faster and are never scaled."""
+    """The rope of windowed layers: it has a smaller base and is never scaled."""
     return {"rope_theta": raw.get("rope_local_base_freq", 10000.0)}

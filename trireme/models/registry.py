@@ -1,4 +1,4 @@
-"""Which class computes which architecture. Others come by the entry point `trireme.models`, named by architecture.
+"""Which class computes which architecture. Plug-ins add classes through the entry point `trireme.models`, named by architecture.
 
 A model class has `config(raw) -> ModelConfig`, takes (env, config), and called with a batch gives the logits that were asked for.
 """
@@ -17,7 +17,7 @@ MODELS: dict[str, Any] = {}
 
 
 def register(*architectures: str) -> Callable[[type], type]:
-    """Makes a class the one for these architectures of a checkpoint's config."""
+    """Registers a class for these architectures of a checkpoint's config."""
 
     def add(cls: type) -> type:
         MODELS.update(dict.fromkeys(architectures, cls))
@@ -43,9 +43,9 @@ def model_class(raw: dict[str, Any]) -> Any:
 
 
 def cache_specs(model: Module) -> dict[int, CacheSpec | StateSpec]:
-    """What the model keeps, by the keys under which its layers ask for it.
+    """The caches that the model needs, by the keys that its layers use for them.
 
-    A layer may have none, one or several keys, and layers that name the same key share what it stands for.
+    A layer may have none, one or several keys. Layers with the same key share one cache.
     """
     found: dict[int, CacheSpec | StateSpec] = {}
     for path, module in model.walk():

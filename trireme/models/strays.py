@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that no layer asked for: which are harmless, which a class leaves out, and which mean a wrong model.
+"""Tensors of a checkpoint that no layer asked for: which are harmless, which the class leaves out, and which make loading fail.
 
 Knows names and shapes; nothing of files.
 """
@@ -30,7 +30,7 @@ TOWERS: LeavesOut = {
 }
 # Of use only where keys and values are kept in few bits with the scales of the file
 _KV_SCALES: LeavesOut = {"scales of keys and values": ("*.k_scale", "*.v_scale", "*.kv_scale", "*.q_scale", "*.prob_scale")}
-# Tables that are computed anew, and that older files carry along
+# Tables that the engine computes itself, and that older files contain
 _TABLES = re.compile(
     r"(rotary_emb|rotary_embedding|rope)\.(inv_freq|original_inv_freq|cos_cached|sin_cached|freqs)$"
     r"|(^|[._])position_ids$|(^|\.)rope_freqs\.weight$|\.attn_rot_embd\.weight$"
@@ -52,7 +52,7 @@ def further_layers(raw: Mapping[str, Any], path: str = "model.layers") -> Leaves
 
 
 def compare(entries: Mapping[str, Shaped], asked: Collection[str], leaves_out: LeavesOut) -> tuple[Counter[str], list[str]]:
-    """How many tensors the class leaves out, by what they are; and the names of those that nobody explains."""
+    """How many tensors the class leaves out, by kind; and the names of the tensors that nothing explains."""
     left_out: Counter[str] = Counter()
     strays = []
     for name, entry in entries.items():
@@ -77,7 +77,7 @@ def is_left_out(name: str, leaves_out: LeavesOut) -> bool:
 
 
 def refuse_strays(path: Any, model: type, strays: list[str]) -> None:
-    """Ends the loading if there are any."""
+    """Refuses the checkpoint if there are stray tensors."""
     if not strays:
         return
     shown = _one_of_each_kind(strays)[:3]
@@ -108,7 +108,7 @@ def _is_harmless(name: str, entry: Shaped) -> bool:
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
-    """A checkpoint of the bare body leaves out the first word of its names."""
+    """Whether a name matches a pattern. In a checkpoint without a head, names may lack the first word."""
     for pattern in patterns:
         bare = pattern.partition(".")[2] if pattern.count(".") > 1 and not pattern.startswith("*") else pattern
         if fnmatchcase(name, pattern) or fnmatchcase(name, bare):

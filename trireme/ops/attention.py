@@ -1,4 +1,4 @@
-"""What attention needs to be told: where the step's tokens and their KV live, and which kind of attention a layer has.
+"""The arguments of attention: where the step's tokens and their KV are, and which kind of attention a layer has.
 
 Knows positions, pages and slots; nothing of models or of how a device computes. A backend's `plan_attention` sees a
 step's layout as numpy on the host and as tensors on the device, and no layers. So the layout is described here.
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
-FP8_MOST = 448.0  # what lies beyond is kept as this
+FP8_MOST = 448.0  # larger numbers are clamped to this
 Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]  # makes a tensor of zeros on a device
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What a layer keeps of each token: keys and values, each as (heads, numbers of a head).
+    """What a layer caches for each token: keys and values, each with the shape (heads, numbers of a head).
 
     `kind` names the storage: "plain" is the activations' own type, "int8" is bytes with a float32 scale per head, "fp8" is floats
     of eight bits (e4m3).
@@ -35,7 +35,7 @@ class CacheSpec:
 
     @property
     def kept(self) -> tuple[tuple[int, int], ...]:
-        """What takes memory of its own."""
+        """The shapes that take memory of their own."""
         return (self.k,) if self.shared else (self.k, self.v)
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
@@ -45,13 +45,13 @@ class CacheSpec:
 
 @dataclass
 class KVCache:
-    """The slots of one layer. k, v: [slots, heads, numbers of a head]; of int8, what is kept is k * scale."""
+    """The slots of one layer. k, v: [slots, heads, numbers of a head]; an int8 cache stands for k * scale."""
 
     k: Tensor
     v: Tensor
     scales: tuple[Tensor, Tensor] | None = None  # of k and v: [slots, heads] float32
     shared: bool = False  # whether v is a part of k
-    band: int = 0  # by which of a step's views its slots are found
+    band: int = 0  # which of the step's views has its slots
 
     @classmethod
     def allocate(cls, spec: CacheSpec, num_slots: int, dtype: torch.dtype, zeros: Zeros) -> KVCache:
@@ -63,11 +63,11 @@ class KVCache:
 
     @property
     def is_alike(self) -> bool:
-        """Whether keys and values are of one shape, each in memory of its own, as most kernels take them."""
+        """Whether keys and values have the same shape and separate memory, as most kernels require."""
         return self.k.shape == self.v.shape and not self.shared
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """What is kept in the slots `source` is also kept in the slots `target`. All are read before any is written."""
+        """Copies the slots `source` to the slots `target`. All are read before any is written."""
         kept = [self.k] if self.shared else [self.k, self.v]
         for tensor in (*kept, *(self.scales or ())):
             plain = tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
@@ -86,7 +86,7 @@ class KVCache:
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """Which attention a layer has: causal always, the rest by its numbers."""
+    """Which attention a layer has. It is always causal; the fields say what else it does."""
 
     scale: float
     window: int = 0  # how many of the last tokens a token sees, itself included; 0: all
@@ -113,13 +113,15 @@ class StepLayout:
     states_from: Tensor | None = (
         None  # [seqs] int32: the state each sequence goes on from, below 0: none; only where layers keep any
     )
-    states_to: Tensor | None = None  # [seqs] int32: the state that it leaves, another one
+    states_to: Tensor | None = None  # [seqs] int32: the slot for its new state, always another one
     padded: bool = False  # whether trailing sequences are padding for a captured graph (counts of 0 or scratch slots)
-    room: int = 0  # where a graph with prompts is being captured: the tokens it has room for; 0 else
+    room: int = 0  # while a graph with prompts is captured: how many tokens it has room for; else 0
 
     @property
     def replayed(self) -> bool:
-        """Whether other steps will go by this one's plan: its columns on the host are its own alone."""
+        """Whether later steps will reuse this step's plan. If so, the plan must not depend on the numpy columns, which describe
+        this step only.
+        """
         return self.room > 0
 
     def slots(self, sequence: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Inputs and tolerances for every op: what a backend is checked with against the plain bodies.
+"""Inputs and tolerances for every op, used to compare a backend with the plain bodies.
 
 A case builds its arguments from a `Draw` and calls one op. Knows no backend: the same case runs on the plain bodies, in double
 precision, and on whatever claims to do the same. Values are drawn in the type under test, so both sides see the same numbers.
@@ -107,7 +107,8 @@ class Case:
 EXACT = dict.fromkeys(ALL, 0.0)
 ROUNDED = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # one rounding of the result
 SUMMED = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # sums, in any order, of products
-# Keys and values in fewer bits, by kind: one that lies half way may be rounded either way, by a 127th or an 8th of the largest.
+# Keys and values in fewer bits, by kind: a number half way between two codes may be rounded
+# either way, which is an error of 1/127 (int8) or 1/8 (fp8) of the largest.
 KEPT = {
     "int8": {torch.float32: 1e-2, torch.bfloat16: 3e-2, torch.float16: 1e-2},
     "fp8": dict.fromkeys(ALL, 0.13),
@@ -395,7 +396,7 @@ def _attend(ops: Ops, d: Draw, sequences: list[tuple[int, int]], page_size: int,
 
 
 def _two_layers(ops: Ops, d: Draw) -> Result:
-    """A plan serves every layer of a step, whatever its kind of attention and number of heads."""
+    """Checks that one plan works for every layer of a step, whatever its kind of attention and number of heads."""
     layout = d.layout(_STEPS["prompts, chunks and decodes"], 4)
     plan = ops.plan_attention(layout)
     results = []
@@ -432,7 +433,7 @@ def _tables() -> Iterator[Case]:
 
 
 def _settle(ops: Ops, d: Draw, said: list[int]) -> Result:
-    """Sequences of one token, of three, and of a chunk that is where it was planned; two tokens and a choice pad the step."""
+    """Sequences with one token, with three, and with a chunk planned at its real place. Two tokens and one choice are padding."""
     columns = {
         "ends": d.int32([12, 31, 4]), "said": d.int32(said), "states_from": d.int32([3, 0, -1]),
         "query_starts": d.int32([0, 1, 4, 8]), "lengths": d.int32([12, 31, 4]), "positions": d.int32([0] * 10),

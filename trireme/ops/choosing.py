@@ -1,7 +1,7 @@
-"""What a request says of how its next token is drawn, as a column for each number, and what the columns mean.
+"""The sampling parameters of a step, one column for each parameter, and the plain body that defines what they mean.
 
-The record travels whole from the tables to the kernels. A backend whose kernel does not take every column of it falls back to the
-plain body here, so a column that is added here and to `trireme.types.Draw` works everywhere. Knows tensors; nothing of requests.
+The record is passed as a whole from the tables to the kernels. A backend whose kernel does not support every column falls back to
+the plain body here, so a column that is added here and to `trireme.types.Draw` works everywhere. Knows tensors, not requests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Choosing(NamedTuple):
-    """One number for each row of logits: int32 where WHOLE names it, else float32. 0 is what rows that nobody reads have."""
+    """The columns: one number for each row of logits, int32 if WHOLE names the column, else float32. Padding rows hold 0."""
 
     temperature: Tensor  # 0: greedy
     top_k: Tensor  # 0: all
@@ -31,8 +31,8 @@ def column_type(name: str) -> torch.dtype:
 def sample(logits: Tensor, by: Choosing, uniform: Tensor) -> Tensor:
     """One token per row from softmax(logits / temperature), after top-k, then top-p, then min-p.
 
-    `uniform` in [0, 1) is the row's own random number: the token is where the cumulated probability of the tokens kept, in the
-    order of their ids, passes it.
+    `uniform` in [0, 1) is the row's random number. The kept tokens are ordered by id, and the result is the first token at which
+    their cumulative probability exceeds it.
     """
     scaled = logits.float() / by.temperature.clamp_min(1e-6).unsqueeze(1)
     ranked, ids = scaled.sort(dim=-1, descending=True, stable=True)
@@ -46,7 +46,7 @@ def sample(logits: Tensor, by: Choosing, uniform: Tensor) -> Tensor:
 
 
 def pick(weights: Tensor, uniform: Tensor) -> Tensor:
-    """In each row, the first index whose cumulated weight passes uniform * total; never one of weight 0."""
+    """In each row, the first index whose cumulative weight exceeds uniform * total; never an index of weight 0."""
     total = weights.cumsum(-1)
     chosen = (total <= uniform.double().unsqueeze(1) * total[:, -1:]).sum(-1)
     last = weights.shape[1] - 1 - (weights > 0).flip(-1).int().argmax(-1)  # rounding may carry the target past the end

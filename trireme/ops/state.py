@@ -33,13 +33,13 @@ class States:
         return cls({name: zeros((num_slots, *shape), dtype) for name, (shape, dtype) in spec.parts.items()})
 
     def before(self, name: str, layout: StepLayout) -> Tensor:
-        """What each sequence of the step goes on from, zeros where it begins.  [seqs, *shape]"""
+        """The state before this step of each sequence; zeros for a new sequence.  [seqs, *shape]"""
         assert layout.states_from is not None, "no layer of this model was said to keep states"
         begins, kept = layout.states_from < 0, self.parts[name]
         found = kept[layout.states_from.clamp_min(0).long()]
         return found.masked_fill(begins.view(-1, *[1] * (kept.dim() - 1)), 0)
 
     def keep(self, name: str, layout: StepLayout, values: Tensor) -> None:
-        """Puts down what each sequence of the step leaves.  values: [seqs, *shape]"""
+        """Stores the state of each sequence after this step.  values: [seqs, *shape]"""
         assert layout.states_to is not None, "no layer of this model was said to keep states"
         self.parts[name].index_copy_(0, layout.states_to.long(), values)

@@ -1,7 +1,8 @@
-"""The op table: every device operation the engine needs, each with a plain body that is its meaning.
+"""The op table: every device operation the engine needs. The plain body of each op defines what it means.
 
-A backend subclasses `Ops` and overrides what it can do faster; whatever it leaves alone still works. Coarse ops default to fine
-ones. Knows tensors; nothing of models, requests or devices. Token counts come first: x is [tokens, width] unless said otherwise.
+A backend subclasses `Ops` and overrides the ops that it can do faster; the others still work. The default body of a fused op calls
+the single ops. Knows tensors; nothing of models, requests or devices. Tokens are the first axis: x is [tokens, width] unless an op
+says otherwise.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Ops:
         return target.copy_(source)
 
     def transpose(self, x: Tensor, a: int, b: int) -> Tensor:
-        """x with two axes exchanged, dense again."""
+        """x with two axes exchanged, as a contiguous tensor."""
         return x.transpose(a, b).contiguous()
 
     def convert(self, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -68,7 +69,8 @@ class Ops:
         return F.linear(x, weight, bias)
 
     def logits(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x weightᵀ in float32, rounded to x's type before only where that saves much: rounded logits are often equal.
+        """x weightᵀ in float32. A backend may round to x's type first only if that saves much time:
+        rounding can make different logits equal.
 
         weight: [vocabulary, in]
         """
@@ -163,8 +165,8 @@ class Ops:
     def store_kv(self, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor) -> None:
         """cache[slots[i]] = (k[i], v[i]).  k, v: [tokens, kv_heads, head_dim]; a slot below 0 is skipped
 
-        A cache of int8 keeps each head as quantize_int8 does; one of fp8 rounds, and ends what it cannot hold at its largest. Where
-        values are parts of keys, v is not looked at.
+        An int8 cache stores each head as quantize_int8 does. An fp8 cache rounds, and clamps to its largest number. If values are
+        parts of keys, v is ignored.
         """
         live = slots >= 0
         if not bool(live.all()):
@@ -173,16 +175,16 @@ class Ops:
             if cache.scales is not None:
                 new, scale = self.quantize_int8(new)
                 cache.scales[i].index_copy_(0, slots.long(), scale.squeeze(-1))
-            elif kept.dtype == FP8:  # torch moves bytes where it does not move these floats
+            elif kept.dtype == FP8:  # torch cannot index-copy fp8, so it copies the bytes
                 new, kept = new.clamp(-FP8_MOST, FP8_MOST).to(FP8).view(torch.uint8), kept.view(torch.uint8)
             kept.index_copy_(0, slots.long(), new.to(kept.dtype))
 
     def plan_attention(self, layout: StepLayout) -> AttentionPlan:
-        """What `attention` wants to know of a step, worked out once for all layers."""
+        """Computes what `attention` needs to know of a step, once for all layers."""
         return [(layout.slots(i), int(n)) for i, n in enumerate(layout.counts)]
 
     def attention(self, q: Tensor, cache: KVCache, plan: AttentionPlan, kind: AttentionKind) -> Tensor:
-        """Causal attention of each sequence's new tokens over its cached ones, of which only the window is read.
+        """Causal attention of each sequence's new tokens over its cached tokens. With a window, only the last tokens are read.
 
         q: [tokens, heads, numbers of a key]; result: [tokens, heads, numbers of a value]
         """
@@ -208,7 +210,7 @@ class Ops:
     # --- the tables of running requests ---------------------------------------------------------------------------------------
 
     def step_inputs(self, tokens: Tensor, pages: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
-        """(id, slot) of each token of a step: what stands at its row's position, and where the KV of that position goes.
+        """(id, slot) of each token of a step: the token id at its row and position, and the slot for the KV of that position.
 
         tokens: [all rows, length] int32; pages: [all rows, pages] int32; rows, positions: [step's tokens] int32
         """
@@ -216,11 +218,14 @@ class Ops:
         return tokens[row, position], pages[row, position // page_size] * page_size + positions % page_size
 
     def settle(self, lengths: Tensor, columns: Mapping[str, Tensor]) -> None:
-        """Moves a step that was planned too far to where its sequences really are, in place. All of int32.
+        """Corrects a step in place when its sequences are shorter than the host assumed while planning it. All tensors are int32.
 
-        lengths: tokens of each sequence, by its slot.  columns, by sequence: `ends`, where the plan lets each end; `said`, its
-        length where the host knows it, below 0 where it is lengths[states_from]; `query_starts`, with the end of the last.
-        Written: `lengths` by sequence; `positions` and `reach` by token; `pick_positions`, for the sequences `pick_sequences`.
+        lengths: [slots], the real length of each sequence, by its state slot.
+        Read from `columns`: `ends` [seqs], the planned length of each sequence after this step. `said` [seqs], the real length
+        after this step if the host knows it; if it is negative, the real length is lengths[states_from]. `query_starts` [seqs + 1].
+        `pick_sequences`, the sequence of each token to choose; below 0 for padding.
+        Written to `columns`: `lengths` for each sequence; `positions` and `reach` for each token; `pick_positions`, the position of
+        each token to choose.
         """
         starts, ends, reach = columns["query_starts"], columns["ends"], columns["reach"]
         known = torch.where(columns["said"] >= 0, columns["said"], lengths[columns["states_from"].clamp_min(0).long()])
@@ -245,11 +250,11 @@ class Ops:
         return logits.masked_fill(~allowed, float("-inf"))
 
     def sample_greedy(self, logits: Tensor) -> Tensor:
-        """The likeliest token of each row; the lowest id of equals."""
+        """The most likely token of each row; of equally likely tokens the one with the lowest id."""
         return logits.argmax(-1)
 
     def sample(self, logits: Tensor, by: Choosing, uniform: Tensor) -> Tensor:
-        """One token per row, drawn as `choosing.sample` says; the likeliest where the temperature is 0."""
+        """One token per row, drawn as `choosing.sample` defines; the most likely one if the temperature is 0."""
         return torch.where(by.temperature == 0, self.sample_greedy(logits), sample(logits, by, uniform))
 
     def uniforms(self, seeds: Tensor, positions: Tensor) -> Tensor:
@@ -282,7 +287,7 @@ _GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF5847
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """x >> bits as of a number without a sign."""
+    """x >> bits, treating x as an unsigned number."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""Collectives over torch.distributed, every one with a deadline. Knows processes; nothing of layers or plans."""
+"""Collective operations over torch.distributed, each with a deadline. Knows processes; nothing of layers or plans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ProcessComm:
-    """The collectives of a process group. Padded gathers: shares may differ in size."""
+    """The collectives of a process group. Gathers are padded, because shares may differ in size."""
 
     def __init__(self, rank: int, size: int, store_path: str, timeout: float, backend: str = "gloo"):
         # A file store opens no listening port; gloo itself is bound to the loopback by GLOO_SOCKET_IFNAME (see worker/rank.py).

@@ -1,4 +1,4 @@
-"""The device mesh, seen from one rank: along each axis which share it owns, and how it speaks with the others.
+"""The device mesh, seen from one rank: which share it owns along each axis, and how it communicates with the other ranks.
 
 Knows counts and collectives; nothing of layers.
 """
@@ -26,7 +26,7 @@ class Comm(Protocol):
 
 
 class Alone:
-    """A group of one: nothing to say to anybody."""
+    """A group of one rank, which needs no communication."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -51,7 +51,7 @@ class Group:
     comm: Comm = field(default_factory=Alone)
 
     def span(self, n: int, unit: int = 1, rank: int | None = None) -> slice:
-        """The part of a length-`n` axis this rank owns. Units are never cut; ranks share a unit where there are too few."""
+        """The part of an axis of length `n` that this rank owns. Units are never cut. If there are too few, ranks share one."""
         units, rank = n // unit, self.rank if rank is None else rank
         low = rank * units // self.size
         high = max((rank + 1) * units // self.size, low + 1)
@@ -63,8 +63,8 @@ class Group:
         return [span.stop - span.start for span in spans]
 
     def heads(self, num_heads: int, num_kv_heads: int) -> tuple[slice, slice]:
-        """The query heads and the KV heads this rank owns. Each query head finds its KV head here; KV heads fewer than ranks are
-        shared, and their query heads divided."""
+        """The query heads and the KV heads that this rank owns, which include the KV head of each of its query heads. If there are
+        fewer KV heads than ranks, ranks share a KV head and divide its query heads."""
         per_kv = num_heads // num_kv_heads
         kv = self.span(num_kv_heads)
         if num_kv_heads >= self.size:
