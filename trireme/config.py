@@ -23,7 +23,7 @@ DEFAULT_MODEL = "smollm2"
 
 
 def cache_folder() -> pathlib.Path:
-    """Where everything fetched or made for later lives: TRIREME_CACHE, or `trireme` in the user's cache folder."""
+    """The folder for downloads and cached files: TRIREME_CACHE, or `trireme` in the user's cache folder."""
     own = os.environ.get("TRIREME_CACHE")
     if own:
         return pathlib.Path(own).expanduser()
@@ -138,7 +138,7 @@ class Config:
 
 
 def from_groups(groups: Mapping[str, Mapping[str, Any]]) -> Config:
-    """A config as it comes out of a message: `dataclasses.asdict` of one, or of some of its groups."""
+    """Makes a config from a message, which carries `dataclasses.asdict` of a config or of some of its groups."""
     plain = {group: {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()} for group, values in groups.items()}
     return Config(**{group: GROUPS[group](**values) for group, values in plain.items()})
 
@@ -184,13 +184,13 @@ def resolve(
     return config
 
 
-# Variables that are read elsewhere, before there is a config; everything else called TRIREME_* must be a setting.
+# Variables that are read elsewhere, before there is a config. Every other TRIREME_* variable must be a setting.
 OTHER_VARIABLES = frozenset(
     {"TRIREME_CONFIG", "TRIREME_CACHE", "TRIREME_DEBUG", "TRIREME_TUNE", "TRIREME_INDEX_URL", "TRIREME_API_KEY", "TRIREME_CPU_ISA"}
 )
 
 
-# What Kubernetes sets in every pod of a namespace that has a Service called trireme: addresses, no settings.
+# Kubernetes sets these variables in every pod of a namespace that has a Service called trireme. They are addresses, not settings.
 _SERVICE_LINK = re.compile(r"TRIREME(_[A-Z0-9_]*)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 
 

@@ -1,8 +1,8 @@
-"""What a user can cause to go wrong: one family of errors, each with a cause, a fix and an exit code of its own."""
+"""The errors that a user can cause: one family, where each class has a cause, a fix and an exit code of its own."""
 
 
 class TriremeError(Exception):
-    """Something the user can mend. Shown as one line, `cause. Fix: ...`, never as a traceback."""
+    """An error that the user can fix. It is shown as one line, `cause. Fix: ...`, never as a traceback."""
 
     exit_code = 1
 
@@ -31,7 +31,7 @@ class BadConfig(TriremeError):
 
 
 class ModelNotFound(TriremeError):
-    """No model of that name here, and none to be fetched."""
+    """There is no model of that name on this machine, and none can be downloaded."""
 
     exit_code = 4
 
@@ -55,7 +55,7 @@ class FetchFailed(TriremeError):
 
 
 class DiskFull(TriremeError):
-    """No room, or no permission, to write what was fetched."""
+    """There is no space, or no permission, to write what was downloaded."""
 
     exit_code = 8
 
@@ -73,7 +73,7 @@ class WorkerDied(TriremeError):
 
 
 class BackendUnavailable(TriremeError):
-    """The asked-for backend cannot run on this machine."""
+    """The requested backend cannot run on this machine."""
 
     exit_code = 11
 
@@ -85,6 +85,6 @@ class Overloaded(TriremeError):
 
 
 class Unavailable(Overloaded):
-    """Not now: the server starts, drains or restarts. Always a 503 at the API."""
+    """The server is starting, draining or restarting. Always a 503 at the API."""
 
     exit_code = 13

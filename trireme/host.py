@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores and memory, by affinity and by its container's limits.
+"""Which cores and how much memory this process may use, by CPU affinity and by its container's limits.
 
 Knows Linux's files for that, of both versions of control groups; elsewhere there are no such limits.
 """
@@ -22,7 +22,7 @@ def cores() -> int:
 
 
 def cpu_quota() -> float | None:
-    """How many CPUs' time the container may take; None without a limit."""
+    """How many CPUs the container may use; None without a limit."""
     quotas = []
     for folder in _folders("cpu"):
         words = (_text(folder / "cpu.max") or "").split()  # version 2: QUOTA PERIOD
@@ -34,7 +34,7 @@ def cpu_quota() -> float | None:
 
 
 def memory_room() -> tuple[int, int] | None:
-    """(free, limit) bytes of the container; None without a limit. What the system only keeps of files counts as free."""
+    """(free, limit) bytes of the container; None without a limit. The page cache counts as free."""
     rooms = []
     for folder in _folders("memory"):
         limit = _number(folder, "memory.max", "memory.limit_in_bytes")
@@ -51,7 +51,7 @@ def _kept_of_files(folder: pathlib.Path) -> int:
 
 
 def _folders(controller: str) -> Iterator[pathlib.Path]:
-    """The groups whose limits hold for this process, its own and those around it, of either version of control groups."""
+    """The control groups whose limits apply to this process: its own and all above it, of either version."""
     for line in (_text(ROOT / "proc/self/cgroup") or "").splitlines():
         _, names, path = line.split(":", 2)
         if names and controller not in names.split(","):
@@ -61,7 +61,7 @@ def _folders(controller: str) -> Iterator[pathlib.Path]:
             base = ROOT / "sys/fs/cgroup" / controller
         own = base / path.strip("/")
         if not own.is_dir():
-            own = base  # a container sees its own group where others see the root
+            own = base  # inside a container, its own group is mounted as the root
         yield own
         yield from (parent for parent in own.parents if parent.is_relative_to(base))
 

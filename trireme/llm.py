@@ -36,8 +36,8 @@ from trireme.worker.group import RankGroup, open_ranks
 from trireme.worker.runner import Runner
 from trireme.worker.worker import LocalWorker
 
-BREATH = 5e-5  # seconds between two answers taken in, so that the engine's thread need not wait for many that end together
-SHOWN_TOGETHER = 32  # steps of a sequence that move the progress bar at once
+BREATH = 5e-5  # seconds to pause between two new answers, so that the engine's thread can run when many end together
+SHOWN_TOGETHER = 32  # the progress bar is updated once per so many steps of a sequence
 Prompt = str | list[int] | dict[str, Any]  # {"prompt": text} and {"prompt_token_ids": ids} say the same
 Messages = list[dict[str, Any]]
 
@@ -54,7 +54,7 @@ class LLM:
         tokenizer: Tokenizer | None = None,
         **settings: Any,
     ):
-        """`tokenizer`: the model's, where somebody has opened it already."""
+        """`tokenizer`: the model's tokenizer, if the caller has already loaded it."""
         self.config = config or resolve({"model": model, **settings})
         report = report or (lambda name, share: None)
         self.path = resolve_model(self.config.model.model)
@@ -72,12 +72,12 @@ class LLM:
         self.scheduler = Scheduler(self.config.schedule, Capacity.of(self.worker.ready, self.config.cache))
         self._loop = EngineLoop(Engine(self.scheduler, runs))
         self._ids = itertools.count()
-        # A full collection would look through all that was loaded: 0.1 s between two tokens. Not where the caller has seen to that.
+        # A full garbage collection would visit all loaded objects and delay a token by 0.1 s. Skipped if it is disabled.
         self._froze = gc.isenabled()
         if self._froze:
             gc.freeze()
 
-    # --- asking ---------------------------------------------------------------------------------------------------------------
+    # --- generating -----------------------------------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -149,7 +149,7 @@ class LLM:
             self._loop.call(lambda: held.__exit__(None, None, None))
 
     def default_sampling(self, **changes: Any) -> SamplingParams:
-        """What the model's makers advise, with your changes; where they say nothing, something calmer than temperature 1."""
+        """The sampling that the model's makers recommend, with your changes. Without any, the temperature is below 1."""
         return SamplingParams(**{**chat_advice(self.generation, self.config.model.default_sampling)[0], **changes})
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class LLM:
         self._loop.close()
         self.worker.close()
         if self._froze:
-            gc.unfreeze()  # so that what this held, a device's memory too, can be collected
+            gc.unfreeze()  # so that the model's objects and their device memory can be freed
             self._froze = False
 
     def __enter__(self) -> LLM:
@@ -201,7 +201,7 @@ class LLM:
         self._loop.submit((answer.requests(self.eos_token_ids), deliver))
 
     def _take(self, answer: LocalAnswer, item: Progress | TriremeError) -> Piece | None:
-        """Progress into the answer. A stop string ends the sequence here before the scheduler knows: it is told."""
+        """Adds progress to the answer. If a stop string ends the sequence here, the scheduler is told to end the request."""
         if isinstance(item, TriremeError):
             raise item
         piece = answer.take(item)
@@ -238,7 +238,7 @@ class LLM:
         return [answer.output() for answer in answers]
 
     def _submit_some(self, unsent: deque[LocalAnswer], under_way: int, put: Callable[..., Any], watched: bool) -> int:
-        """As many as leave others half of the queue, all for the same step; returns how many sequences these are."""
+        """Submits waiting answers for the same step, up to half of the queue; returns the number of their sequences."""
         most, orders, added = max(self.config.schedule.max_waiting // 2, 1), [], 0
         while unsent and (under_way + added + unsent[0].sampling.num_sequences <= most or not under_way + added):
             answer = unsent.popleft()
@@ -283,8 +283,8 @@ def _tokenizer(path: pathlib.Path, config: Config) -> Tokenizer | None:
 def _together(
     answer: LocalAnswer, put: Callable[[tuple[LocalAnswer, Progress | TriremeError]], Any], watched: bool
 ) -> Callable[..., None]:
-    """Hands an answer's progress on in larger pieces: to wake another thread at every step of hundreds of sequences would hold up
-    the steps themselves. Where a stop string may end a sequence, each token is looked at as it comes."""
+    """Passes an answer's progress on in larger pieces, because waking another thread at every step of hundreds of sequences would
+    slow the steps down. If the request has stop strings, each token is passed on at once."""
     held: dict[str, Progress] = {}
     enough = 1 if answer.sampling.stop else SHOWN_TOGETHER if watched else sys.maxsize
 
@@ -301,7 +301,7 @@ def _together(
 
 
 def _add(so_far: Progress, item: Progress) -> None:
-    """Takes into a sequence's progress what it gained in a later step."""
+    """Merges the progress of a later step into a sequence's progress."""
     so_far.tokens += item.tokens
     if item.logprobs is not None:
         so_far.logprobs = so_far.logprobs or []
@@ -318,11 +318,11 @@ def _is_prompt(prompts: Any) -> bool:
 
 @contextmanager
 def _bar(total: int, shown: bool) -> Iterator[Callable[[bool, int], None]]:
-    """A progress bar with tokens per second, when asked for and somebody looks."""
+    """A progress bar with tokens per second, if it is wanted and the output is a terminal."""
     if not (shown and sys.stderr.isatty()):
         yield lambda finished, tokens: None
         return
-    from rich import progress as progress_bar  # only for those who look: it would delay every start
+    from rich import progress as progress_bar  # imported only when shown, because it would delay every start
     from rich.console import Console
 
     text = progress_bar.TextColumn("{task.fields[tokens]} tokens")

@@ -1,4 +1,4 @@
-"""What crosses the three banks: requests, sampling parameters, outputs. Knows no tensors and no HTTP."""
+"""The types that API, scheduler and workers share: requests, sampling parameters, outputs. Knows no tensors and no HTTP."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class FinishReason(enum.StrEnum):
 
 
 class Draw(msgspec.Struct, kw_only=True):
-    """What the kernels that draw a token go by, as a client may send it; None leaves it to the model's advice. The APIs' requests
-    have these fields from here, `ops.choosing` has a column for each, and SamplingParams has them with their defaults."""
+    """The parameters by which kernels draw a token, as a client may send them; None means the model's recommended value. The APIs'
+    requests inherit these fields, `ops.choosing` has a column for each, and SamplingParams has them with their defaults."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -39,7 +39,7 @@ DRAWN = Draw.__struct_fields__
 
 
 class TextRules(msgspec.Struct, array_like=True, frozen=True):
-    """How tokens become the text of an answer, and where that ends."""
+    """How tokens become the text of an answer, and where the text ends."""
 
     stop: list[str] = []
     include_stop: bool = False
@@ -85,7 +85,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def text(self) -> TextRules:
-        """What of this concerns the text alone."""
+        """The parameters that concern only the text."""
         return TextRules(self.stop, self.include_stop, self.skip_special_tokens, self.stop_token_ids)
 
     def check(self, vocab_size: int) -> None:
@@ -94,7 +94,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self.check_ids(vocab_size)
 
     def check_fields(self) -> None:
-        """As `check`, of all that needs no model to be known."""
+        """Checks everything that can be checked without knowing the model."""
         for name, low, high in _BOUNDS:
             value = getattr(self, name)
             if value is not None:
@@ -161,7 +161,7 @@ class Request(msgspec.Struct, kw_only=True):
     salt: str = ""  # tenants with different salts never share cached pages
     priority: int = 0  # lower goes first
     arrival: float = 0.0
-    keys: list[int] | None = None  # what the prefix cache compares in the place of tokens; None: the tokens
+    keys: list[int] | None = None  # what the prefix cache compares instead of the tokens; None: the tokens
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
@@ -182,7 +182,7 @@ class Progress(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):  # m
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish: FinishReason | None = None
     error: str | None = None
-    cached_tokens: int = 0  # of the prompt, taken from the prefix cache
+    cached_tokens: int = 0  # prompt tokens taken from the prefix cache
 
 
 class Completion(msgspec.Struct, kw_only=True):

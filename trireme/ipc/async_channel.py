@@ -11,7 +11,7 @@ import msgspec
 
 from trireme.ipc.channel import ChannelClosed, Frames, frame
 
-MAX_BACKLOG = 64 << 20  # bytes; a peer so far behind is lost
+MAX_BACKLOG = 64 << 20  # bytes; the connection to a peer with more unread data is closed
 
 
 Heard = Callable[[Any], None]
@@ -19,7 +19,7 @@ Gone = Callable[[], None]
 
 
 class AsyncChannel(asyncio.Protocol):
-    """One end of a stream socket. `heard` gets every message, `gone` is called once when the other side is lost."""
+    """One end of a stream socket. `heard` gets every message; `gone` is called once, when the connection is lost."""
 
     def __init__(self, receives: Any, heard: Heard, gone: Gone):
         self._frames: Frames = Frames(receives)
@@ -45,7 +45,7 @@ class AsyncChannel(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def post(self, message: msgspec.Struct) -> None:
-        """Sends without waiting. To a lost peer nothing is sent: `gone` tells of it."""
+        """Sends without waiting. If the connection is lost, the message is dropped; `gone` reports the loss."""
         if self._transport is None or self._transport.is_closing():
             return
         self._transport.write(frame(message))

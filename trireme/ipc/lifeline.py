@@ -1,4 +1,4 @@
-"""What a child process does first: never outlive its parent, show its stacks when asked. Knows processes, nothing of messages."""
+"""What a child process sets up first: it ends with its parent and prints its stacks on a signal. Knows nothing of messages."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import threading
 import time
 
 _PR_SET_PDEATHSIG = 1
-LOOK_SECONDS = 0.5  # between two looks for the parent, where the kernel does not tell
+LOOK_SECONDS = 0.5  # between two checks for the parent, where the kernel cannot watch it
 
 
 def tie_to_parent(parent: int) -> None:
-    """This process ends when the one that started it does, even if it hangs or is stopped by then, where the kernel sees to it.
+    """Makes this process end when its parent ends. On Linux the kernel does this even if this process hangs or is stopped.
 
-    Only processes started by a parent's main thread may tie themselves: other threads end before their process does.
+    Call it only in processes that the parent's main thread started: the kernel acts when the starting thread ends.
     """
     if not _kernel_ties():
         threading.Thread(target=_watch, args=(parent,), name="lifeline", daemon=True).start()
-    if os.getppid() != parent:  # it ended before the kernel was told
+    if os.getppid() != parent:  # the parent ended before the kernel was asked
         os._exit(0)
 
 
 def _kernel_ties() -> bool:
-    """Asks the kernel to kill this process when the thread that started it ends: Linux alone can."""
+    """Asks the kernel to kill this process when the thread that started it ends. Only Linux can do this."""
     try:
         return ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
     except (OSError, AttributeError):
@@ -33,21 +33,21 @@ def _kernel_ties() -> bool:
 
 
 def _watch(parent: int) -> None:
-    """Whoever loses its parent gets another one."""
+    """Ends this process when its parent id changes, which means that the parent has ended."""
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
     os._exit(0)
 
 
 def prepare_child() -> None:
-    """Signals meant for the whole tree are the supervisor's to answer; SIGUSR1 prints the stacks of all threads."""
+    """Ignores the signals that the supervisor handles for all processes. SIGUSR1 prints the stacks of all threads."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 def show_stacks(pid: int) -> None:
-    """Asks a process for its stacks; one that was stopped is let go on for as long as that takes."""
+    """Asks a process to print its stacks. A stopped process is continued for this time."""
     try:
         os.kill(pid, signal.SIGUSR1)
         os.kill(pid, signal.SIGCONT)

@@ -11,9 +11,9 @@ import msgspec
 
 from trireme.types import SamplingParams, TokenLogprobs
 
-NO_PARENT = -1  # of a fork: the row that computed this is gone
-AHEAD = 32  # tokens of a row that generates, drafts among them, that may be planned beyond what is answered
-ALL, ONE_STATE = 0, -1  # what a band keeps, where it is no number of tokens
+NO_PARENT = -1  # in a fork: the row that computed the prompt is gone
+AHEAD = 32  # how many tokens, drafts included, may be planned for a generating row beyond what is answered
+ALL, ONE_STATE = 0, -1  # values of `keep` that are not a number of tokens
 
 
 class Admit(msgspec.Struct, array_like=True):
@@ -24,27 +24,27 @@ class Admit(msgspec.Struct, array_like=True):
     num_prompt: int
     sampling: SamplingParams
     seed: int
-    eos_token_ids: list[int] = []  # masked until min_tokens
+    eos_token_ids: list[int] = []  # masked until min_tokens are generated
     begins: list[int] = []  # by band: the place in its page table that its first page takes; empty: 0 in every band
 
 
 class Fork(msgspec.Struct, array_like=True):
     """A row takes over what has been computed up to `length`, by another row or by one that has left since. All forks of a plan
-    read before any of them writes, so rows may change places."""
+    are read before any of them is written, so two rows may be swapped."""
 
     row: int
     parent: int  # its tokens, page table and sampling become the row's; NO_PARENT: the row was admitted in this plan
-    length: int  # positions whose KV the row takes over; it takes one token more, or is told it, and computes that one itself
+    length: int  # positions whose KV the row takes over; the row computes the next token itself
     seed: int
-    copies: list[tuple[int, int, int]] = []  # (band, from page, to page): pages that the row writes to, so has of its own
+    copies: list[tuple[int, int, int]] = []  # (band, from page, to page): pages that the row will write to, so it needs copies
 
 
 class Plan(msgspec.Struct, array_like=True, tag="plan"):
-    """What every rank computes in one step. It is applied in this order: release, admit, forks, trims, pages, told; then it is
-    computed."""
+    """What every rank computes in one step. Changes are applied in this order: release, admit, forks, trims, pages, told. Then the
+    step is computed."""
 
     step: int
-    release: list[int]  # rows that hold no request any more
+    release: list[int]  # rows whose requests have left
     admit: list[Admit]
     page_rows: list[int]  # with page_ids: each page is appended to its row's page table, in this order
     page_ids: list[int]
@@ -63,13 +63,13 @@ class Plan(msgspec.Struct, array_like=True, tag="plan"):
 
 
 class RowNote(msgspec.Struct, array_like=True):
-    """What only some rows have to say about a step; at most one note a row."""
+    """What a step's answer says about one row beside its tokens; at most one note per row."""
 
     row: int
     logprobs: list[TokenLogprobs] | None = None  # one for each token that it sampled
     prompt_logprobs: list[TokenLogprobs] | None = None  # for positions start+1 .. start+count
-    error: str | None = None  # this row failed, and only this row
-    values: bytes | None = None  # float32: what a model that answers with numbers made of the prompt
+    error: str | None = None  # why this row failed; other rows are not affected
+    values: bytes | None = None  # float32: the prompt's embedding or scores, from models that return numbers
 
 
 class Sampled(msgspec.Struct, array_like=True, tag="sampled"):
@@ -78,40 +78,40 @@ class Sampled(msgspec.Struct, array_like=True, tag="sampled"):
     step: int
     tokens: list[int]
     notes: list[RowNote] = []
-    counts: list[int] = []  # per row that samples: how many of the tokens are its own; empty: one each
+    counts: list[int] = []  # per row that samples: how many of the tokens belong to it; empty: one each
 
 
 class Start(msgspec.Struct, array_like=True, tag="start"):
-    """The first message to a rank: its place and its settings."""
+    """The first message to a rank: its number in the group and its settings."""
 
     rank: int
     size: int
-    store: str  # the file the ranks meet at; unused by a group of one
+    store: str  # the file by which the ranks find each other; unused with one rank
     config: dict[str, dict[str, str | int | float | bool | list[str] | None]]  # group -> setting -> value
     path: str  # of the model, already on this machine
 
 
 class BandSize(msgspec.Struct, array_like=True, frozen=True):
-    """The memory of the layers that keep alike: what they keep of a sequence, and how many pages there are for it."""
+    """The memory of one band (layers with the same KV needs): what they keep of a sequence, and how many pages there are."""
 
-    keep: int  # tokens: ALL of them, the last so many, or ONE_STATE in their place
-    num_pages: int  # for states: how many of them
+    keep: int  # ALL tokens, a number (only the last so many), or ONE_STATE instead of tokens
+    num_pages: int  # for states: the number of states
     page_size: int  # slots per page; for static caches the whole context; 1 for states
 
     def pages_of_row(self, length: int) -> int:
-        """Of a window: the pages with which a sequence that may become so long always moves on. They hold the window, the page that
-        is cut at either end, and the tokens of steps that are not answered."""
+        """For a window: how many pages a sequence of at most this length needs to go on. They hold the window, a partly used page
+        at either end, and the tokens of unanswered steps."""
         return min(-(-length // self.page_size), -(-(self.keep + AHEAD) // self.page_size) + 2, self.num_pages)
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready"):
-    """A worker has loaded its model; these are its numbers."""
+    """A worker has loaded its model and reports its sizes."""
 
     num_pages: int
     page_size: int  # slots per page; for static caches the whole context
     max_model_len: int
     vocab_size: int
-    shares_prefixes: bool  # whether KV may be reused between prompts
+    shares_prefixes: bool  # whether prompts may share KV (prefix cache)
     depth: int
     backend: str
     dtype: str
@@ -119,28 +119,28 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     kv_bytes: int
     load_seconds: float
     workspace_bytes: int = 0  # kept free for activations and captured graphs
-    taken_bytes: int = 0  # of it, what the first step took
+    taken_bytes: int = 0  # how much of it the first step took
     token_seconds: float = 0.0  # how long a step of one token took
     bands: list[BandSize] = []  # empty: one that keeps all, with num_pages and page_size
     whole_prompts: bool = False  # whether a prompt must be computed in one step
-    weights: str = ""  # what the checkpoint holds and how that is kept, for people
+    weights: str = ""  # text for people: the checkpoint's formats and how the weights are kept
 
 
 class Phase(msgspec.Struct, array_like=True, tag="phase"):
-    """What a starting worker is doing, with the share done so far."""
+    """The phase of a starting worker, with the share done so far."""
 
     name: str
     share: float
 
 
 class Beat(msgspec.Struct, array_like=True, tag="beat"):
-    """A sign of life, sent beside the step loop: how long the step in hand has taken; 0 when idle."""
+    """A heartbeat from a thread beside the step loop: how long the current step has taken; 0 when idle."""
 
     busy_seconds: float
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed"):
-    """A worker cannot go on: the one line to show, the exit code of its class, and the details for the log."""
+    """A worker cannot go on: the line to show, the exit code of its error class, and details for the log."""
 
     line: str
     exit_code: int
@@ -148,7 +148,7 @@ class Failed(msgspec.Struct, array_like=True, tag="failed"):
 
 
 class Reload(msgspec.Struct, array_like=True, tag="reload"):
-    """Between two plans, when nothing is in flight: the weights of this folder take the place of those that are loaded."""
+    """Replaces the loaded weights by those of this folder. Sent only when no plan is in flight."""
 
     path: str
 

@@ -42,24 +42,24 @@ class Hello(msgspec.Struct, array_like=True, tag="hello"):
 
 
 class Welcome(msgspec.Struct, array_like=True, tag="welcome"):
-    """The answer to Hello: from now on messages for that name find their way."""
+    """The answer to Hello: from now on messages for that name are delivered."""
 
 
 class Submit(msgspec.Struct, array_like=True, tag="submit"):
-    """The requests of one answer, all or none of which are taken."""
+    """The requests of one answer. Either all of them are accepted or none."""
 
     requests: list[Request]
 
 
 class Abort(msgspec.Struct, array_like=True, tag="abort"):
-    """These requests are over, whatever is in flight for them."""
+    """Ends these requests, even with steps in flight."""
 
     ids: list[str]
     reason: FinishReason = FinishReason.ABORT
 
 
 class Ask(msgspec.Struct, array_like=True, tag="ask"):
-    """A question for the router's numbers."""
+    """Asks for the router's statistics."""
 
     number: int
 
@@ -72,15 +72,15 @@ class Told(msgspec.Struct, array_like=True, tag="told"):
 
 
 class Renew(msgspec.Struct, array_like=True, tag="renew"):
-    """An operator wants the weights of this folder served from now on."""
+    """An operator's request to serve the weights of this folder from now on."""
 
     number: int
     path: str
-    seconds: float  # that answers under way get to finish with the old weights
+    seconds: float  # how long running answers may take to finish with the old weights
 
 
 class Renewed(msgspec.Struct, array_like=True, tag="renewed"):
-    """The answer to Renew: which version of the weights is served, and why not the new one if that failed."""
+    """The answer to Renew: the served version of the weights and, if the reload failed, the reason."""
 
     number: int
     version: int
@@ -88,13 +88,13 @@ class Renewed(msgspec.Struct, array_like=True, tag="renewed"):
 
 
 class Serves(msgspec.Struct, array_like=True, tag="serves"):
-    """The router to the supervisor: from now on processes are started with the model at this path."""
+    """The router tells the supervisor to start processes with the model at this path from now on."""
 
     path: str
 
 
 class Taken(msgspec.Struct, array_like=True, tag="taken"):
-    """A submission is in the queue; named by its first request."""
+    """A submission is in the queue. It is named by its first request."""
 
     id: str
 
@@ -107,14 +107,14 @@ class Lost(msgspec.Struct, array_like=True, tag="lost"):
 
 
 class Crowd(msgspec.Struct, array_like=True, tag="crowd"):
-    """Whether the queue is full: while it is, HTTP processes refuse by themselves, before any work."""
+    """Whether the queue is full. While it is, HTTP processes refuse requests themselves, before any work is done."""
 
     waiting: int
     full: bool
 
 
 class Follow(msgspec.Struct, array_like=True, tag="follow"):
-    """These requests' tokens are to become text for this HTTP process."""
+    """The detokenizer is to turn these requests' tokens into text for this HTTP process."""
 
     client: str
     ids: list[str]
@@ -122,13 +122,13 @@ class Follow(msgspec.Struct, array_like=True, tag="follow"):
 
 
 class Gained(msgspec.Struct, array_like=True, tag="gained"):
-    """What requests gained in a step, as tokens."""
+    """The tokens that requests gained in a step."""
 
     progress: list[Progress]
 
 
 class Forget(msgspec.Struct, array_like=True, tag="forget"):
-    """Nobody waits for these requests' text any more."""
+    """The text of these requests is no longer needed."""
 
     ids: list[str]
 
@@ -147,38 +147,38 @@ class Gain(msgspec.Struct, array_like=True):
 
 
 class Said(msgspec.Struct, array_like=True, tag="said"):
-    """Text for the streams of one HTTP process."""
+    """New text for the streams of one HTTP process."""
 
     gains: list[Gain]
 
 
 class Begin(msgspec.Struct, array_like=True, tag="begin"):
-    """The first message to a child of the supervisor: its name, its settings, and where the others are."""
+    """The first message to a child of the supervisor: its name, its settings, and where it finds the other processes."""
 
     name: str
     config: dict[str, dict[str, Any]]  # group -> setting -> value
     path: str  # of the model, already on this machine
     model: str  # its name in the API
     folder: str  # where the sockets lie
-    listener: int = -1  # the descriptor of the API's listening socket, for HTTP processes
+    listener: int = -1  # for HTTP processes: the descriptor of the API's listening socket
 
 
 class Alive(msgspec.Struct, array_like=True, tag="alive"):
-    """A sign of life from a process's own loop, and how many requests it has in hand."""
+    """A heartbeat from a process's own loop, and how many requests it is serving."""
 
     active: int
-    drains: bool = False  # it has heard that nothing new is to be taken
-    ages: dict[str, float] = {}  # of processes it looks after itself: seconds since their last sign of life
+    drains: bool = False  # it knows of the drain and takes nothing new
+    ages: dict[str, float] = {}  # of the processes it watches itself: seconds since their last heartbeat
 
 
 class Standing(msgspec.Struct, array_like=True, tag="standing"):
-    """Where the engine stands (from the router), or the whole server (from the supervisor)."""
+    """The state of the engine (from the router), or of the whole server (from the supervisor)."""
 
     name: str  # starting, ready, draining, failed, sleeping
     phase: str = ""
     share: float = 0.0
     reason: str = ""
-    ready: Ready | None = None  # the workers' numbers, once known
+    ready: Ready | None = None  # the workers' sizes, once known
     ages: dict[str, float] = {}
     hung: bool = False
 

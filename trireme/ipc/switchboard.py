@@ -1,4 +1,4 @@
-"""Many channels in one loop: wakes for what comes first, sends backlogs on, cuts off whoever lags too far. Knows no message."""
+"""Many channels in one poll loop: reads what arrives, sends backlogs, and closes channels that lag too far. Knows no message."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _READ, _WRITE = select.POLLIN, select.POLLOUT
 
 
 class Switchboard:
-    """`poll` rather than `selectors`: a handful of descriptors, and a turn is on the way of every token."""
+    """Uses `poll` rather than `selectors`, because every token waits for a turn of this loop and there are few descriptors."""
 
     def __init__(self, max_backlog: int = 64 << 20):
         self._poll = select.poll()
-        self._readable: dict[int, Readable] = {}  # descriptor -> what is done when there is something to read
-        self._channels: dict[Channel, tuple[int, Callable[[str], None]]] = {}  # those that joined: descriptor, who hears of a loss
-        self._at: dict[int, Channel] = {}  # the same by descriptor
+        self._readable: dict[int, Readable] = {}  # descriptor -> what to call when it is readable
+        self._channels: dict[Channel, tuple[int, Callable[[str], None]]] = {}  # joined channels: descriptor, what to call on a loss
+        self._at: dict[int, Channel] = {}  # joined channels by descriptor
         self._woken_by: list[Channel] = []
         self._woken_at: list[int] = []
-        self._late: set[Channel] = set()  # with a backlog: they are also watched for room to write
+        self._late: set[Channel] = set()  # channels with a backlog, which are also polled for writing
         self._max_backlog = max_backlog
 
     def watch(self, source: Any, readable: Readable) -> None:
-        """Calls `readable` whenever there is something to read at the source: a socket, a file descriptor."""
+        """Calls `readable` whenever the source, a socket or file descriptor, has something to read."""
         self._watch(source if isinstance(source, int) else source.fileno(), readable)
 
     def _watch(self, descriptor: int, readable: Readable) -> None:
@@ -40,7 +40,7 @@ class Switchboard:
         self._poll.unregister(descriptor)
 
     def wake_for(self, channels: list[Channel], readable: Readable) -> None:
-        """Calls `readable` for these channels and no longer for the ones before; reading and flushing is their owner's business."""
+        """Calls `readable` for these channels instead of the ones given before. Their owner must read and flush them itself."""
         if channels != self._woken_by:
             for channel, descriptor in zip(self._woken_by, self._woken_at, strict=True):
                 self._unwatch(descriptor)
@@ -50,9 +50,9 @@ class Switchboard:
                 self._watch(descriptor, readable)
 
     def join(self, channel: Channel, heard: Callable[[Any], None], gone: Callable[[str], None]) -> None:
-        """Takes a channel in: `heard` gets every message, `gone` is called once, with the reason, when the other side is lost.
+        """Adds a channel: `heard` gets every message; `gone` is called once, with the reason, when the connection is lost.
 
-        A turn reads one piece of each channel, so whoever talks without end keeps nobody from being heard.
+        A turn reads one piece of each channel, so a peer that sends without pause does not block the others.
         """
         descriptor = channel.fileno()
 
@@ -66,7 +66,7 @@ class Switchboard:
         self._watch(descriptor, readable)
 
     def leave(self, channel: Channel) -> None:
-        """Lets a channel go, and closes it. Nobody is told."""
+        """Removes and closes a channel, without calling `gone`."""
         if channel in self._channels:
             descriptor, _ = self._channels.pop(channel)
             del self._at[descriptor]
@@ -75,7 +75,7 @@ class Switchboard:
         channel.close()
 
     def post(self, channel: Channel, message: Any) -> None:
-        """Sends without waiting. A loss shows in the next turn, so that no caller finds its own tables changed under it."""
+        """Sends without waiting. A loss is reported only in the next turn, so that `gone` never runs inside this call."""
         try:
             channel.post(message)
         except ChannelClosed:
@@ -84,7 +84,7 @@ class Switchboard:
             self._await_room(channel, self._channels[channel][0])
 
     def turn(self, timeout: float) -> None:
-        """Waits until something comes or the time is up, and hands out everything that has come."""
+        """Waits for input or the timeout, and then delivers everything that has arrived."""
         for channel, descriptor in zip(self._woken_by, self._woken_at, strict=True):
             if channel.backlog:
                 self._await_room(channel, descriptor)
@@ -96,7 +96,7 @@ class Switchboard:
     def _serve(self, descriptor: int, events: int) -> None:
         readable, channel = self._readable.get(descriptor), self._at.get(descriptor)
         if readable is None:
-            return  # it has left in this very turn
+            return  # it was removed earlier in this turn
         if channel is None:
             readable()  # a watched source, or a channel that its owner reads
             return
@@ -129,7 +129,7 @@ class Switchboard:
 
 
 def listen_at(path: str) -> socket.socket:
-    """A listening unix socket that only this user may reach."""
+    """A listening unix socket that only this user can connect to."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if os.path.exists(path):
         os.unlink(path)  # left by a process that was killed

@@ -1,4 +1,4 @@
-"""What a request is given when it comes: its place in the order, a seed, a draw. Knows the policy's ranks; nothing of the queue."""
+"""What a request gets on arrival: its place in the order, a seed and a draw. Knows the policy's ranks; nothing of the queue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trireme.sched.policy import Policy
 from trireme.sched.request import Arrival, Task
 from trireme.types import Request
 
-RANK_SPAN = 1 << 40  # arrivals within one rank
+RANK_SPAN = 1 << 40  # how many arrivals one rank has keys for
 MAX_RANK = 1 << 20
 
 
@@ -19,7 +19,7 @@ class Arrivals:
         self._policy, self._random, self._count = policy, random.Random(seed), 0
 
     def take(self, request: Request, longest: int) -> Task:
-        """The request as a task, which with its answer may have `longest` tokens."""
+        """Makes the request's task. Prompt and answer together may have at most `longest` tokens."""
         rank = max(-MAX_RANK, min(MAX_RANK, self._policy.rank(request)))
         self._count += 1
         seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
@@ -27,5 +27,5 @@ class Arrivals:
         return Task(request, Arrival(key, request.arrival or self.clock(), seed, draw), longest)
 
     def age(self, task: Task) -> float:
-        """Seconds since the request came."""
+        """Seconds since the request arrived."""
         return self.clock() - task.arrival.at

@@ -1,4 +1,4 @@
-"""What the scheduler has to know of the workers: their memory, and what their model asks of a plan. Knows no requests."""
+"""What the scheduler must know about the workers: their memory, and what their model requires of a plan. Knows no requests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from trireme.ipc.messages import ALL, BandSize, Ready
 
 @dataclass(frozen=True)
 class Capacity:
-    num_pages: int  # 0: the model keeps nothing of a sequence
-    page_size: int  # 0: static, every row has one page for its whole context
+    num_pages: int  # 0: the model has no KV cache and no state
+    page_size: int  # 0: static cache, where every row has one page for its whole context
     max_model_len: int
-    prefix_cache: bool = True  # whether KV is kept for other prompts
-    whole_prompts: bool = False  # a prompt is computed in one step or not at all
+    prefix_cache: bool = True  # whether computed KV is kept and reused for later prompts
+    whole_prompts: bool = False  # whether a prompt must be computed in one step (no chunked prefill)
     tells: bool = False  # the workers do not keep what they sample: a row waits for its answer, and its token is told to them
 
     bands: tuple[BandSize, ...] = ()  # of layers that keep alike, the first all tokens; empty: there is that one alone
@@ -22,7 +22,7 @@ class Capacity:
 
     @classmethod
     def of(cls, ready: Ready, cache: CacheOptions) -> Capacity:
-        """That of workers who are ready."""
+        """The capacity that ready workers have reported."""
         return cls(
             num_pages=ready.num_pages,
             page_size=0 if cache.page_size == 0 else ready.page_size,
@@ -39,6 +39,5 @@ class Capacity:
 
     @property
     def longest(self) -> int:
-        """The tokens of the longest request. One that outgrows the whole memory has filled its context as surely as one that
-        outgrows the model."""
+        """The most tokens that one request may have: as many as the model's context and the whole KV memory both allow."""
         return min(self.max_model_len, self.num_pages * self.slots_per_page) if self.num_pages else self.max_model_len

@@ -25,21 +25,21 @@ class Door:
         self._generated = np.empty(rows.capacity + 1, np.int64)
         self._room = np.empty(rows.capacity + 1, np.int64)
         self._draw = np.empty(rows.capacity + 1)
-        # Static memory is counted in whole pages, which do not grow. Else half a page, on average, is lost at a request's end.
+        # A static cache is counted in whole pages, which do not grow. Otherwise each request wastes half a page on average.
         self._held[:count] = 1.0 if static else total - matched * self._size + (self._size - 1) / 2
         self._room[:count] = 0 if static else rows.fixed.max_total[order] - total
         self._generated[:count] = total - rows.fixed.num_prompt[order]
         self._draw[:count] = rows.fixed.draw[order]
-        # Pages the running rows hold or lack for the tokens they already have, beyond those that others hold too.
+        # Pages that the running rows hold or still need for the tokens they have, without pages that are shared with others.
         whole = -(-np.minimum(total, rows.fixed.need[order]) // self._size)
         self._lacking = int(np.maximum(whole - rows.num_pages[order], 0).sum())
         self._available = memory.available
-        # Pages in use that no running row counts as its own: each once, however many hold it.
+        # Shared pages in use, which no running row counts as its own. Each is counted once.
         own = int((rows.num_pages[order] - matched).sum())
         self._shared = max(0, memory.num_pages - self._available - own)
 
     def fits(self, task: Task, found: Found) -> bool:
-        """Whether the task's known tokens fit now, beside those of the running rows."""
+        """Whether there is memory now for the task's known tokens beside those of the running rows."""
         return self._lacking + self._fresh(task, found) <= self._available and self._memory.windows.fits(task.max_total)
 
     def admits(self, task: Task, found: Found, policy: Policy, num_waiting: int) -> bool:
@@ -58,11 +58,11 @@ class Door:
         return policy.admit(Load(*columns, float(shared), float(capacity), num_waiting))
 
     def close_behind(self, task: Task, found: Found) -> None:
-        """Counts the task as one of the running."""
+        """Counts the task as running from now on."""
         self._lacking += self._fresh(task, found)
         self._shared += found.num_unlocked
         self._count += 1
 
     def _fresh(self, task: Task, found: Found) -> int:
-        """Pages the task would take from what is available: new ones, and matched ones that could have been evicted."""
+        """How many available pages the task would use up: new pages, and matched pages that could otherwise be evicted."""
         return self._memory.pages_for(min(len(task.tokens), task.need)) - found.num_pages + found.num_unlocked

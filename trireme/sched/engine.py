@@ -10,16 +10,16 @@ from trireme.types import Progress
 
 
 class Worker(Protocol):
-    """Whatever runs plans, in the order they were launched."""
+    """Runs plans, in the order in which they were launched."""
 
-    depth: int  # plans in flight at most: 1 is synchronous, 2 plans a step while the one before it runs
+    depth: int  # the most plans in flight: 1 is synchronous; with 2, a step is planned while the one before it runs
 
     def launch(self, plan: Plan) -> None:
-        """Begins the plan's step."""
+        """Starts the plan's step."""
         ...
 
     def collect(self) -> Sampled:
-        """Waits for the answer to the oldest launched plan."""
+        """Waits for the answer to the oldest launched plan and returns it."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Steps in flight: handed out to the workers and not yet answered. Knows their order and how long they took."""
+"""Steps in flight: sent to the workers and not yet answered. Knows their order and how long they took."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ class Flights:
         return flight
 
     def waits_for_long(self) -> bool:
-        """Whether the newest step in flight is so long that the next is better planned after its answer."""
+        """Whether the newest step in flight is so long that the next one should be planned only after its answer."""
         return bool(self._unanswered) and self._pace.is_long(self._unanswered[-1].prompt_tokens)

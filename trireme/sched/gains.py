@@ -1,4 +1,4 @@
-"""What an answer brings to requests: tokens, log-probabilities, an end. Knows tasks and notes; nothing of rows or memory."""
+"""What requests get from a step's answer: tokens, log-probabilities, an end. Knows tasks and notes; nothing of rows or memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Finish = Callable[[Task, FinishReason], None]
 
 
 def noted(flight: Flight, notes: list[RowNote]) -> dict[Task, RowNote]:
-    """The notes by the tasks that were in their rows."""
+    """Maps each task to the note about its row."""
     tasks = dict(zip(flight.rows.tolist(), flight.tasks, strict=True))
     return {tasks[note.row]: note for note in notes}
 
@@ -30,7 +30,7 @@ def failures(notes: dict[Task, RowNote], finish: Finish) -> list[Progress]:
 
 
 def scores(flight: Flight, notes: dict[Task, RowNote]) -> list[Task]:
-    """Gathers prompt logprobs; returns the tasks that now have them all."""
+    """Collects prompt logprobs; returns the tasks whose prompt logprobs are now complete."""
     complete = []
     for index in flight.scoring:
         task, start, end = flight.tasks[index], int(flight.starts[index]), int(flight.ends[index])
@@ -46,7 +46,7 @@ def scores(flight: Flight, notes: dict[Task, RowNote]) -> list[Task]:
 
 
 def extend(flight: Flight, sampled: Sampled, finish: Finish) -> list[Progress]:
-    """Appends the sampled tokens and ends the requests they complete. Whoever has ended already gains nothing."""
+    """Appends the sampled tokens and ends the requests they complete. Requests that have already ended are skipped."""
     if sampled.counts:
         return _extend_by_count(flight, sampled, finish)
     progress: list[Progress] = []
@@ -61,7 +61,7 @@ def extend(flight: Flight, sampled: Sampled, finish: Finish) -> list[Progress]:
 
 
 def _extend_by_count(flight: Flight, sampled: Sampled, finish: Finish) -> list[Progress]:
-    """The same for steps with drafts, where a row may gain several tokens. Those behind one that ends a request are dropped."""
+    """The same for steps with drafts, where a row may gain several tokens. Tokens after one that ends a request are dropped."""
     progress: list[Progress] = []
     tokens = iter(sampled.tokens)
     for task, count in zip(flight.sampling, sampled.counts, strict=True):
@@ -81,7 +81,7 @@ def _extend_by_count(flight: Flight, sampled: Sampled, finish: Finish) -> list[P
 
 
 def _mark(task: Task, token: int, progress: Progress, finish: Finish) -> None:
-    """What only a first or a last token brings."""
+    """Handles what happens only at a request's first or last token."""
     if task.num_generated == 1:
         progress.cached_tokens = task.cached
     task.mark = task.max_total
@@ -91,7 +91,7 @@ def _mark(task: Task, token: int, progress: Progress, finish: Finish) -> None:
 
 
 def unsampled(flight: Flight, finish: Finish) -> list[Progress]:
-    """Ends the requests that wanted their prompt computed and nothing more."""
+    """Ends the requests that only wanted their prompt to be computed."""
     progress = []
     if len(flight.sampling) < len(flight.tasks):
         for task, end in zip(flight.tasks, flight.ends.tolist(), strict=True):

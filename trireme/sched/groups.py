@@ -1,7 +1,7 @@
-"""Groups: requests of one prompt, which is computed once. Knows who computes it and what is held of it; nothing of rows' order.
+"""Groups: requests that share one prompt, which is computed once. Knows who computes it and what is leased; not the rows' order.
 
-The first to go computes the prompt and leads; the others go on from a lease of its pages. That lease ends one token before the
-prompt does: each computes the last one itself, so that it has something to sample from.
+The first request to run is the leader and computes the prompt. The others start from a lease of its pages. The lease ends one token
+before the prompt does: each request computes the last token itself, to get logits from which it can sample.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from trireme.sched.request import NO_ROW, Task
 
 
 class Group:
-    """The requests of one prompt, until nobody waits for it any more."""
+    """The requests of one prompt, until none of them waits for it any more."""
 
     __slots__ = ("has_begun", "leader", "lease", "num_waiting", "pauses")
 
@@ -21,22 +21,22 @@ class Group:
         self.has_begun = False  # whether one of them has had a row
         self.leader: Task | None = None  # computes the prompt, or has done so
         self.lease: Holding | None = None
-        self.pauses = 0  # the leader's, when it had computed the prompt
+        self.pauses = 0  # how often the leader had been paused when it had computed the prompt
 
     @property
     def parent(self) -> int:
-        """The row whose tables hold the prompt as the lease does; NO_PARENT if there is none any more."""
+        """The row whose tables still hold the same prompt as the lease; NO_PARENT if there is no such row any more."""
         leader = self.leader
         return leader.row if leader is not None and leader.row != NO_ROW and leader.pauses == self.pauses else NO_PARENT
 
     @property
     def cached(self) -> int:
-        """How much of the prompt was in the prefix cache."""
+        """How many tokens of the prompt were in the prefix cache."""
         return max(self.leader.cached, 0) if self.leader is not None else 0
 
 
 class Groups:
-    """Who is in which group. A request that is in none goes by itself."""
+    """Which task is in which group. A task without a group computes its own prompt."""
 
     def __init__(self, memory: Memory):
         self._memory = memory
@@ -52,19 +52,19 @@ class Groups:
         return self._of.get(task)
 
     def may_go(self, task: Task) -> bool:
-        """Whether the task need not wait for its leader."""
+        """Whether the task can run now, without waiting for its leader."""
         group = self._of.get(task)
         return group is None or group.lease is not None or group.leader is None
 
     def found(self, task: Task) -> Found | None:
-        """What the task's group has computed of its prompt; None if nothing is held."""
+        """The lease of the prompt that the task's group has computed; None if there is none."""
         group = self._of.get(task)
         if group is None or group.lease is None:
             return None
         return self._memory.leased(group.lease, task.num_prompt - 1)
 
     def seated(self, task: Task) -> None:
-        """The task has a row and computes its prompt itself, for its group too: it is the leader."""
+        """Notes that the task has a row and computes the prompt for its whole group: it becomes the leader."""
         group = self._of.get(task)
         if group is not None:
             group.leader, group.has_begun = task, True
@@ -74,13 +74,13 @@ class Groups:
         return group is not None and group.has_begun
 
     def unseated(self, task: Task) -> None:
-        """The task has lost its row. If it led its group it goes by itself from now on: it may have tokens that the others lack."""
+        """Notes that the task has lost its row. A leader then leaves its group, because it may have tokens that the others lack."""
         group = self._of.get(task)
         if group is not None and group.leader is task:
             self.leave(task)
 
     def computed(self, task: Task) -> None:
-        """The task has computed its prompt: it is held for those of its group who wait for it."""
+        """Notes that the task has computed its prompt. Its pages are leased for the members of its group that still wait."""
         group = self._of.get(task)
         if group is None:
             return
@@ -90,7 +90,7 @@ class Groups:
         self.leave(task)
 
     def leave(self, task: Task) -> None:
-        """The task has its prompt, or needs none any more."""
+        """Notes that the task has its prompt or has ended, so that it no longer waits."""
         group = self._of.pop(task, None)
         if group is None:
             return
@@ -102,7 +102,7 @@ class Groups:
             self._leased.remove(group)
 
     def end_leases(self) -> None:
-        """Forgets the prompts that are held. The next of each group will compute its own."""
+        """Ends all leases. The next task of each group then computes the prompt again."""
         for group in self._leased:
             assert group.lease is not None
             self._memory.release(group.lease)

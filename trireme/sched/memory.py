@@ -14,12 +14,12 @@ from trireme.sched.radix import Match, Node, RadixTree, Root
 from trireme.sched.windows import Windows
 
 Copy = tuple[int, int, int]  # band, from page, to page
-UNBOUNDED = 1 << 60  # tokens, of a model that keeps nothing of them
+UNBOUNDED = 1 << 60  # tokens: the limit for a model without KV cache
 
 
 class Holding:
-    """Pages in the order of their tokens, held by a row or a lease. The tree spells the first `depth` of them, by pages of its own
-    where it knew them before."""
+    """Pages in the order of their tokens, held by a row or a lease. The radix tree has the tokens of the first `depth` pages;
+    where it had them before, it keeps its own pages for them."""
 
     __slots__ = ("depth", "node", "pages", "root")
 
@@ -29,13 +29,13 @@ class Holding:
 
 @dataclass(frozen=True)
 class Found:
-    """What a newcomer need not compute: a cached prefix, or what a lease of its group holds."""
+    """What a new row need not compute: a cached prefix, or the part of its prompt that its group's lease holds."""
 
     length: int = 0  # tokens
-    num_pages: int = 0  # whole pages, which others hold too
-    num_unlocked: int = 0  # of them, those that could be evicted as long as nobody locks them
+    num_pages: int = 0  # whole pages, shared with other holders
+    num_unlocked: int = 0  # how many of these pages could be evicted until they are locked
     match: Match | None = None
-    spelled: int = 0  # tokens that agree with cached ones: more than `length` where the rest cannot be resumed
+    spelled: int = 0  # tokens equal to cached ones; more than `length` if not all can be resumed
     lease: Holding | None = None
 
 
@@ -53,19 +53,19 @@ class Memory:
 
     @property
     def available(self) -> int:
-        """Pages that can be had without pausing anybody."""
+        """How many pages can be allocated without pausing a request: free pages and evictable ones."""
         return len(self.pool) + (self.tree.num_evictable if self.tree else 0)
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size) if self.num_pages else 0
 
     def reach(self, row: int, num_held: int) -> int:
-        """How many tokens a row has room for with the pages it holds and all that are available."""
+        """How many tokens a row could have with its own pages and all available ones."""
         reach = (num_held + self.available) * self.page_size if self.num_pages else UNBOUNDED
         return min(reach, self.windows.reach(row)) if self.windows else reach
 
     def match(self, root: Root, keys: Numbers) -> Found:
-        """The cached prefix of `keys`, short of the last one: a full hit still computes one. Changes nothing."""
+        """The cached prefix of `keys`, without the last key: at least one token is always computed. Changes nothing."""
         if self.tree is None:
             return NOTHING
         match = self.tree.match(root, keys, (len(keys) - 1) // self.page_size)
@@ -75,7 +75,7 @@ class Memory:
         return Found(len(match.pages) * self.page_size, len(match.pages), match.num_unlocked, match, spelled)
 
     def leased(self, lease: Holding, length: int) -> Found:
-        """The first `length` tokens of what a lease holds."""
+        """A match of the first `length` tokens of a lease."""
         return Found(length, length // self.page_size, lease=lease)
 
     def open(self, row: int, root: Root, found: Found) -> Numbers:
@@ -88,7 +88,7 @@ class Memory:
         return pages
 
     def grow(self, rows: list[int]) -> Numbers:
-        """Appends one new page to each of `rows` (a row may stand there several times); as many must be available."""
+        """Appends one new page for each entry of `rows`, where a row may occur several times. So many pages must be available."""
         pages = self._take(len(rows))
         holdings = self.holdings
         for row, page in zip(rows, pages, strict=True):
@@ -96,9 +96,9 @@ class Memory:
         return pages
 
     def share(self, row: int, keys: Numbers, num_computed: int) -> None:
-        """Gives the row's computed whole pages to the tree while the row goes on using them.
+        """Adds the row's computed whole pages to the tree while the row goes on using them.
 
-        Only as far as nobody else holds them: a page of the tree must be locked by all its holders.
+        It stops at the first page that has another holder: every holder of a page in the tree must lock it.
         """
         if self.tree is None:
             return
@@ -115,8 +115,8 @@ class Memory:
             self.windows.leave(row, holding.node.pages[-1], holding.depth)
 
     def fork(self, parent: Holding, row: int, length: int) -> list[Copy]:
-        """Starts a row's holding with what another holds up to `length`. Both hold the whole pages; the one that is not full is to
-        be copied to a new page, which must be available."""
+        """Starts a row's holding from another holding, up to `length`. Whole pages are shared. The last page, if it is not full,
+        must be copied to a new page, and one must be available for it."""
         whole = length // self.page_size
         self.holdings[row] = self._second(parent, whole)
         if whole * self.page_size == length:
@@ -124,7 +124,7 @@ class Memory:
         return [(0, parent.pages[whole], self.grow([row])[0])]
 
     def trim(self, row: int, length: int) -> int:
-        """Gives back the row's pages behind `length`; returns how many are left."""
+        """Gives back the row's pages after `length`; returns how many are left."""
         holding, keep = self.holdings[row], self.pages_for(length)
         if keep < holding.depth and self.tree and holding.node is not None:
             node = self.tree.lock(self.tree.above(holding.node, holding.depth - keep))
@@ -136,7 +136,7 @@ class Memory:
         return len(holding.pages)
 
     def lease(self, row: int, length: int) -> Holding:
-        """Holds the row's pages up to `length` beyond the row's own end, until `release`."""
+        """Leases the row's pages up to `length`: they stay after the row has ended, until `release`."""
         self.leases.append(self._second(self.holdings[row], self.pages_for(length)))
         return self.leases[-1]
 
@@ -146,14 +146,14 @@ class Memory:
         self._give(lease)
 
     def close(self, row: int, keys: Numbers, num_computed: int, keep: bool) -> None:
-        """Ends a row's holding. With `keep`, its computed whole pages stay in the tree for whoever comes next."""
+        """Ends a row's holding. With `keep`, its computed whole pages stay in the tree for later requests."""
         if keep:
             self.share(row, keys, num_computed)
         self.windows.close(row)
         self._give(self.holdings.pop(row))
 
     def check(self) -> None:
-        """Raises unless every page has the holders that are counted, and those that can be evicted no other than the tree."""
+        """Raises if a page's holder count is wrong, or if an evictable page has a holder other than the tree."""
         self.pool.check(self._held())
         self.windows.check({page for node in self.tree.nodes() for page in node.pages} if self.tree else set())
         if self.tree is None:
@@ -168,7 +168,7 @@ class Memory:
         yield from (holding.pages for holding in (*self.holdings.values(), *self.leases))
 
     def _second(self, first: Holding, num_pages: int) -> Holding:
-        """A second holding of the first pages of another."""
+        """Makes a second holding of the first pages of an existing one."""
         pages, depth, node = first.pages[:num_pages], min(first.depth, num_pages), first.node
         if self.tree and node is not None:
             node = self.tree.lock(self.tree.above(node, first.depth - depth))

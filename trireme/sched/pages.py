@@ -1,6 +1,6 @@
-"""The page pool: how many hold each page of KV memory, and which pages nobody holds. Knows pages as numbers, never what is in them.
+"""The page pool: how many holders each page of KV memory has (reference counts), and which pages are free. Knows page numbers only.
 
-A page that several share has several holders: rows, the prefix tree, leases. It is free when the last of them has given it back.
+Rows, the prefix tree and leases hold pages, and may share one. A page is free when its last holder has given it back.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-# Tokens and pages are kept as flat numbers: small, quick to compare, and nothing for the garbage collector to walk.
+# Tokens and pages are kept in flat arrays: small, quick to compare, and without objects for the garbage collector to visit.
 Numbers = array
 
 
@@ -30,7 +30,7 @@ class PagePool:
         return len(self._free)
 
     def take(self, count: int) -> Numbers:
-        """Takes `count` free pages, each with one holder; there must be as many."""
+        """Takes `count` free pages, each with one holder. So many must be free."""
         assert 0 <= count <= len(self._free), f"took {count} pages of {len(self._free)} free"
         if not count:
             return numbers()
@@ -40,13 +40,13 @@ class PagePool:
         return taken
 
     def hold(self, pages: Numbers) -> None:
-        """One holder more for each of these pages, which are all different and not free."""
+        """Adds one holder to each of these pages. They must all be different, and not free."""
         at = np.asarray(pages)
         assert self.holders[at].all(), "held a page that is free"
         self.holders[at] += 1
 
     def give(self, pages: Numbers) -> None:
-        """One holder less for each of these pages, which are all different. Those without any are free."""
+        """Removes one holder from each of these pages, which must all be different. Pages without a holder become free."""
         at = np.asarray(pages)
         left = self.holders[at] - 1
         assert (left >= 0).all(), "gave back a page that nobody holds"
@@ -54,7 +54,7 @@ class PagePool:
         self._free.frombytes(at[left == 0].tobytes())
 
     def num_alone(self, pages: Numbers) -> int:
-        """How many pages from the beginning have one holder."""
+        """How many of the leading pages have exactly one holder."""
         shared = self.holders[np.asarray(pages)] != 1
         return int(shared.argmax()) if shared.any() else len(pages)
 
@@ -62,9 +62,9 @@ class PagePool:
         return self._free.tolist()
 
     def check(self, held: Iterable[Numbers]) -> None:
-        """Raises unless the pages of all holders, counted, are what this counts, and those without holder are free.
+        """Raises if the holder counts differ from the given holdings, or if a page without holder is not free.
 
-        held: what each holder holds
+        held: the pages of each holder
         """
         counted = np.zeros(self.num_pages, np.int32)
         for pages in held:

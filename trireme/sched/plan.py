@@ -1,4 +1,4 @@
-"""The plan in the making, and the record of a plan in flight. Knows rows and counts, never why they were chosen."""
+"""The draft of a plan, and the record of a plan in flight. Knows rows and counts, never why they were chosen."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trireme.ipc.messages import Admit, Fork, Plan
 from trireme.sched.request import Task
 from trireme.sched.rows import Rows
 
-MOST_SCORED = 512  # tokens of a step that need logits for their own sake: with 262,144 words they take half a gigabyte
+MOST_SCORED = 512  # prompt tokens of a step whose logprobs are wanted: with a vocabulary of 262,144, half a gigabyte
 
 
 @dataclass
 class Draft:
-    """What the next step will hold so far."""
+    """What has been planned for the next step so far."""
 
-    budget: int  # tokens that may still be given out
-    scores: int = MOST_SCORED  # of them, those of prompts whose log-probabilities are wanted
+    budget: int  # how many more tokens the step may compute
+    scores: int = MOST_SCORED  # how many of these may be prompt tokens whose log-probabilities are wanted
     generating: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # rows of one token each, and drafts
     drafts: np.ndarray | None = None  # beside `generating`; None: no row has any
     rows: list[int] = field(default_factory=list)  # the others
@@ -30,7 +30,7 @@ class Draft:
     page_rows: list[int] = field(default_factory=list)
     page_ids: list[int] = field(default_factory=list)
     page_bands: list[int] = field(default_factory=list)
-    paused: bool = False  # memory ran out: nobody is admitted in this step
+    paused: bool = False  # memory ran out and a row was paused, so no request is admitted in this step
 
     def put(self, row: int, count: int) -> None:
         self.rows.append(row)
@@ -38,7 +38,7 @@ class Draft:
         self.budget -= count
 
     def put_generating(self, rows: np.ndarray, drafts: np.ndarray | None) -> None:
-        """One token for each of `rows`, all at a time, and its drafts."""
+        """Adds one token for each of `rows`, all at once, and its drafts."""
         self.generating, self.drafts = rows, drafts
         self.budget -= len(rows) + (int(drafts.sum()) if drafts is not None else 0)
 
@@ -58,7 +58,7 @@ class Draft:
 
 @dataclass(slots=True)
 class Flight:
-    """A plan that has been handed out and not yet answered, and the tasks that had its rows at that time."""
+    """A plan that has been sent and not yet answered, and the tasks that had its rows at that time."""
 
     step: int
     rows: np.ndarray
@@ -67,19 +67,19 @@ class Flight:
     epochs: np.ndarray
     tasks: list[Task]
     sampling: list[Task]
-    scoring: list[int]  # indices of rows that bring prompt logprobs
+    scoring: list[int]  # indices of rows whose prompt logprobs the answer carries
     num_tokens: int
-    prompt_tokens: int  # of them, those of rows that compute more than one token, drafts aside
-    changes: int  # rows' changes then
+    prompt_tokens: int  # how many of these belong to rows that compute more than one token, drafts not counted
+    changes: int  # the value of `rows.changes` at that time
     drafts: np.ndarray | None = None  # beside `sampling`; None: no row has any
     sampling_at: np.ndarray | None = None  # indices of the rows that sample, where there are drafts
-    repeats: int = 0  # how many more such steps may follow if no row changes hands: one token for each of the same rows
+    repeats: int = 0  # how many more steps of one token per row may follow while no row changes hands
     is_repeat: bool = False
-    begun: float = 0.0  # when it was handed out
+    begun: float = 0.0  # when it was sent
 
 
 def launch(draft: Draft, table: Rows, step: int, page_size: int) -> tuple[Plan, Flight]:
-    """Seals the draft: the plan for the workers and its record. Moves `scheduled` and `total` of its rows."""
+    """Finishes the draft: returns the plan for the workers and its record. Advances `scheduled` and `total` of its rows."""
     rows = np.concatenate((draft.generating, np.array(draft.rows, np.int64)))
     first = len(draft.generating)
     counts, drafts = np.ones(len(rows), np.int64), np.zeros(len(rows), np.int64)
@@ -138,13 +138,13 @@ def launch(draft: Draft, table: Rows, step: int, page_size: int) -> tuple[Plan, 
 
 
 def _repeats(table: Rows, rows: np.ndarray, page_size: int) -> int:
-    """How many steps of one token each these rows can go on before one of them needs a page or reaches its end."""
+    """How many more steps of one token these rows can make before one of them needs a page or reaches its end."""
     ends = np.minimum(np.minimum(table.fixed.need[rows], table.fixed.max_total[rows] - 1), table.num_pages[rows] * page_size)
     return int((ends - table.scheduled[rows]).min())
 
 
 def repeat(last: Flight, table: Rows, step: int) -> tuple[Plan, Flight]:
-    """The step `last` once more, one token further: what most steps are, without asking every row what it wants."""
+    """Repeats the step `last`, one token further. Most steps are like this, and it is faster than planning every row again."""
     rows, starts, size = last.rows, last.ends, len(last.tasks)
     ends = starts + 1
     table.scheduled[rows] = ends

@@ -20,15 +20,15 @@ from trireme.types import Request
 
 @dataclass(frozen=True)
 class Load:
-    """The running batch, and last the candidate, in slots of KV memory: one entry per request."""
+    """The running batch with the candidate as its last entry, in slots of KV memory: one entry per request."""
 
-    held: np.ndarray  # slots of its own, once the tokens it already has are computed
+    held: np.ndarray  # slots of its own when all tokens that it has now are computed
     generated: np.ndarray
     room: np.ndarray  # tokens it may still generate
-    draw: np.ndarray  # in [0, 1), fixed for a request's life: its place in the distribution of output lengths
-    shared: float  # slots of cached prefixes that are in use and not counted in `held`
+    draw: np.ndarray  # in [0, 1), fixed per request: its quantile in the distribution of output lengths
+    shared: float  # slots of shared pages in use, which are not counted in `held`
     capacity: float
-    num_waiting: int  # the candidate among them
+    num_waiting: int  # including the candidate
 
     @property
     def num_running(self) -> int:
@@ -39,7 +39,7 @@ class Policy(Protocol):
     """Decides admission, and the order of the queue."""
 
     def admit(self, load: Load) -> bool:
-        """Whether the candidate, whose prompt fits now, may join. If nothing runs, it joins whatever the answer."""
+        """Whether the candidate, whose prompt fits now, may join. If nothing runs, it is admitted whatever this returns."""
         ...
 
     def rank(self, request: Request) -> int:
@@ -47,12 +47,12 @@ class Policy(Protocol):
         return request.priority
 
     def finished(self, num_generated: int) -> None:
-        """Learns how long an answer came to be."""
+        """Learns the length of an answer that has ended."""
         return None
 
 
 class Aggressive(Policy):
-    """Admits whatever fits at this moment, and pauses requests when their answers grow."""
+    """Admits every request that fits now. When answers grow beyond the memory, requests are paused."""
 
     def admit(self, load: Load) -> bool:
         return float(load.held.sum()) + load.shared <= load.capacity
@@ -66,7 +66,7 @@ class Conservative(Policy):
 
 
 class BatchDecode(Policy):
-    """Takes a batch of what waits, closes the door, and opens it again when the whole batch is done."""
+    """Static batching: admits a batch of waiting requests, and the next batch only when all of these are done."""
 
     def __init__(self, size: int = 0):
         self.size = size  # 0: as many as there are rows
@@ -88,7 +88,7 @@ class PastFuture(Policy):
     """
 
     def __init__(self, window: int = 1000, reserve: float = 0.05, warm: int = 16):
-        self.reserve = reserve  # share of memory kept back for mispredictions
+        self.reserve = reserve  # share of the memory that is kept free for wrong predictions
         self.warm = warm  # with fewer answers seen than this, the longest possible answer is assumed
         self._past: deque[int] = deque(maxlen=window)
         self._sorted: np.ndarray | None = None
@@ -102,7 +102,7 @@ class PastFuture(Policy):
         return peak(load.held, remaining) + load.shared <= load.capacity * (1.0 - self.reserve)
 
     def remaining(self, generated: np.ndarray, room: np.ndarray, draw: np.ndarray) -> np.ndarray:
-        """How many more tokens each request will generate: a draw from the past answers longer than its own so far."""
+        """How many more tokens each request will generate, drawn from past answers that are longer than its own is now."""
         if len(self._past) < self.warm:
             return room
         if self._sorted is None:
@@ -111,7 +111,7 @@ class PastFuture(Policy):
         first = np.searchsorted(past, generated, side="right")
         index = first + (draw * (len(past) - first)).astype(np.int64)
         longer = past[np.minimum(index, len(past) - 1)]
-        # Longer than anything seen: expect as much again.
+        # It is longer than any past answer: expect as many tokens again as it has.
         expected = np.where(first < len(past), longer, 2 * generated)
         return np.minimum(expected - generated, room)
 
@@ -140,7 +140,7 @@ POLICIES: dict[str, Callable[[str], Policy]] = {
 
 
 def policy_by_name(name: str) -> Policy:
-    """The policy called `name`, ours or a plug-in's."""
+    """The policy called `name`: a built-in one or a plug-in's."""
     plain, _, argument = name.partition(":")
     if plain in POLICIES:
         return POLICIES[plain](argument)

@@ -1,7 +1,7 @@
-"""The radix tree: which cached pages spell which tokens. Knows pages as numbers, never as memory.
+"""The radix tree (prefix cache): which cached pages hold the KV of which tokens. Knows page numbers, never memory.
 
-Edges are whole pages. Whatever decides KV beside the tokens stands in the root, so no tenant ever sees another's pages. A child is
-found by a keyed hash of its first page, with a key drawn at boot, and believed only after its tokens have been compared.
+Edges are whole pages. Everything that KV depends on beside the tokens is part of the root, so no tenant ever sees another's pages.
+A child is found by a keyed hash of its first page, with a key drawn at start, and is used only if its tokens are equal too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from trireme.sched.pages import Numbers, numbers
 
 
 class Root(NamedTuple):
-    """What else decides the KV of a prefix, beside its tokens."""
+    """What the KV of a prefix depends on, beside its tokens."""
 
-    salt: str = ""  # of the tenant
-    adapter: str = ""  # by its content
+    salt: str = ""  # of the tenant; different salts share no pages
+    adapter: str = ""  # a name that follows from the adapter's content
     version: int = 0  # of the weights
 
 
@@ -31,7 +31,7 @@ class Node:
 
     def __init__(self, parent: Node | None, digest: bytes | Root, tokens: Numbers, pages: Numbers):
         self.parent, self.tokens, self.pages = parent, tokens, pages
-        self.digest = digest  # what its parent knows it by, or the tree a root
+        self.digest = digest  # its key in the parent's table, or in the tree's table of roots
         self.children: dict[bytes | Root, Node] = {}
         self.locks = 0
         self.stamp = 0
@@ -44,12 +44,12 @@ class Match:
     pages: Numbers
     node: Node
     within: int
-    num_unlocked: int  # of the pages, those that could be evicted as long as nobody locks them
+    num_unlocked: int  # how many of the pages could be evicted until they are locked
 
 
 @dataclass(frozen=True)
 class Inserted:
-    """The node at the prefix's end, how many pages of it the tree covers, and how many of the offered ones, the last, it took."""
+    """The node at the end of an inserted prefix, how many pages the tree covers, and how many of the last given pages it took."""
 
     node: Node
     num_covered: int
@@ -60,9 +60,9 @@ class RadixTree:
     def __init__(self, page_size: int, key: bytes | None = None):
         self.page_size = page_size
         self._key = key or secrets.token_bytes(32)
-        self._roots: dict[Root, Node] = {}  # only those with children: what cached nothing leaves nothing
+        self._roots: dict[Root, Node] = {}  # only roots that have children
         self._clock = 0
-        self._leaves: list[tuple[int, int, Node]] = []  # a heap; entries go stale and are dropped when met
+        self._leaves: list[tuple[int, int, Node]] = []  # a heap; outdated entries are dropped when they come up
         self._pushes = 0
         self.num_pages = 0
         self.num_locked = 0
@@ -121,7 +121,7 @@ class RadixTree:
             at = at.parent
 
     def insert(self, root: Root, tokens: Numbers, pages: Numbers) -> Inserted:
-        """Gives the tree the pages that `tokens` fill; of a prefix that it has already, it keeps its own."""
+        """Adds the pages that `tokens` fill. For a prefix that the tree already has, it keeps its own pages."""
         self._clock += 1
         size = self.page_size
         node = self._roots.get(root) or Node(None, root, numbers(), numbers())
@@ -135,7 +135,7 @@ class RadixTree:
                 break
             common = self._common(child, tokens, covered * size, len(pages) * size)
             if not common:
-                break  # two first pages with one digest: the newcomer is not cached
+                break  # hash collision: two first pages have one digest, and the new one is not cached
             covered += common
             node = child if common == len(child.pages) else self._split(child, common)
             node.stamp = self._clock
@@ -143,14 +143,14 @@ class RadixTree:
         return Inserted(node, covered, num_new)
 
     def above(self, node: Node, num_pages: int) -> Match:
-        """The match that ends so many pages above the end of a node."""
+        """The match that ends this many pages before the end of a node."""
         while num_pages >= len(node.pages) and node.parent is not None:
             num_pages -= len(node.pages)
             node = node.parent
         return Match(numbers(), node, len(node.pages) - num_pages, 0)
 
     def evict(self, count: int) -> Numbers:
-        """Forgets up to `count` unlocked pages, least recently used leaves first, from their tails; returns the pages."""
+        """Evicts up to `count` unlocked pages, least recently used leaves first, each from its end; returns the pages."""
         freed = numbers()
         while len(freed) < count and self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
@@ -192,7 +192,7 @@ class RadixTree:
         return blake2b(tokens[at : at + self.page_size].tobytes(), digest_size=16, key=self._key).digest()
 
     def _common(self, node: Node, tokens: Numbers, at: int, end: int) -> int:
-        """How many leading pages of the node spell tokens[at:end]."""
+        """How many leading pages of the node agree with tokens[at:end]."""
         size = self.page_size
         high = min(len(node.pages), (end - at) // size)
         if node.tokens[: high * size] == tokens[at : at + high * size]:
@@ -231,7 +231,7 @@ class RadixTree:
         return node
 
     def _drop(self, node: Node) -> None:
-        """Removes an empty leaf, and its root if that was the last of it."""
+        """Removes an empty leaf, and also its root if that has no other child."""
         parent = node.parent
         assert parent is not None
         node.pages, node.tokens = numbers(), numbers()
@@ -244,7 +244,7 @@ class RadixTree:
             del self._roots[parent.digest]
 
     def _offer(self, node: Node) -> None:
-        """Files the node for eviction if it is an unlocked leaf."""
+        """Adds the node to the heap for eviction if it is an unlocked leaf."""
         if node.locks or node.children or node.parent is None:
             return
         self._pushes += 1

@@ -20,19 +20,19 @@ NO_ROW = -1
 
 
 class Arrival(NamedTuple):
-    """What a request is given when it comes."""
+    """What a request gets on arrival."""
 
     key: int  # its place in the order: lower goes first
     at: float  # by the scheduler's clock
     seed: int
-    draw: float  # in [0, 1): where in the distribution of output lengths this request is taken to end
+    draw: float  # in [0, 1): the quantile of output lengths at which this request is assumed to end
 
 
 @dataclass(slots=True)
 class PromptScores:
     """The log-probabilities of a prompt's own tokens."""
 
-    done: bool  # all are there, or none are wanted
+    done: bool  # all have been computed, or none are wanted
     entries: list[TokenLogprobs] = field(default_factory=list)  # of positions 1, 2, ...
 
 
@@ -60,13 +60,13 @@ class Task:
     def __init__(self, request: Request, arrival: Arrival, longest: int):
         sampling = request.sampling
         self.id, self.arrival = request.id, arrival
-        self.asked = msgspec.structs.replace(request, tokens=[], keys=None)  # those are kept here
+        self.asked = msgspec.structs.replace(request, tokens=[], keys=None)  # this task keeps them instead
         self.tokens = numbers(request.tokens)
         self._keys = None if request.keys is None else numbers(request.keys)  # of the prompt
         self.num_prompt = len(self.tokens)
         room = longest - self.num_prompt
         self.max_total = self.num_prompt + (room if sampling.max_tokens is None else min(room, sampling.max_tokens))
-        # The length from which `gains` looks closer at a token: that with the first one, then that of the longest answer.
+        # From this length on, `gains` checks a token for more: first the length with one token, then that of the longest answer.
         self.mark = self.num_prompt + 1
         stops = set(sampling.stop_token_ids)
         self.stops = frozenset(stops if sampling.ignore_eos else stops.union(request.eos_token_ids))
@@ -74,12 +74,12 @@ class Task:
         self.finish: FinishReason | None = None
         self.cached = -1  # prompt tokens found in the prefix cache; -1 until first admitted
         self.pauses = 0
-        self.ready_after = 0  # the last step that may still bring this request something from before its pause
+        self.ready_after = 0  # the last step launched before its pause, whose answer may still bring tokens
         self.scores = PromptScores(done=sampling.prompt_logprobs is None)
 
     @property
     def need(self) -> int:
-        """Positions that will ever be computed. The last token sampled is not: nothing follows it."""
+        """How many positions will ever be computed. The last sampled token is not computed, because nothing follows it."""
         return max(self.num_prompt, self.max_total - 1)
 
     @property
@@ -88,7 +88,7 @@ class Task:
 
     @property
     def keys(self) -> Numbers:
-        """What the prefix cache compares: the tokens, or what stands for those of the prompt and the tokens behind it."""
+        """What the prefix cache compares: the tokens. If the request has keys, they stand in the place of the prompt's tokens."""
         return self.tokens if self._keys is None else self._keys + self.tokens[self.num_prompt :]
 
     def ends(self, token: int) -> FinishReason | None:
@@ -100,7 +100,7 @@ class Task:
 
 
 class Waiting:
-    """The queue, first to go first. Order is by key; a paused request keeps the key it was born with."""
+    """The queue, ordered by key, lowest first. A paused request keeps the key that it got on arrival."""
 
     def __init__(self) -> None:
         self._tasks: list[Task] = []
@@ -109,7 +109,7 @@ class Waiting:
         return len(self._tasks)
 
     def put(self, task: Task) -> None:
-        """Files the task at its place by key."""
+        """Inserts the task at its place in the order."""
         tasks, low = self._tasks, len(self._tasks)
         if tasks and task.arrival.key < tasks[-1].arrival.key:
             low, high = 0, len(tasks) - 1
@@ -125,7 +125,7 @@ class Waiting:
         self._tasks.remove(task)
 
     def first(self, ready: Callable[[Task], bool]) -> Task | None:
-        """The first task that may go now; those held back by their group or by an unanswered step are passed over."""
+        """The first task that can run now. Tasks that wait for their group or for an unanswered step are skipped."""
         return next((task for task in self._tasks if ready(task)), None)
 
     def head(self) -> Task | None:

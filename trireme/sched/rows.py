@@ -14,15 +14,15 @@ from trireme.sched.request import NO_ROW, Task
 
 
 class FixedColumns:
-    """What does not change as long as a task has the row."""
+    """The columns that do not change as long as a task has the row."""
 
     def __init__(self, capacity: int):
         self.key = np.zeros(capacity, np.int64)  # the row's place in the order
-        self.known = np.zeros(capacity, np.int64)  # tokens at admission: when they are computed, the prompt is
-        self.need = np.zeros(capacity, np.int64)  # positions that will ever be computed
+        self.known = np.zeros(capacity, np.int64)  # tokens at admission; when so many are computed, the prompt is done
+        self.need = np.zeros(capacity, np.int64)  # how many positions will ever be computed
         self.max_total = np.zeros(capacity, np.int64)
         self.num_prompt = np.zeros(capacity, np.int64)
-        self.matched = np.zeros(capacity, np.int64)  # pages that others held before: cached, or of the row's group
+        self.matched = np.zeros(capacity, np.int64)  # pages taken over at admission: from the cache or from the row's group
         self.draw = np.zeros(capacity, np.float64)
 
 
@@ -30,16 +30,16 @@ class Rows:
     def __init__(self, capacity: int):
         self.capacity = capacity
         self.tasks: list[Task | None] = [None] * capacity
-        self.order = np.empty(0, np.int64)  # rows in use, first to go first
+        self.order = np.empty(0, np.int64)  # rows in use, in the scheduling order
         self._free = list(range(capacity - 1, -1, -1))
-        self._released: list[int] = []  # rows given back of which the workers have not heard
+        self._released: list[int] = []  # rows given back that the workers have not yet been told of
         self.fixed = FixedColumns(capacity)
         self.computed = np.zeros(capacity, np.int64)
         self.scheduled = np.zeros(capacity, np.int64)
         self.total = np.zeros(capacity, np.int64)
         self.num_pages = np.zeros(capacity, np.int64)  # in the page table
         self.scoring = np.zeros(capacity, bool)  # prompt logprobs are wanted and not yet delivered
-        self.waits = np.zeros(capacity, bool)  # workers keep no sampled token: the row waits until its answer can be sent to them
+        self.waits = np.zeros(capacity, bool)  # the row waits for its answer: these workers must be told what was sampled
         self.epoch = np.zeros(capacity, np.int64)  # how often the row has changed hands
         self.changes = 0  # how often any row has changed hands
 
@@ -51,7 +51,7 @@ class Rows:
         return len(self._free)
 
     def take(self, task: Task, computed: int, num_matched: int) -> int:
-        """Seats the task. So much of it is computed already; the pages that others hold too are `num_matched`."""
+        """Gives the task a row. `computed` tokens of it are computed already; `num_matched` of its pages have other holders too."""
         row = self._free.pop()
         self.changes += 1
         task.row, self.tasks[row] = row, task
@@ -68,7 +68,7 @@ class Rows:
         return row
 
     def wanted(self) -> np.ndarray:
-        """How many tokens each row in use wants to have computed, in their order."""
+        """How many tokens of each row in use are still to be computed, in the scheduling order."""
         order = self.order
         wanted = np.minimum(self.total[order], self.fixed.need[order]) - self.scheduled[order]
         if self.waits.any():
@@ -95,6 +95,6 @@ class Rows:
         return row
 
     def take_released(self) -> list[int]:
-        """The rows given back since this was asked last."""
+        """The rows given back since the last call."""
         released, self._released = self._released, []
         return released

@@ -32,7 +32,7 @@ from trireme.sched.stats import Counts, Stats
 from trireme.sched.windows import Windows
 from trireme.types import FinishReason, Progress, Request
 
-LEARNED = frozenset({FinishReason.STOP, FinishReason.LENGTH})  # ends that tell how long answers are
+LEARNED = frozenset({FinishReason.STOP, FinishReason.LENGTH})  # finish reasons from which the policy learns answer lengths
 
 
 class Scheduler:
@@ -52,9 +52,9 @@ class Scheduler:
         windows = Windows(capacity.bands, capacity.slots_per_page, options.max_running)
         self.memory = Memory(capacity.num_pages, capacity.slots_per_page, caching and capacity.num_pages > 0, windows)
         self.rows = Rows(options.max_running)
-        self.version = 0  # of the weights: what was computed with others is not found
+        self.version = 0  # of the weights; the prefix cache finds only what this version computed
         self.holds = False  # whether requests that have not begun stay in the queue
-        self.num_drafts = 0  # tokens that the workers may have drafted for each row that generates
+        self.num_drafts = 0  # how many draft tokens the workers may have for each row that generates
         self._waiting = Waiting()
         self._tasks: dict[str, Task] = {}
         self._groups = Groups(self.memory)
@@ -63,11 +63,11 @@ class Scheduler:
         self._flights = Flights(self.pace, clock)
         self._counts = Counts()
 
-    # ---- requests come and go
+    # ---- adding and aborting requests
 
     def add(self, *requests: Request) -> None:
-        """Queues the requests of one prompt, all or none: it is computed once, and each goes on from there. Refuses what could
-        never be computed, and anything when the queue is full."""
+        """Queues the requests of one prompt, all or none. The prompt is computed once for all of them. Raises for requests that
+        can never be computed, and for any request when the queue is full."""
         for request in requests:
             self._check(request)
         if len(self._waiting) + len(requests) > self.options.max_waiting:
@@ -99,7 +99,7 @@ class Scheduler:
             raise BadRequest(cause, "shorten the prompt, or serve with a larger max_step_tokens", "prompt")
 
     def abort(self, id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
-        """Ends a request at once, whatever is in flight; says whether it was there. No Progress follows."""
+        """Ends a request at once, even with steps in flight; returns whether it existed. No Progress follows."""
         task = self._tasks.get(id)
         if task is None:
             return False
@@ -142,7 +142,7 @@ class Scheduler:
         return plan
 
     def _plan_running(self, draft: Draft) -> None:
-        """Gives tokens to the rows in use: first to those that generate or want one, then to those with more of a prompt to go."""
+        """Plans tokens for the rows in use: first for rows that need a single token, then for rows with more of a prompt to do."""
         rows, order = self.rows, self.rows.order
         wanted = rows.wanted()
         self._plan_generating(order[wanted == 1][: draft.budget], draft)
@@ -182,17 +182,17 @@ class Scheduler:
             draft.put(row, 1)
 
     def _lacking(self, generating: np.ndarray, drafts: np.ndarray | None) -> tuple[np.ndarray, int]:
-        """How many pages each of these rows lacks for its next token and its drafts, and all of them."""
+        """How many pages each of these rows lacks for its next token and its drafts, and the sum of these."""
         last = self.rows.scheduled[generating]
         last = last if drafts is None else last + drafts
         lacking = np.maximum(last // self.memory.page_size + 1 - self.rows.num_pages[generating], 0)
         return lacking, int(lacking.sum())
 
     def _plan_prompt(self, row: int, draft: Draft) -> None:
-        """As much of the row's prompt as the budget and the memory allow.
+        """Plans as much of the row's prompt as the budget and the memory allow.
 
-        Nobody is paused for it: the door let it in because it fitted beside the others' prompts, so whatever it lacks has gone
-        into rows that generate, which will end or be paused.
+        No row is paused for it. The admission check found that it fits beside the other prompts, so the memory it lacks has gone
+        to rows that generate, and these will end or be paused.
         """
         rows, memory = self.rows, self.memory
         start, held = int(rows.scheduled[row]), int(rows.num_pages[row])
@@ -213,14 +213,14 @@ class Scheduler:
             draft.put(row, count)
 
     def _grow(self, growing: list[int], draft: Draft) -> None:
-        """One more page for each row, as often as it is named."""
+        """Appends one page for each entry of the rows, where a row may occur several times."""
         if growing:
             draft.put_pages(growing, self.memory.grow(growing))
             for band, pages in self.memory.windows.grow(growing):
                 draft.put_pages(growing, pages, band)
 
     def _make_room(self, row: int, draft: Draft) -> bool:
-        """Pauses rows from the end of the order until a page is to be had; False if that reached the row itself."""
+        """Pauses rows from the end of the order until a page is available; False if the row itself was paused."""
         while self.memory.available < 1:
             last = int(self.rows.order[-1])
             task = self.rows.tasks[last]
@@ -233,7 +233,7 @@ class Scheduler:
         return True
 
     def _clear_out(self, draft: Draft) -> None:
-        """Gives back what no row needs: leases, and pages of drafts that were not kept."""
+        """Gives back memory that no row needs: leases, and pages of refused drafts."""
         self._groups.end_leases()
         rows, order = self.rows, self.rows.order
         needed = -(-rows.scheduled[order] // self.memory.page_size)
@@ -243,7 +243,7 @@ class Scheduler:
             draft.trims += [(row, band, kept) for band in (0, *(window.index for window in self.memory.windows.bands))]
 
     def _pause(self, task: Task) -> None:
-        """Sends a running request back to the queue. Its computed pages stay in the prefix cache as long as they may."""
+        """Sends a running request back to the queue (preemption). Its computed pages stay in the prefix cache until evicted."""
         self._leave(task, keep=True)
         task.ready_after = self._flights.step
         task.pauses += 1
@@ -253,7 +253,7 @@ class Scheduler:
     # ---- admission
 
     def _plan_waiting(self, draft: Draft) -> None:
-        """Admits from the queue, in order, as long as tokens, rows, memory and the policy allow. Nobody overtakes the first."""
+        """Admits requests in queue order while tokens, rows, memory and the policy allow. None overtakes one that does not fit."""
         door: Door | None = None
         while draft.budget and self.rows.num_free and self._waiting:
             task = self._waiting.first(self._ready)
@@ -271,17 +271,17 @@ class Scheduler:
             self._admit(task, found, draft)
 
     def _ready(self, task: Task) -> bool:
-        """Whether the task need not wait for an unanswered step, nor for its group's prompt."""
+        """Whether the task waits neither for an unanswered step nor for its group's prompt."""
         if self.holds and not self._has_begun(task):
             return False
         return task.ready_after <= self._flights.answered and self._groups.may_go(task)
 
     def _has_begun(self, task: Task) -> bool:
-        """Whether something of its answer has been computed, for it or for another of its group."""
+        """Whether computing has begun for the task or for another one of its group."""
         return task.cached >= 0 or self._groups.has_begun(task)
 
     def _has_budget(self, task: Task, draft: Draft) -> bool:
-        """Where prompts are computed whole: whether this one fits the step. The first in a step may make it longer."""
+        """Whether the prompt fits this step, where prompts must be computed whole. A step's first prompt may enlarge the budget."""
         if not self.capacity.whole_prompts:
             return True
         if not draft.rows:
@@ -292,14 +292,14 @@ class Scheduler:
         return Root(task.asked.salt, version=self.version)
 
     def _found(self, task: Task) -> Found:
-        """What of the task need not be computed."""
+        """The part of the task's tokens that need not be computed."""
         held = self._groups.found(task)
         if held is not None:
             return held
         return self.memory.match(self._root(task), task.keys) if task.scores.done else NOTHING
 
     def _admit(self, task: Task, found: Found, draft: Draft) -> None:
-        """Seats the task and gives it its first tokens."""
+        """Gives the task a row and plans its first tokens."""
         self._waiting.remove(task)
         row = self.rows.take(task, found.length, found.num_pages)
         self.rows.waits[row] = self.capacity.tells
@@ -312,7 +312,7 @@ class Scheduler:
         self._plan_prompt(row, draft)
 
     def _open(self, task: Task, row: int, found: Found, draft: Draft) -> None:
-        """Begins a row with what is cached of its tokens."""
+        """Starts a row from the cached prefix of its tokens."""
         self._groups.seated(task)
         if task.cached < 0:
             task.cached = found.length
@@ -328,7 +328,7 @@ class Scheduler:
         draft.admit[-1].begins = [0, *(first for _, first, _ in begun)] if begun else []
 
     def _fork(self, task: Task, row: int, found: Found, draft: Draft) -> None:
-        """Begins a row with the prompt that its group has computed."""
+        """Starts a row from the prompt that its group has computed."""
         group = self._groups.of(task)
         assert group is not None and found.lease is not None
         parent = group.parent
@@ -345,12 +345,12 @@ class Scheduler:
     # ---- update
 
     def update(self, sampled: Sampled) -> list[Progress]:
-        """Takes the answer to the oldest plan in flight; returns what each request gained by it."""
+        """Applies the answer to the oldest plan in flight; returns what each request gained."""
         flight = self._flights.end(sampled.step)
         gained = sum(sampled.counts) if sampled.counts else len(flight.sampling)
         assert gained == len(sampled.tokens), f"{len(sampled.tokens)} tokens for {len(flight.sampling)} rows"
         notes = gains.noted(flight, sampled.notes) if sampled.notes else {}
-        failed = gains.failures(notes, self._finish)  # what they computed is not trusted to the cache
+        failed = gains.failures(notes, self._finish)  # what failed rows computed is not cached
         if flight.drafts is not None:
             settle(flight, sampled.counts, self.rows, self._flights)
         self._advance(flight)
@@ -367,7 +367,7 @@ class Scheduler:
         return failed + progress
 
     def _advance(self, flight: Flight) -> None:
-        """Moves `computed`, and gives the prompts that are now whole to the prefix cache."""
+        """Advances `computed`, and adds prompts that are now complete to the prefix cache."""
         rows = self.rows
         if flight.is_repeat and flight.changes == rows.changes:
             rows.computed[flight.rows] = flight.ends
@@ -403,13 +403,13 @@ class Scheduler:
             self.policy.finished(task.num_generated)
 
     def _leave(self, task: Task, keep: bool) -> None:
-        """Takes the task off its row; the workers hear of it with the next plan."""
-        computed = min(int(self.rows.computed[task.row]), len(task.tokens))  # drafts behind its end were computed in vain
+        """Frees the task's row; the next plan tells the workers."""
+        computed = min(int(self.rows.computed[task.row]), len(task.tokens))  # without drafts after its end
         self._groups.unseated(task)
         row = self.rows.give(task)
         self.memory.close(row, task.keys, computed, keep)
 
-    # ---- looking in
+    # ---- inspection
 
     def stats(self) -> Stats:
         tree, pool = self.memory.tree, self.memory.pool
@@ -429,7 +429,7 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Raises AssertionError, with the numbers, if the books do not balance."""
+        """Raises AssertionError, with the numbers, if rows, pages and counts do not agree."""
         self.memory.check()
         rows, order = self.rows, self.rows.order
         assert len(order) + rows.num_free == rows.capacity, f"{len(order)} rows used + {rows.num_free} free != {rows.capacity}"

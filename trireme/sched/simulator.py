@@ -1,4 +1,4 @@
-"""The simulator: the real scheduler against a cost model and a trace, in virtual time. Knows no model and no tokens' meaning.
+"""The simulator: runs the real scheduler with a cost model and a trace, in virtual time. Knows no model, and no meaning of tokens.
 
 A step takes  base + per_token * tokens + per_context * context  seconds, where context is the cached tokens its rows attend to.
 """
@@ -42,7 +42,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Bound:
-    """A latency promise: seconds to the first token, and between any two tokens after it."""
+    """A latency bound: seconds to the first token, and between any two tokens after it."""
 
     first: float = 10.0
     between: float = 1.5
@@ -58,7 +58,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Load:
-    """How requests come: at a rate (per second), from clients that each wait for their answer, or, if neither, all at once."""
+    """How requests arrive: at a rate (per second), from clients that each wait for their answer, or, by default, all at once."""
 
     rate: float = 0.0
     clients: int = 0
@@ -70,25 +70,25 @@ class Load:
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything but the policy and the load."""
+    """The settings of a simulation, except the policy and the load."""
 
     machine: Machine = Machine()
     bound: Bound = Bound()
     page_size: int = 16
     max_running: int = 1000
     max_step_tokens: int = 2048
-    max_tokens: int = 2048  # what every request says it may generate
+    max_tokens: int = 2048  # of every request
     prefix_cache: bool = True
-    warm_up: float = 0.4  # share of the requests that come before anything is measured
+    warm_up: float = 0.4  # share of the requests that arrive before the measured time
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one policy made of one load, by the requests that ended in the measured time. Rates are per second of virtual time.
+    """The results of one policy under one load, over the requests that ended in the measured time. Rates are per virtual second.
 
-    Measured is from the coming of the first request after the warm-up to the coming of the last, so that neither an empty house
-    nor an emptying one counts; where all come at once, everything is.
+    The measured time begins when the first request after the warm-up arrives and ends when the last one arrives, so filling and
+    emptying the system do not count. If all requests arrive at once, the whole run is measured.
     """
 
     policy: str
@@ -96,7 +96,7 @@ class Report:
     requests: int
     seconds: float  # measured
     throughput: float  # output tokens
-    goodput: float  # output tokens of the requests that met the bound
+    goodput: float  # output tokens of requests that met the bound
     within_bound: float  # share of requests that met it
     first_token_p50: float
     first_token_p99: float
@@ -110,7 +110,7 @@ class Report:
 
 @dataclass
 class Life:
-    """What is measured of one request."""
+    """The measurements of one request."""
 
     arrival: Arrival
     came: float
@@ -132,11 +132,11 @@ class Life:
 
 
 class PretendWorker:
-    """Computes nothing: it answers plans with the ends of answers that the trace tells."""
+    """A worker that computes nothing: it answers plans so that answers end where the trace says."""
 
     def __init__(self, machine: Machine, trace: list[Arrival]):
         self._machine, self._trace = machine, trace
-        self._last: dict[int, int] = {}  # row: position whose computation brings the end
+        self._last: dict[int, int] = {}  # row: the position after which the end token is sampled
 
     def run(self, plan: Plan) -> tuple[Sampled, float]:
         """The answer, and the seconds it took."""
@@ -152,7 +152,7 @@ class PretendWorker:
 
 @dataclass
 class Measures:
-    """What is noted at every step."""
+    """The measurements of every step."""
 
     running: list[int] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
@@ -165,7 +165,7 @@ class Measures:
 
 
 class Simulation:
-    """One policy, one load, one trace."""
+    """One run: one policy under one load on one trace."""
 
     def __init__(self, policy: str, load: Load, trace: list[Arrival], setup: Setup):
         self.policy, self.load, self.trace, self.setup = policy, load, trace, setup
@@ -185,7 +185,7 @@ class Simulation:
         self._to_come = deque(self._times())
 
     def run(self) -> Report:
-        """Plays the whole trace."""
+        """Runs the whole trace and returns the results."""
         while self._to_come or self.scheduler.has_work():
             self._arrive()
             if not self._step():
@@ -193,7 +193,7 @@ class Simulation:
         return self._report()
 
     def _times(self) -> list[tuple[float, int]]:
-        """When each request of the trace comes; those of waiting clients come later, as answers end."""
+        """When each request of the trace arrives. Waiting clients send their later requests when answers end."""
         count = len(self.trace)
         if self.load.rate:
             gaps = np.random.default_rng(self.setup.seed).exponential(1.0 / self.load.rate, count)
@@ -205,7 +205,7 @@ class Simulation:
             came, number = self._to_come.popleft()
             arrival = self.trace[number]
             sampling = SamplingParams(max_tokens=self.setup.max_tokens, seed=number)
-            # Prompts that share nothing: a token of its own for each request.
+            # Each request's prompt has a token of its own, so that no prompts share a prefix.
             prompt = [number + 2] * arrival.prompt
             self.lives[str(number)] = Life(arrival, came)
             self.scheduler.add(Request(id=str(number), tokens=prompt, sampling=sampling, eos_token_ids=[END], arrival=came))
@@ -272,12 +272,12 @@ def simulate(policies: list[str], loads: list[Load], trace: list[Arrival], setup
 
 
 def sharegpt_lengths() -> list[Arrival]:
-    """The lengths of 4,000 real conversations' first turns."""
+    """The lengths of the first turns of 4,000 real conversations."""
     text = importlib.resources.files("trireme.sched").joinpath("data/sharegpt_lengths.csv").read_text()
     return [Arrival(int(line["prompt_tokens"]), int(line["output_tokens"])) for line in csv.DictReader(text.splitlines())]
 
 
-# Synthetic traces: the least and the most of prompt and output, drawn evenly.
+# Synthetic traces: the smallest and largest lengths of prompt and output, drawn uniformly.
 SHAPES = {
     "uniform": (32, 1024, 32, 1024),
     "decode_heavy": (32, 512, 512, 2048),

@@ -1,7 +1,7 @@
-"""Windows: the pages of layers that see only the last tokens, by row, and tails: what is held of them where a prompt may go on.
+"""Windows: each row's pages of sliding-window layers, and tails: window pages that are kept where a cached prompt can be resumed.
 
-The page tables of windowed bands are as long as that of band 0, but a row holds only their ends. Knows no queue; of the prefix tree
-it knows the pages at whose ends tails are.
+The page tables of windowed bands are as long as that of band 0, but a row holds only the pages at the end. Knows no queue; of the
+prefix tree it knows only the pages after which there is a tail.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trireme.sched.pages import Numbers, PagePool, numbers
 
 
 class _Band:
-    """The pages of one windowed band. A row may always have `reserved` pages: with so many, it moves on."""
+    """The pages of one windowed band. Every row may always have `reserved` pages, and this is enough for it to go on."""
 
     def __init__(self, index: int, size: BandSize, max_rows: int):
         self.index, self.size, self.pool = index, size, PagePool(size.num_pages)
@@ -26,11 +26,11 @@ class _Band:
 
     @property
     def spare(self) -> int:
-        """Pages beyond those that rows hold or may always have. Tails hold none that a row could not get."""
+        """How many pages are neither held by rows nor reserved for them. Only these may be kept in tails."""
         return self.size.num_pages - int(np.maximum(self.held, self.reserved).sum())
 
     def lowest(self, num_pages: int | np.ndarray) -> int | np.ndarray:
-        """The first page of a table that is read by whoever goes on behind so many pages."""
+        """The first page of the table that a row still reads when it goes on after this many pages."""
         return np.maximum((num_pages * self.size.page_size - self.size.keep + 1) // self.size.page_size, 0)
 
     def give(self, row: int, count: int) -> None:
@@ -47,27 +47,27 @@ class Windows:
         self.page_size = page_size
         self.bands = [_Band(index, size, max_rows) for index, size in enumerate(bands) if size.keep > 0]
         self.tails: OrderedDict[int, list[Numbers]] = OrderedDict()  # by the page of band 0 at whose end it is: pages by band
-        # By row, the length at which its prompt parts from earlier ones, where a tail is wanted.
+        # By row, the length at which its prompt begins to differ from earlier ones: a tail is wanted there.
         self.branch = np.zeros(max_rows, np.int64)
 
     def __bool__(self) -> bool:
         return bool(self.bands)
 
     def resume(self, pages: Numbers) -> int:
-        """How many of these pages of band 0 end where a tail is."""
+        """How many of these pages of band 0, from the first, can be resumed: the last of them has a tail."""
         if not self.bands:
             return len(pages)
         return next((count for count in range(len(pages), 0, -1) if pages[count - 1] in self.tails), 0)
 
     def fits(self, length: int) -> bool:
-        """Whether a row that may become so long can be had."""
+        """Whether there are enough pages for one more row that may become this long."""
         return all(band.size.pages_of_row(length) <= band.spare for band in self.bands)
 
     def open(self, row: int, pages: Numbers, length: int, branch: int) -> list[tuple[int, int, Numbers]]:
-        """Starts a row behind these pages of band 0, where a tail is if there are any. Returns what it begins with, as (band, first
-        page of the table, pages).
+        """Starts a row after these pages of band 0. If there are any, there must be a tail after them. Returns the pages with which
+        it begins, as (band, first page of the table, pages).
 
-        length: that the row may have; branch: the tokens that it has in common with others, where they are more than these pages
+        length: the most tokens the row may have; branch: how many tokens it shares with others, if more than these pages hold
         """
         tail = self.tails[pages[-1]] if pages and self.bands else []
         if tail:
@@ -84,19 +84,19 @@ class Windows:
         return begun
 
     def reach(self, row: int) -> int:
-        """How many tokens the row has room for."""
+        """How many tokens the row can have with the pages it may get."""
         ends = [
             int(band.first[row] + band.held[row] + max(band.reserved[row] - band.held[row], 0)) + band.spare for band in self.bands
         ]
         return min(ends) * self.page_size
 
     def cut(self, row: int, start: int, count: int) -> int:
-        """How much of a chunk of a prompt is computed at once: a tail wants to be at the chunk's end."""
+        """How many tokens of a prompt's chunk to compute at once: the chunk is cut where a tail is wanted."""
         branch = int(self.branch[row])
         return branch - start if start < branch < start + count else count
 
     def grow(self, rows: list[int]) -> list[tuple[int, Numbers]]:
-        """Appends one page to each of `rows`, as often as it is named, in every band. Returns them by band."""
+        """Appends one page for each entry of `rows` in every band, where a row may occur several times. Returns them by band."""
         grown = []
         for band in self.bands:
             while len(band.pool) < len(rows):
@@ -110,14 +110,14 @@ class Windows:
         return grown
 
     def slide(self, rows: np.ndarray, computed: np.ndarray) -> None:
-        """Gives back what nobody reads any more, now that so much of each row is computed. A tail at the last whole page stays."""
+        """Gives back pages that have slid out of the window, now that this much of each row is computed. Keeps a tail's pages."""
         for band in self.bands:
             passed = band.lowest(computed // self.page_size) - band.first[rows]
             for at in np.flatnonzero((passed > 0) & (band.held[rows] > 0)).tolist():
                 band.give(int(rows[at]), min(int(passed[at]), int(band.held[rows[at]])))
 
     def trim(self, row: int, num_pages: int) -> None:
-        """Gives back the row's pages behind its first `num_pages`."""
+        """Gives back the row's pages after its first `num_pages`."""
         for band in self.bands:
             pages = band.pages[row]
             keep = max(num_pages - int(band.first[row]), 0)
@@ -126,7 +126,7 @@ class Windows:
             band.held[row] = len(pages)
 
     def leave(self, row: int, page: int, count: int) -> None:
-        """Leaves a tail behind the row's first `count` pages, the last of which is `page` in the tree, if the row holds enough."""
+        """Keeps a tail after the row's first `count` pages, if the row holds enough of them. `page` is the last one in the tree."""
         if page in self.tails:
             self.tails.move_to_end(page)
             return
@@ -142,19 +142,19 @@ class Windows:
         self.tails[page] = spans
 
     def forget(self, pages: Iterable[int]) -> None:
-        """Drops the tails at the ends of pages that the tree holds no longer."""
+        """Drops the tails of pages that the tree has evicted."""
         for page in pages:
             if page in self.tails:
                 self._drop(page)
 
     def close(self, row: int) -> None:
-        """Gives back what the row holds."""
+        """Gives back all pages of the row."""
         for band in self.bands:
             band.pool.give(band.pages.pop(row))
             band.held[row] = band.reserved[row] = band.first[row] = 0
 
     def check(self, cached: set[int]) -> None:
-        """Raises unless every page has the holders that are counted, tails are where the tree is, and every row can move on."""
+        """Raises if a holder count is wrong, a tail's page is not in the tree, or a row lacks its reserved pages."""
         assert self.tails.keys() <= cached, "a tail at the end of a page that the tree does not hold"
         for at, band in enumerate(self.bands):
             band.pool.check([*band.pages.values(), *(tail[at] for tail in self.tails.values())])
