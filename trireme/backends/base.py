@@ -1,7 +1,7 @@
-"""A kind of device: its ops, the layers and weight methods it would rather write itself, its memory, streams and graphs.
+"""The interface of a backend: its ops, its own versions of layers and weight methods, its memory, streams and graphs.
 
-An empty subclass is a slow, working port. Nothing above this folder names a vendor. Backends bring weight methods and layers, not
-only ops: packed weights and fused norms do not fit an op that takes a dense matrix.
+An empty subclass is a slow but working port. Code outside this folder names no vendor. Backends may bring weight methods and
+layers besides ops, because packed weights and fused norms do not fit an op that takes a dense matrix.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Backend:
     name: str = "reference"
     layers: Mapping[type, type] = {}
     methods: Mapping[str, type[WeightMethod]] = {}
-    kv_kinds: tuple[str, ...] = ("plain", "int8", "fp8")  # what its ops can keep keys and values as
-    coarse_few_rows: bool = False  # whether products of few rows round their inputs more coarsely than those of many
+    kv_kinds: tuple[str, ...] = ("plain", "int8", "fp8")  # the storage kinds of KV that its ops support
+    coarse_few_rows: bool = False  # whether products of few rows are less precise than those of many rows
     graph_tokens_surely: int = sys.maxsize  # steps with prompts of more tokens are captured only if the device waits for the host
     depth: int = 1  # steps launched before the oldest is collected; 2 where launching does not wait for the device
 
@@ -54,12 +54,12 @@ class Backend:
         return (min(free, room[0]), min(total, room[1])) if room else (free, total)
 
     def kv_budget(self, fraction: float) -> int:
-        """Bytes that KV may take once the weights are there. Host memory is shared with everything else that runs: half of it."""
+        """Bytes that KV may take after the weights are loaded: half of the allowed share, because others use host memory too."""
         free, _ = self.memory()
         return int(free * fraction) // 2
 
     def workspace_bytes(self) -> int:
-        """What is kept free beside weights and KV for activations and captured graphs; 0 where they share the host's memory."""
+        """Bytes kept free for activations and captured graphs; 0 if they share the host's memory."""
         return 0
 
     def held_bytes(self) -> int:
@@ -67,7 +67,7 @@ class Backend:
         return 0
 
     def kv_default_tokens(self, max_len: int, max_running: int) -> int:
-        """How many KV slots are worth having when nobody says."""
+        """The number of KV slots if the user does not set one."""
         return max(max_len, min(32768, max_len * max_running))
 
     def cache(self, spec: CacheSpec, num_slots: int, dtype: torch.dtype) -> KVCache:
@@ -79,27 +79,27 @@ class Backend:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory from which copies to the device need not wait; pinned where that means something."""
+        """A host buffer for asynchronous copies to the device; pinned if the device supports it."""
         return torch.zeros(shape, dtype=dtype)
 
     def graph(self, step: Callable[[], Any]) -> Callable[[], Any] | None:
         """A captured form of a step that reads and writes persistent buffers; replaying is calling it.
 
-        None where it cannot be captured: an op that brings a value to the host would go by this step's value at every replay.
+        None if it cannot be captured. An op that reads a value on the host would use this step's value at every replay.
         """
         return None
 
     def graph_sizes(self, max_rows: int) -> tuple[int, ...]:
-        """The padded numbers of rows at which decode steps are captured; none where graphs bring nothing."""
+        """The padded numbers of rows for which decode steps are captured; empty if graphs save no time."""
         return ()
 
     def graph_tokens(self, max_rows: int) -> tuple[int, ...]:
-        """The padded numbers of tokens at which steps with prompts are captured; none where graphs bring nothing."""
+        """The padded numbers of tokens for which steps with prompts are captured; empty if graphs save no time."""
         return ()
 
     @property
     def graph_batches(self) -> tuple[int, ...]:
-        """The padded numbers of sequences of such steps. Few: it is tokens that cost time."""
+        """The padded numbers of sequences of steps with prompts. A few are enough, because tokens cost the time."""
         return 8, 64, 256
 
     def mark(self) -> Callable[[], None]:
@@ -122,12 +122,12 @@ class Backend:
         return ProcessComm(rank, size, store, self.options.collective_timeout)
 
     def describe(self) -> dict[str, str]:
-        """What `trireme doctor` says of it."""
+        """The lines that `trireme doctor` shows for this backend."""
         return {"device": str(self.device)}
 
 
 def _unused(pages: int) -> int:
-    """Pages that nobody uses; systems that do not say so get half of all."""
+    """Bytes of unused memory; half of all memory if the system does not tell."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES")
     except (ValueError, OSError):
@@ -135,7 +135,7 @@ def _unused(pages: int) -> int:
 
 
 def _available() -> int:
-    """Memory that can be had without swapping, as Linux counts it."""
+    """Bytes that can be allocated without swapping, as Linux counts them."""
     try:
         with open("/proc/meminfo") as file:
             for line in file:

@@ -1,4 +1,4 @@
-"""Does a backend compute what the op table means? Every op and case on the backend, against the plain bodies in double precision.
+"""Checks a backend's ops: runs every case on the backend and compares it with the plain bodies in double precision.
 
 Knows ops and their cases; nothing of models. `worker/conformance.py` goes on from here with whole models.
 """

@@ -1,4 +1,4 @@
-"""The plain bodies themselves, on the CPU: the specification, runnable."""
+"""The reference backend: runs the plain bodies of all ops on the CPU."""
 
 from trireme.backends.base import Backend
 

@@ -1,4 +1,4 @@
-"""Which backends there are, and which one this machine would choose. Third parties come by the entry point `trireme.backends`."""
+"""Lists the backends and chooses one for this machine. Plug-ins add backends through the entry point `trireme.backends`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUILT_IN = {
     "cpu": "trireme.backends.cpu:Cpu",
     "reference": "trireme.backends.reference:Reference",
 }
-# Asked before the backend itself is loaded: Triton and its kernels take half a second, for nothing where there is no device.
+# Called before the backend is imported, because importing Triton and its kernels takes half a second.
 _MISSING = {"cuda": "trireme.backends.cuda.device:missing"}
 
 

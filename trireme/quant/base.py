@@ -1,4 +1,4 @@
-"""How weights are kept: a checkpoint's stored tensors on one side, weight methods that a linear layer holds on the other.
+"""The two forms of weights: tensors stored in a checkpoint, and the weight methods that linear layers compute with.
 
 Knows storage types and the op table; nothing of models or files.
 """
@@ -38,7 +38,7 @@ class Stored(Protocol):
 
     @property
     def origin(self) -> str | None:
-        """Which bytes of which file, as it is now: while the text is the same, so are the values. None where nothing can say so."""
+        """Identifies the stored bytes: while this text is the same, the values are the same. None if there is no identity."""
 
     def rows(self, index: slice | np.ndarray) -> Stored: ...
 
@@ -51,7 +51,7 @@ class Stored(Protocol):
 
 
 class Noise:
-    """A tensor of no checkpoint: drawn at random, the same for the same name, directly on the device."""
+    """A random tensor in place of a stored one, made directly on the device. The same name always gives the same values."""
 
     kind, offset, origin = "RANDOM", 0.0, None
 
@@ -74,7 +74,7 @@ class Noise:
 
 _NUMPY_AS_TORCH = {"BF16": torch.bfloat16}
 HOW_ELSE = f"use a model in float32, float16 or bfloat16, or a GGUF file of one of {', '.join(BLOCKS)}"
-# Kinds that are values: those that are by themselves, and those of several tensors. Whole numbers and floats of eight bits are not.
+# Kinds that can be decoded to values. Plain integers and plain fp8 cannot, because their scales are in other tensors.
 DECODED: frozenset[str] = frozenset({"F64", "F32", "F16", "BF16", *BLOCKS, *KINDS})
 
 
@@ -91,7 +91,7 @@ def decode(stored: Stored, dtype: torch.dtype, device: torch.device | str = "cpu
             return values.fill_(1.0)
         return values.normal_(0.0, 0.02, generator=generator)
     whole = composite(stored)
-    if whole is not None and torch.device(device).type == "meta":  # only shapes are asked for
+    if whole is not None and torch.device(device).type == "meta":  # only shapes are needed
         return torch.empty(whole.shape, dtype=dtype, device=device)
     if whole is not None:
         return grouped(whole, device).values().to(dtype)
@@ -112,7 +112,7 @@ class WeightMethod(Protocol):
     """The weights of one linear layer, in a form its ops can multiply by. `parts` are stacked as rows. Whoever writes a method
     inherits from this: what has a body here needs none there."""
 
-    title: ClassVar[str] = "a form of its own"  # how weights are kept, for people
+    title: ClassVar[str] = "a form of its own"  # the name of this form of weights, for display
     takes_gated: ClassVar[bool] = False  # whether `of_gated` costs nothing beside the product
 
     @classmethod
@@ -125,8 +125,8 @@ class WeightMethod(Protocol):
         ...
 
     def take(self, new: WeightMethod) -> bool:
-        """Takes the values of `new`, of the same kind, into its own tensors, whose addresses captured steps hold. False: it cannot,
-        and `new` is to be used itself."""
+        """Copies the values of `new`, a method of the same class, into its own tensors, whose addresses captured steps hold.
+        Returns False if it cannot; then `new` must replace it."""
         return False
 
     def num_bytes(self) -> int: ...
@@ -150,7 +150,7 @@ class WeightMethod(Protocol):
 
 
 def take_tensors(old: object, new: object) -> bool:
-    """`take` for a method whose values are plain tensors among its attributes. On a CPU they may be maps of a file: not written."""
+    """`take` for a method whose values are plain tensors in its attributes. Returns False on a CPU, where they may map a file."""
     pairs: list[tuple[Tensor, Tensor]] = []
     for name, held in vars(old).items():
         if isinstance(held, Tensor):
@@ -164,7 +164,7 @@ def take_tensors(old: object, new: object) -> bool:
 
 
 class Stack:
-    """Weights of several linear layers of one shape: consecutive groups of rows go through one each."""
+    """Weights of several linear layers of one shape. Each of them multiplies one of the consecutive groups of rows."""
 
     def __init__(self, methods: list[WeightMethod]):
         self.methods = methods
@@ -179,7 +179,7 @@ class Stack:
 
 
 class DenseStack(Stack):
-    """As they are: [matrices, out, in] in the activations' type."""
+    """Unquantized weights: [matrices, out, in] in the activations' type."""
 
     def __init__(self, methods: list[Dense]):
         super().__init__(list(methods))
@@ -194,7 +194,7 @@ class DenseStack(Stack):
 
 
 class Dense(WeightMethod):
-    """Weights as they are: [out, in] in the activations' type."""
+    """Unquantized weights: [out, in] in the activations' type."""
 
     title = "dense"
 

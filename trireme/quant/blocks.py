@@ -1,4 +1,4 @@
-"""What the decoders of packed blocks share: bytes cut out of blocks, small numbers spread out, scales put on.
+"""Functions shared by the decoders of packed blocks: cut bytes out of blocks, unpack small numbers, apply scales.
 
 Knows no layout.
 """
@@ -25,7 +25,7 @@ def fields(packed: Tensor, groups: int, bits: int) -> Tensor:
 
     packed: [blocks, groups * width] uint8; result: [blocks, groups * (8 / bits) * width] uint8
     """
-    # Eight bytes at a time: what a shift carries across byte borders, or from the sign, the mask removes.
+    # Shifts eight bytes at a time. The mask removes bits that a shift carries from another byte or from the sign.
     words = packed.view(torch.int64).view(len(packed), groups, -1)
     mask = ((1 << bits) - 1) * 0x0101010101010101
     result = torch.empty(len(packed), groups, 8 // bits, words.shape[-1], dtype=torch.int64, device=packed.device)

@@ -1,4 +1,4 @@
-"""Which weight method a linear layer gets: by the user's word, or by what the checkpoint holds.
+"""Chooses the weight method of a linear layer, by the user's option or by how the checkpoint stores the weights.
 
 Methods are plug-ins: a backend brings its own for a name, others come by the entry point `trireme.quant`.
 """
@@ -23,8 +23,8 @@ METHODS: dict[str, type[WeightMethod]] = {
 
 
 def choose(option: str, parts: list[Stored], native: Mapping[str, type[WeightMethod]]) -> type[WeightMethod]:
-    """`native` are the backend's own methods, by option name or by stored kind (a GGUF block type kept as it is); its "auto" is for
-    what has no method by kind."""
+    """`native` has the backend's own methods, by option name or by stored kind (a GGUF block type that is kept). Its "auto" is used
+    for kinds that have no method."""
     if option == "auto":
         kept = {native.get(part.kind) for part in parts}
         (only,) = kept if len(kept) == 1 else (None,)

@@ -1,4 +1,4 @@
-"""Quantized matrices in one form whatever they are stored as: small numbers, and a scale for each group of columns of a row.
+"""One form for all quantized matrices: small numbers, and a scale for each group of columns of a row.
 
 Knows the layouts that `hub.schemes` names; nothing of files, and nothing of how a device multiplies by the numbers.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trireme.errors import BadCheckpoint
 
-# What several tensors of a file may make: whole numbers in groups or by row, floats of eight and of four bits
+# Kinds of matrices that are stored as several tensors: integers by group or by row, floats of eight and of four bits
 KINDS = frozenset({"INT2", "INT3", "INT4", "INT8", "I8C", "I8B", "F8T", "F8C", "F8G", "F8B", "MXFP4", "NVFP4", "NF4", "FP4"})
 
 
@@ -65,11 +65,11 @@ class Grouped:
 
     codes: Tensor
     scales: Tensor
-    group: int  # columns in a group where all groups are whole and follow each other; else 0, and `of` says
+    group: int  # columns in a group if all groups are whole and follow each other; else 0, and `of` has the groups
     zeros: Tensor | None = None
     of: Tensor | None = None  # [columns] the group of each
     table: Tensor | None = None  # float32
-    input_scale: Tensor | None = None  # of the activations, where they are to be quantized by a scale that is known beforehand
+    input_scale: Tensor | None = None  # the fixed scale by which activations are quantized, if the checkpoint has one
 
     def numbers(self) -> Tensor:
         """What the codes stand for, as float32."""
@@ -90,7 +90,7 @@ class Grouped:
 
 
 def composite(stored: Any) -> Composite | None:
-    """What is stored, if several tensors make it."""
+    """The stored matrix as a composite if it consists of several tensors, else None."""
     return stored if hasattr(stored, "form") else None
 
 
@@ -119,7 +119,7 @@ def _plugged(layout: str) -> Reader:
 
 
 def _tensor(stored: Composite, name: str, device: torch.device | str) -> Tensor:
-    """A part as it was read: numbers of a kind torch knows; floats of eight bits stay bytes."""
+    """A part as a tensor of the type that torch has for it; fp8 stays bytes."""
     kind, raw = stored.parts[name].weight.kind, torch.from_numpy(stored.read(name)).to(device)
     return raw.view(_AS_TORCH[kind]) if kind in _AS_TORCH else raw
 
@@ -128,13 +128,13 @@ _AS_TORCH = {"BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": 
 
 
 def _rows(stored: Composite, name: str, values: Tensor) -> Tensor:
-    """The rows of the cut, of a part that is spread out."""
+    """The rows of the cut, taken from an unpacked part."""
     chosen = stored.inside(name)[0]
     return values[chosen if isinstance(chosen, slice) else torch.from_numpy(chosen).to(values.device)]
 
 
 def _cut(stored: Composite, name: str, values: Tensor) -> Tensor:
-    """The cut, of a part that is spread out over rows and columns."""
+    """The rows and columns of the cut, taken from an unpacked part."""
     return _rows(stored, name, values[:, stored.inside(name)[1]]).contiguous()
 
 
@@ -197,7 +197,7 @@ def _gptq(stored: Composite, device: torch.device | str) -> Grouped:
         spread = unpack_words(zeros, bits)
     elif bits == 3:
         spread = unpack_words(zeros, bits) + 1
-    else:  # one is taken from every number of a word at once, borrowing from the next
+    else:  # subtracts one from every number of a word at once, borrowing from the next number
         spread = unpack_words(zeros + _as_int32(sum(1 << shift for shift in range(0, 32, bits))), bits)
     return Grouped(codes, scales, group, _rows(stored, "zeros", spread.t().float()), of)
 
@@ -229,7 +229,7 @@ def _words(stored: Composite, device: torch.device | str) -> Grouped:
     def spread(words: Tensor) -> Tensor:
         if bits != 3:
             return unpack_words(words, bits)
-        places = torch.arange(0, 30, 3, dtype=torch.int32, device=words.device)  # ten in a word, and two bits to spare
+        places = torch.arange(0, 30, 3, dtype=torch.int32, device=words.device)  # ten numbers in a word; two bits are unused
         return (words.unsqueeze(-1) >> places & 7).flatten(1).to(torch.uint8)
 
     codes = _cut(stored, "codes", spread(_tensor(stored, "codes", device)))
@@ -262,7 +262,7 @@ def _fp4(stored: Composite, device: torch.device | str) -> Grouped:
     scales = _tensor(stored, "scales", device)
     if stored.kind == "MXFP4":
         power = scales.view(torch.uint8).int()
-        wide = torch.where(power == 0, 1 << 22, power << 23).view(torch.float32)  # 255 is no number, and becomes infinite
+        wide = torch.where(power == 0, 1 << 22, power << 23).view(torch.float32)  # 255 stands for NaN, and becomes infinite
     else:
         whole = _tensor(stored, "global", device).float().reshape(())
         wide = scales.float() / whole if stored.form.facts["divides"] else scales.float() * whole

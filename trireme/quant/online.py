@@ -1,4 +1,4 @@
-"""Quantizing float matrices at load, in the forms that published ones are read as. Knows values; nothing of devices' kernels."""
+"""Quantizes float matrices at load, into the same form as published quantized ones. Knows values; nothing of devices' kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _fp8(values: Tensor) -> Grouped:
 
 
 def _int4(values: Tensor) -> Grouped:
-    """Nothing is one of the sixteen numbers of a group, so that what is zero stays so."""
+    """int4 in groups. Zero is always one of the sixteen values of a group, so that zero weights stay zero."""
     group = GROUP4 if values.shape[1] % GROUP4 == 0 else _most_even(values.shape[1])
     runs = values.view(len(values), -1, group)
     least, most = runs.amin(-1).clamp_max(0.0), runs.amax(-1).clamp_min(0.0)
@@ -42,7 +42,7 @@ def _int4(values: Tensor) -> Grouped:
 
 
 def _most_even(columns: int) -> int:
-    """The largest power of two below a group that divides the columns; all of them where that is too small."""
+    """The largest power of two up to the group size that divides the columns; all columns if that is too small."""
     power = columns & -columns
     return min(power, GROUP4) if power >= 16 else columns
 
@@ -60,8 +60,8 @@ def _mxfp4(values: Tensor) -> Grouped:
 
 
 _KINDS = {"int8": _int8, "int4": _int4, "fp8": _fp8, "mxfp4": _mxfp4}
-VOCABULARY = 12  # a matrix with so many times more rows than columns is one of token embeddings; no other layer comes near
-_EIGHT = {"int4": "int8", "mxfp4": "fp8"}  # what a vocabulary gets: in four bits it costs much
+VOCABULARY = 12  # a matrix with this many times more rows than columns holds token embeddings; no other layer comes near
+_EIGHT = {"int4": "int8", "mxfp4": "fp8"}  # the kind for a vocabulary, which loses much accuracy in four bits
 
 
 def kind_for(kind: str, shape: tuple[int, ...]) -> str:
@@ -70,7 +70,7 @@ def kind_for(kind: str, shape: tuple[int, ...]) -> str:
 
 
 class Rounded(Dense):
-    """Weights that were quantized and stand as the values that gave: what a kind means, where no kernel has it."""
+    """Weights that were quantized and decoded again. It gives the exact results of a kind on a device without a kernel for it."""
 
     title, kind = "dense, rounded", ""
 

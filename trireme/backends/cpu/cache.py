@@ -1,4 +1,4 @@
-"""Packed weights kept on disk between starts, one file per matrix, mapped so that processes share them.
+"""A disk cache of packed weights, one file per matrix. Files are mapped, so that processes share their memory.
 
 Knows what identifies a packed matrix and what its file may cost; not how it is packed.
 """
@@ -23,7 +23,7 @@ from trireme.backends.cpu.weights import PackedWeight
 
 FORMAT = 2  # to be raised when the same checkpoint is decoded to other values, or packed by other rules outside csrc
 LIMIT = 16 << 30  # bytes of all files together
-LEAST = 1 << 17  # bytes of a matrix: a smaller one is packed about as fast as it is found
+LEAST = 1 << 17  # bytes: packing a smaller matrix is about as fast as finding it here
 _PAGE = 4096  # the matrix begins on a page of the file
 _CHECKSUM = 8
 
@@ -35,14 +35,14 @@ class PackCache:
     """
 
     def __init__(self, folder: pathlib.Path, *, everything: bool = False, limit: int = LIMIT):
-        """`everything`: keeps also what is merely reordered, which costs seconds at most."""
+        """`everything`: also keeps matrices that are only reordered, which saves a few seconds at most."""
         self.folder, self.everything, self.limit = folder, everything, limit
         self.mapped_bytes = 0
         self._opened, self._failed = time.time(), False
 
     def read(self, kind: str, rows: int, columns: int, origins: list[str]) -> PackedWeight | None:
         """The packed matrix, mapped; None if it is not here, or not whole."""
-        expected = PackedWeight(kind, rows, columns)  # takes no memory until it is written to
+        expected = PackedWeight(kind, rows, columns)  # its memory is only reserved until it is written
         head = _head(expected, origins)
         path = self._path(head)
         try:

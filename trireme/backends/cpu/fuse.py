@@ -1,12 +1,12 @@
-"""Recorded steps made fewer: a norm between two products becomes part of them. Knows addresses and ops, not models.
+"""Fuses recorded steps: a norm between two products becomes part of them. Knows addresses and ops, not models.
 
     x = a·A;  r += x;  y = norm(r);  z = y·B      becomes      r += a·A;  z = norm(r)·B
 
-which saves a barrier and two passes over memory, where nobody else looks at x or y. Of products with a gate between them
+if nothing else reads x or y. This saves a barrier and two passes over memory. In two products with a gate between them
 
     x = a·A;  z = gate(x)·B
 
-the first is told of its reader, if nobody else looks at x: kernels that can then write gate(x) as the second one wants it.
+the first is told about the second, if nothing else reads x. A kernel that can do so then writes gate(x) in the second's format.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _GATES = tuple(TRANSFORMS[name] for name in ("silu_mul", "gelu_mul", "gelu_tanh_
 _NORMS = (TRANSFORMS["rms_norm"], TRANSFORMS["layer_norm"])
 
 Region = range  # of addresses
-IsFree = Callable[[int], bool]  # whether no tensor holds this address any more: only recorded steps can look there
+IsFree = Callable[[int], bool]  # whether no tensor holds this address any more, so that only recorded steps can read it
 
 
 def fused(steps: Sequence[StepStruct], later: Sequence[StepStruct], is_free: IsFree) -> list[StepStruct]:
-    """The same steps, fewer. `later` are those of the same recording that run after them."""
+    """The steps after fusing. `later` has the steps of the same recording that run after them."""
     kept, index = list(steps), 1
     while index < len(kept) - 1:
         if _fuse_at(kept, index, later, is_free):
@@ -39,7 +39,7 @@ def fused(steps: Sequence[StepStruct], later: Sequence[StepStruct], is_free: IsF
 
 
 def _introduce(steps: list[StepStruct], index: int, later: Sequence[StepStruct], is_free: IsFree) -> None:
-    """Tells the product at `index` of the one behind it, if that one alone reads it, through a gate."""
+    """Tells the product at `index` about the next one, if only that one reads its result, through a gate."""
     step, after = steps[index], steps[index + 1]
     first, second = arguments(step), arguments(after)
     if not isinstance(first, LinearStruct) or not isinstance(second, LinearStruct) or first.accumulate:
@@ -53,7 +53,7 @@ def _introduce(steps: list[StepStruct], index: int, later: Sequence[StepStruct],
 
 
 def _fuse_at(steps: list[StepStruct], index: int, later: Sequence[StepStruct], is_free: IsFree) -> bool:
-    """Takes the norm at `index` into the products around it, if it is one and nobody would notice."""
+    """Fuses the step at `index` into the products around it, if it is a norm and nothing else reads the values between them."""
     before, norm = arguments(steps[index - 1]), arguments(steps[index])
     if not isinstance(norm, RowMapStruct) or not isinstance(before, LinearStruct) or not _feeds(before, norm):
         return False
@@ -80,12 +80,12 @@ def _fuse_at(steps: list[StepStruct], index: int, later: Sequence[StepStruct], i
 
 
 def arguments(step: StepStruct) -> Structure:
-    """The struct a step points at, itself and not a copy."""
+    """The struct that a step points to, not a copy of it."""
     return ctypes.cast(step.args, ctypes.POINTER(ARGUMENTS[_NAMES[step.op]])).contents
 
 
 def _feeds(before: LinearStruct, norm: RowMapStruct) -> bool:
-    """Whether the product is all that the norm adds to its residual."""
+    """Whether the norm adds exactly the result of this product to its residual."""
     same = (before.output, before.output_stride) == (norm.input, norm.input_stride)
     whole = before.weight.contents.rows == norm.width and not before.accumulate
     return bool(norm.residual) and same and whole and not norm.accumulate and norm.transform.kind in _NORMS
@@ -101,7 +101,7 @@ def _region(address: int, stride: int, rows: int) -> Region:
 
 
 def _is_read(region: Region, steps: Sequence[StepStruct]) -> bool:
-    """Whether what stands there now is read by these steps, before something else is written there."""
+    """Whether these steps read the present contents of the region before they overwrite it."""
     for step in steps:
         args = arguments(step)
         if any((getattr(args, name, None) or 0) in region for name in _READS):

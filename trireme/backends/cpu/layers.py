@@ -1,4 +1,4 @@
-"""Layers the CPU backend writes itself, where one C step can do what the op table would do in several."""
+"""The CPU backend's own layers. One C step in them does the work of several ops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trireme.layers import Attention, Batch, GatedMLP, HeadNorm, calls_as
 
 
 class CpuAttention(Attention):
-    """Heads are normed and turned where the projection left them, and stored, in one step."""
+    """Attention that applies norm and rope to the heads in place and stores keys and values, all in one step."""
 
     def __call__(self, x: Tensor, batch: Batch, only: Tensor | None = None, key: int | None = None) -> Tensor:
         ops, cache = self.env.ops, batch.caches[self.layer if key is None else key]
@@ -31,13 +31,13 @@ class CpuAttention(Attention):
 
     @property
     def rounded(self) -> bool:
-        """Whether the weights before it were rounded anyway, so that attention may be."""
+        """Whether the weights before it are rounded, so that attention may be rounded too."""
         weight = self.qkv.weight
         return isinstance(weight, Packed) and any(part.kind != "f32" for part in weight.weights)
 
 
 class CpuGatedMLP(GatedMLP):
-    """The gate's activation happens as the down projection reads its input."""
+    """A gated MLP that applies the gate's activation while the down projection reads its input."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down.of_gated(self.gate_up(x), self.activation)

@@ -20,13 +20,13 @@ from trireme.ops import Ops
 from trireme.quant import Stored, WeightMethod, composite, decode, grouped
 from trireme.quant.gguf import BLOCKS
 
-VOCABULARY = 12  # a matrix with so many times more rows than columns is one of token embeddings; no other layer comes near
+VOCABULARY = 12  # a matrix with this many times more rows than columns holds token embeddings; no other layer comes near
 PIECE = 1 << 21  # weights of a matrix that one thread reads at a time
 _LOSSLESS = {"F32": "f32", "BF16": "bf16"}
 
 
 class Packed(WeightMethod):
-    """Stacked matrices; neighbours of one kind are one product. `kind` None keeps what the checkpoint has."""
+    """Stacked matrices. Neighbours of the same kind become one product. `kind` None keeps the checkpoint's own kinds."""
 
     title = "packed"
     kind: ClassVar[str | None] = None
@@ -49,7 +49,7 @@ class Packed(WeightMethod):
 
     @classmethod
     def kept_in(cls, cache: PackCache) -> type[Packed]:
-        """This method, packing only what `cache` does not have."""
+        """A version of this method that packs only the matrices that `cache` does not have."""
         return type(cls.__name__, (cls,), {"cache": cache})
 
     @classmethod
@@ -61,7 +61,7 @@ class Packed(WeightMethod):
         return ops.packed_linear(self.weights, x, self.bias, transform)
 
     def of_gated(self, ops: Ops, x: Tensor, kind: str) -> Tensor:
-        """The activation happens as the product reads its input."""
+        """Applies the activation while the product reads its input."""
         return self.linear(ops, x, gate_transform(kind))
 
     def embed(self, ops: Ops, ids: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ METHODS: dict[str, type[Packed]] = {"auto": Packed, "none": PackedFloats, "int8"
 
 
 def _kept_kind(part: Stored) -> str:
-    """The packed kind that keeps a stored tensor's bits, or the nearest that loses next to nothing."""
+    """The packed kind that keeps the numbers of a stored tensor exactly, or the nearest one that loses almost nothing."""
     matrix = composite(part)
     if matrix is not None:
         return kind_for(matrix)
@@ -115,7 +115,7 @@ def _kept_kind(part: Stored) -> str:
 
 
 def _kept(cache: PackCache, kind: str, parts: list[Stored]) -> PackedWeight:
-    """Packs what the cache does not have, and leaves it there, if it is worth it and every part can say where it is from."""
+    """Packs matrices that are not in the cache. Adds them to it if that saves time and every part has an origin."""
     reordered = kind in _LOSSLESS.values() or all(hasattr(part, "form") or KIND_OF_GGUF.get(part.kind) == kind for part in parts)
     if reordered and not cache.everything:
         return _pack(kind, parts)
@@ -136,7 +136,7 @@ def _pack(kind: str, parts: list[Stored]) -> PackedWeight:
     for piece in (piece for part in parts for piece in _pieces(part)):
         places.append((first, piece))
         first += piece.shape[0]
-    packing = threading.Lock()  # packing has all threads to itself
+    packing = threading.Lock()  # one matrix at a time, because packing uses all threads
 
     def put_decoded(place: tuple[int, Stored]) -> None:
         first, piece = place
@@ -166,8 +166,8 @@ def _pack(kind: str, parts: list[Stored]) -> PackedWeight:
 
 
 def _in_threads(work: Callable[[tuple[int, Stored]], None], places: list[tuple[int, Stored]]) -> None:
-    """Pieces side by side, each by one thread: where others keep the cores busy, torch's own threads wait a time slice for each
-    other in every operation, which made decoding ten times slower."""
+    """Works on pieces in parallel, with one thread for each. Torch's own threads wait for each other in every operation, which is
+    up to ten times slower when other processes keep the cores busy."""
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(library().trireme_threads(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -178,7 +178,7 @@ def _in_threads(work: Callable[[tuple[int, Stored]], None], places: list[tuple[i
 
 
 def _pieces(part: Stored) -> Iterator[Stored]:
-    """A large matrix by rows, so that it is never in memory whole beside its packed form."""
+    """Splits a large matrix by rows, so that it is never in memory as a whole beside its packed form."""
     rows, columns = part.shape
     step = max(PIECE // columns // TILE, 1) * TILE
     if part.kind == "RANDOM" or rows <= step:

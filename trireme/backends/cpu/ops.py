@@ -28,7 +28,7 @@ class CpuPlan:
 
 
 def gate_transform(kind: str) -> Transform:
-    """activation(gate) * up as what happens before a product."""
+    """activation(gate) * up as the transform of a product's input."""
     return Transform(_GATED[kind])
 
 
@@ -38,7 +38,7 @@ class CpuOps(Ops):
         self.live: Live | None = None
 
     def run(self, op: str, *args: Any, **options: Any) -> None:
-        """Runs one step, and records it where a recording is under way."""
+        """Runs one step, and adds it to the recording if there is one."""
         program = Program(self.live)
         getattr(program, op)(*args, **options)
         program.run()
@@ -51,9 +51,9 @@ class CpuOps(Ops):
     # --- look-up and products ---------------------------------------------------------------------------------------------
 
     def packed_linear(self, weights: list[PackedWeight], x: Tensor, bias: Tensor | None, transform: Transform = PLAIN) -> Tensor:
-        """transform(x) · weightsᵀ + bias, the weights one below the other."""
+        """transform(x) · weightsᵀ + bias, with the weights stacked by rows."""
         width = sum(weight.rows for weight in weights)
-        if not x.numel():  # a step of unfinished prompts alone: nobody wants logits
+        if not x.numel():  # a step with only unfinished prompts needs no logits
             return x.new_empty((*x.shape[:-1], width))
         wide = x.float().reshape(-1, x.shape[-1])
         output, first = self.empty(len(wide), width), 0
@@ -126,7 +126,7 @@ class CpuOps(Ops):
     def rope_store_in_place(
         self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, index: Tensor, cache: KVCache, slots: Tensor, norms: Transform = PLAIN
     ) -> None:
-        """Norms and turns q and k where they lie, and stores k and v."""
+        """Applies norm and rope to q and k in place, and stores k and v."""
         index, slots = index.to(torch.int32), slots.to(torch.int32)
         self.run("rope_store", q, k, v, index, slots, table, (cache.k, cache.v), cache.scales, norms)
 
@@ -206,17 +206,17 @@ def readable(cache: KVCache) -> bool:
 
 
 def _rows(x: Tensor) -> bool:
-    """Whether x is rows of floats as the kernels take them."""
+    """Whether x is rows of floats in the layout that the kernels read."""
     return x.dtype == torch.float32 and x.dim() == 2 and x.stride(-1) == 1
 
 
 def _numbers(*tensors: Tensor) -> bool:
-    """Whether these are int32, the last axis side by side."""
+    """Whether these are int32 tensors with a contiguous last axis."""
     return all(t.dtype == torch.int32 and t.stride(-1) == 1 for t in tensors)
 
 
 def _can_sample(logits: Tensor, by: Choosing, uniform: Tensor) -> bool:
-    """Whether the sampling kernel takes such rows, and knows each of the columns they are chosen by."""
+    """Whether the sampling kernel supports these rows and every sampling column."""
     if by._fields != CHOOSING or not _rows(logits):
         return False
     typed = all(column.dtype == column_type(name) for name, column in by._asdict().items()) and uniform.dtype == torch.float32
@@ -224,5 +224,5 @@ def _can_sample(logits: Tensor, by: Choosing, uniform: Tensor) -> bool:
 
 
 def _heads(*tensors: Tensor) -> bool:
-    """Whether these are [tokens, heads, head_dim] of floats whose heads lie side by side."""
+    """Whether these are floats [tokens, heads, head_dim] whose heads are contiguous."""
     return all(t.dtype == torch.float32 and t.stride(2) == 1 and t.stride(1) == t.shape[2] for t in tensors)

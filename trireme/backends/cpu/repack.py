@@ -1,4 +1,4 @@
-"""Published quantized matrices as the blocks that the C kernels pack: which kind keeps their numbers, and the blocks' bytes.
+"""Converts published quantized matrices to the blocks that the C kernels pack: chooses the kind, and makes the blocks' bytes.
 
 Knows forms and blocks of 32; nothing of files or layers.
 """
@@ -13,14 +13,14 @@ from trireme.quant import Composite, Grouped
 UNIT = 32  # columns of a block
 _SMALL = ("INT2", "INT3", "INT4")
 _FLOAT8 = ("F8T", "F8C", "F8G", "F8B")
-HALF_LOSS = 2.0**-10  # what a scale may lose by becoming a half
+HALF_LOSS = 2.0**-10  # the largest relative error of a scale rounded to float16
 
 
 def kind_for(part: Composite) -> str:
     """The packed kind for a matrix of several tensors: one that keeps its numbers, else one that loses little."""
     form = part.form
     if part.kind in _FLOAT8:
-        return "bf16"  # its eight bits are a float's
+        return "bf16"  # its eight bits are a float
     whole = not form.facts.get("ordered") and _on_blocks(part, form.group)
     if part.kind in _SMALL and whole:
         return "q4" if form.facts.get("symmetric") else "q4_min"

@@ -1,4 +1,4 @@
-"""Pages of libraries' code that only the start of a process touches, given back. Knows mappings, nothing of what is in them.
+"""Releases pages of library code that only the start of a process uses. Knows mappings, nothing of what is in them.
 
 Importing torch runs through 60 MB of its code to register operators, little of which a step of our own kernels ever needs.
 """
@@ -17,7 +17,7 @@ _HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+)")  # begin, end
 
 @functools.cache
 def forget_code() -> int:
-    """Lets go of the resident code of large libraries, once; what runs again is mapped again from the system's file cache.
+    """Releases the resident code of large libraries, once. Code that runs again is loaded again from the system's file cache.
 
     Returns how many libraries that were. Code that somebody has changed in memory, as debuggers do, stays.
     """

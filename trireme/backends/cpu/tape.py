@@ -1,4 +1,4 @@
-"""Recorded steps: what one run did, as C programs and torch calls over the same memory, to be done again. Knows no ops' meaning.
+"""Records one run of a step as C programs and torch calls over the same memory, and replays it. Does not know what ops mean.
 
 To the runner it is the same seam as a CUDA graph: a decode step is a few calls instead of many through Python. `--no-graphs` turns
 it off, for comparison.
@@ -28,7 +28,7 @@ _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_
 
 
 class Arena:
-    """Memory for a recording's results. A block is free again when the last tensor over it is gone, as in a run."""
+    """Memory for a recording's results. As in a normal run, a block is free again when its last tensor is deleted."""
 
     def __init__(self) -> None:
         self.blocks: list[np.ndarray] = []
@@ -63,7 +63,7 @@ class _Watch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled; torch would load its whole compiler, two seconds and 60 MB, to keep it away."""
+        """Avoids that torch loads its compiler (two seconds, 60 MB) only to exclude this class from compilation."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -86,7 +86,7 @@ class _WatchReads(TorchFunctionMode):
 
 
 class Tape:
-    """A list of things to do. `broken` says why the recording cannot be trusted, if it cannot."""
+    """A recorded list of programs and calls. `broken` gives the reason if the recording cannot be replayed correctly."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -109,7 +109,7 @@ class Tape:
         last.kept += program.kept
 
     def call(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
-        """Adds a torch call, unless it only looked at memory in another shape or asked for some."""
+        """Adds a torch call, unless it only made a view or allocated memory."""
         if func._schema.is_mutable:
             self.entries.append(lambda: func(*args, **kwargs))
             return
@@ -140,7 +140,7 @@ class Tape:
 
 
 def _results(result: Any) -> list[Tensor]:
-    """What a call computed. Lists within are left out: collectives return those, and must be waited for, not recorded."""
+    """The tensors that a call returned. Leaves out nested lists: collectives return them, and must be waited for, not recorded."""
     return [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, Tensor)]
 
 
@@ -166,7 +166,7 @@ def _program_call(run: Any, steps: ctypes.Array[StepStruct], program: Program) -
 
 
 def _again(func: Any, args: tuple, kwargs: dict, outputs: list[Tensor]) -> Callable[[], object]:
-    """The call, its results written over those of the recording."""
+    """Runs the call again and writes its results over those of the recording."""
 
     def call() -> None:
         result = func(*args, **kwargs)

@@ -25,7 +25,7 @@ def aligned_zeros(count: int, large_pages: bool = False) -> torch.Tensor:
     them back when the last tensor over them is gone. Large pages suit what is written as a whole and read from end to end."""
     pages = mmap.mmap(-1, max(count, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if large_pages and count >= _LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system without them
+        with contextlib.suppress(OSError):  # the system has no large pages
             pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)[:count]
 
@@ -48,7 +48,7 @@ class PackedWeight:
 
     @classmethod
     def from_floats(cls, kind: str, weight: torch.Tensor) -> PackedWeight:
-        """Quantises (or only reorders) a float matrix."""
+        """Packs a float matrix: quantises it, or only reorders it."""
         packed = cls(kind, *weight.shape)
         packed.put_floats(0, weight)
         return packed

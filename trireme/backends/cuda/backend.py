@@ -58,7 +58,7 @@ class Cuda(Backend):
         return gpu.memory(self.device)
 
     def kv_budget(self, fraction: float) -> int:
-        """What is left of the fraction after the weights and the workspace."""
+        """The bytes of the user's memory fraction that remain after the weights and the workspace."""
         free, total = self.memory()
         used = total - free
         return max(int(total * fraction) - used - self.workspace_bytes(), 0)
@@ -70,7 +70,7 @@ class Cuda(Backend):
         return gpu.reserved(self.device)
 
     def kv_default_tokens(self, max_len: int, max_running: int) -> int:
-        """All that every running request could ever use; the memory left decides before that."""
+        """As many slots as all running requests could use. Usually the free memory sets a lower limit."""
         return max_len * max_running
 
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,6 @@
-"""Everything this backend asks of torch's device module: memory, streams, events, graphs. Knows nothing of models or kernels.
+"""All calls of this backend to torch's device module: memory, streams, events, graphs. Knows nothing of models or kernels.
 
-ROCm's torch answers to the same names, so the backend loads there too. Its kernels compile for AMD's chips; none has run there.
+ROCm's torch has the same names, so the backend also loads there. Its kernels compile for AMD's chips but have not run on them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def reserved(device: torch.device) -> int:
 
 
 def release() -> None:
-    """Gives back what torch keeps for reuse."""
+    """Returns the memory that torch holds for reuse to the device."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

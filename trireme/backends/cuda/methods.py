@@ -25,7 +25,7 @@ FP8 = torch.float8_e4m3fn
 
 
 class Quantized(WeightMethod):
-    """What the kernels' methods share: how parts become one matrix, and rows look-ups."""
+    """Base of the methods with kernels: joins parts into one matrix, and looks up rows."""
 
     bias: Tensor | None
 
@@ -61,7 +61,7 @@ def _in_order(matrix: Grouped) -> tuple[Grouped, Tensor | None]:
 
 
 def _one_order(read: list[tuple[Grouped, Tensor | None]]) -> bool:
-    """Whether all parts are in whole groups of one size, and take columns in one order."""
+    """Whether all parts have whole groups of the same size and the same order of columns."""
     first, order = read[0]
     if any(matrix.of is not None or matrix.group != first.group for matrix, _ in read):
         return False
@@ -69,7 +69,7 @@ def _one_order(read: list[tuple[Grouped, Tensor | None]]) -> bool:
 
 
 class Packed(Quantized):
-    """Numbers of four bits, or whole ones of eight in groups, unpacked as they are used."""
+    """Weights of four bits, or int8 in groups, that the kernel unpacks while it multiplies."""
 
     title = "packed"
 
@@ -128,7 +128,7 @@ class Packed(Quantized):
 
 
 def _kind_of(matrices: list[Grouped]) -> str:
-    """How the kernels call the numbers; nothing where they have no name for them all."""
+    """The kernels' name for the kind of numbers; empty if no name fits all parts."""
     tables, types = {matrix.table is not None for matrix in matrices}, {matrix.codes.dtype for matrix in matrices}
     if tables == {True}:
         return "e2m1"
@@ -152,7 +152,7 @@ def _zeros(matrix: Grouped) -> Tensor:
 
 
 class Scaled(Quantized):
-    """Eight bits a weight, whole numbers or floats, and of each of the rows they meet."""
+    """Weights and activations of eight bits, both int8 or both fp8."""
 
     title = "scaled"
     takes_gated = True
@@ -206,7 +206,7 @@ class Scaled(Quantized):
 
 
 def _even(x: Tensor) -> Tensor:
-    """x as the kernels take it: rows of numbers side by side."""
+    """x with contiguous rows, as the kernels require."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

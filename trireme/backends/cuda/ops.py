@@ -1,4 +1,4 @@
-"""The op table on a GPU: each op chooses between the kernels of `trireme.kernels`, torch's own, and the plain body.
+"""The op table on a GPU: each op chooses between the kernels of `trireme.kernels`, torch's kernels, and the plain body.
 
 Knows shapes and kernels; nothing of models. A shape no kernel covers falls through to the plain body.
 """
@@ -23,18 +23,18 @@ LEAST_WIDTH = 2048  # of all heads: below it the library's cost on the host is l
 
 @dataclass
 class Plan:
-    """A step's layout, and what each kind of layer makes of it: worked out by the first such layer, used by all."""
+    """A step's layout, and the launch plans made from it. The first layer of each kind makes its plan; the others reuse it."""
 
     layout: StepLayout
     prompts: bool = False  # whether any sequence has several new tokens
-    decodes: bool = False  # whether any has just one
+    decodes: bool = False  # whether any sequence has exactly one new token
     num_tokens: int = 0
     even: int = 0  # the length of every sequence, where all are prompts from their beginning and of one library-friendly length
     spans: dict[tuple[int, ...], decode.DecodePlan] = field(default_factory=dict)
     tiles: dict[tuple[int, ...], attention.PromptPlan] = field(default_factory=dict)
 
     def spans_for(self, q: Tensor, kv_heads: int, window: int) -> tuple[decode.DecodePlan, bool]:
-        """The spans, and whether an earlier kernel than the last has listed them."""
+        """(spans, known): `known` says whether they were listed before this call, by an earlier kernel than the previous one."""
         key = (q.shape[1], kv_heads, q.shape[2], window)
         known = key in self.spans
         if not known:
@@ -122,7 +122,7 @@ class CudaOps(Ops):
 
     def plan_attention(self, layout: StepLayout) -> AttentionPlan:
         counts = layout.counts
-        if layout.replayed:  # the next replay may hold any mix
+        if layout.replayed:  # the next replay may have any mix of prompts and single tokens
             return Plan(layout, True, True)
         even = int(counts[0]) if not layout.starts.any() and (counts == counts[0]).all() else 0
         even = even if even >= LEAST_EVEN and even % EVEN_UNIT == 0 else 0
@@ -193,7 +193,7 @@ class CudaOps(Ops):
 
 
 def _skinny(x: Tensor, weight: Tensor) -> bool:
-    """Whether the skinny kernels take this product at all."""
+    """Whether the kernels for few rows support this product."""
     few = x.dim() == 2 and 0 < x.shape[0] <= skinny.MAX_ROWS
     return few and x.dtype in HALVES and x.stride(1) == 1 and weight.dtype == x.dtype and weight.is_contiguous()
 
