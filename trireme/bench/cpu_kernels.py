@@ -74,7 +74,7 @@ def torch_many_rows(dtype: torch.dtype, rows: int, columns: int, tokens: int) ->
 
 
 def attention_speed(tokens: int, context: int) -> tuple[float, float]:
-    """Milliseconds and GFLOP/s of one sequence's last `tokens` queries; 9 heads on 3, as in SmolLM2."""
+    """The milliseconds and GFLOP/s of one sequence's last `tokens` queries: 9 query heads on 3 KV heads, as in SmolLM2."""
     heads, kv_heads, width = 9, 3, 64
     keys, values = torch.randn(context, kv_heads, width), torch.randn(context, kv_heads, width)
     query, output = torch.randn(tokens, heads, width), torch.empty(tokens, heads, width)
@@ -89,7 +89,7 @@ def attention_speed(tokens: int, context: int) -> tuple[float, float]:
 
 
 def step_times(model: str, threads: int, tokens: int = 200) -> tuple[float, float]:
-    """(whole, outside of the C kernels): milliseconds of one stream's decode step, from its second token on."""
+    """Returns (whole, outside of the C kernels): the milliseconds of one stream's decode step, without the first token."""
     kernels, inner, spent = library(), library().trireme_run, 0.0
 
     def timed(steps: int, count: int) -> None:

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure_shape(path: pathlib.Path, args: argparse.Namespace, clocks: Clocks) -> tuple[dict[str, float], dict[str, str]]:
-    """Every figure of one model, and what the chip's clock did meanwhile."""
+    """Every figure of one model, and the GPU's clock during the measurement."""
     figures: dict[str, float] = {}
     notes: dict[str, str] = {}
 
@@ -85,7 +85,7 @@ def measure_shape(path: pathlib.Path, args: argparse.Namespace, clocks: Clocks) 
 
 
 def step_time(llm: LLM, draw: Prompts, batch: int, outputs: int) -> float:
-    """Milliseconds of a decode step: what the tokens after the first take, by the step."""
+    """The milliseconds of one decode step: the time after the first token, divided by the number of steps."""
     measure(llm, [draw(128) for _ in range(batch)], 8)
     times = []
     for _ in range(3):
@@ -96,17 +96,17 @@ def step_time(llm: LLM, draw: Prompts, batch: int, outputs: int) -> float:
 
 
 def first_time(llm: LLM, draw: Prompts, count: int, length: int) -> float:
-    """Seconds until every prompt has its first token."""
+    """The seconds until every prompt has its first token."""
     return statistics.median(measure(llm, [draw(length) for _ in range(count)], 1)[0] for _ in range(6))
 
 
 def prompt_rate(llm: LLM, draw: Prompts, count: int, length: int) -> float:
-    """Prompt tokens a second until every prompt has its first token."""
+    """The prompt tokens per second until every prompt has its first token."""
     return count * length / first_time(llm, draw, count, length)
 
 
 def trace_rate(llm: LLM, draw: Prompts, requests: int) -> float:
-    """Output tokens a second over a trace whose requests all come at once; the second of two runs, with all graphs there."""
+    """Output tokens per second over a trace whose requests all come at once. The second of two runs counts, as its graphs exist."""
     lengths = trace(requests)
     rate = 0.0
     for _ in range(2):
@@ -119,7 +119,7 @@ def trace_rate(llm: LLM, draw: Prompts, requests: int) -> float:
 
 
 def served_rate(path: pathlib.Path, settings: dict[str, Any], args: argparse.Namespace) -> float:
-    """The same trace through a server's processes, streamed; the second of two runs."""
+    """The same trace through a server's processes, with streams. The second of two runs counts."""
     lengths = trace(args.requests)
     sampling = [SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True) for _, output in lengths]
     draw = Prompts(json.loads((path / "config.json").read_text())["vocab_size"])
@@ -139,12 +139,12 @@ def print_table(shape: str, figures: dict[str, float], notes: dict[str, str]) ->
 
 
 def gain(name: str, ours: float, peer: float) -> float:
-    """How many times better than the peer."""
+    """How many times better than the peer the figure is."""
     return ours / peer if name.endswith("tok/s") else peer / ours
 
 
 def plot(figures: dict[str, dict[str, float]], path: pathlib.Path) -> None:
-    """Bars: how many times better than the baseline, by figure and shape."""
+    """A bar chart: how many times better than the baseline, by figure and shape."""
     from matplotlib import pyplot
 
     chart, axes = pyplot.subplots(figsize=(11, 5))

@@ -74,7 +74,7 @@ def picked(only: str, cases: Sequence[Case]) -> list[int]:
 
 
 def compile_ahead(function: Callable[[Any], None], jobs: Sequence[Any], seconds: float = 120.0) -> None:
-    """Lets side processes run each job once, which leaves the compiled kernels in Triton's cache on disk; bounded in time."""
+    """Lets side processes run each job once, so that the compiled kernels are in Triton's cache on disk. The time is bounded."""
     deadline = time.monotonic() + seconds
     workers = max(1, min(12, (os.cpu_count() or 2) - 2))
     context = multiprocessing.get_context("spawn")

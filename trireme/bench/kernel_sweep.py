@@ -102,7 +102,7 @@ _BATCHES = [(8, 512, 512, 512), (16, 128, 4096, 128), (32, 16, 128, 2048), (8, 1
 
 
 def _drawn(shape: tuple[int, ...], kind: torch.dtype | int) -> torch.Tensor:
-    """Numbers of a type, or indices below a bound."""
+    """Random numbers of a type, or indices below a bound."""
     device = chips.current().device_type
     if isinstance(kind, int):
         return torch.randint(0, kind, shape, device=device)
@@ -114,7 +114,7 @@ def _drawn(shape: tuple[int, ...], kind: torch.dtype | int) -> torch.Tensor:
 
 
 def _case(op: str, label: str, call: Callable[..., Any], *inputs: Any, view: Callable[..., Any] | None = None) -> Case:
-    """A call on tensors drawn by shape and type, or on views of them."""
+    """A call on tensors of drawn shapes and types, or on views of them."""
 
     def make() -> tuple[Any, ...]:
         tensors = tuple(_drawn(shape, kind) for shape, kind in inputs)
@@ -129,7 +129,7 @@ def _named(shape: tuple[int, ...], dtype: torch.dtype, more: str = "") -> str:
 
 
 def _shapes(rng: random.Random, count: int) -> list[tuple[int, int]]:
-    """Half of them from the list, half of any size: 2¹⁹ to 2²⁵ elements in rows of any length."""
+    """Half of the shapes are from the list and half are random: 2¹⁹ to 2²⁵ elements in rows of any length."""
     shapes: list[tuple[int, int]] = rng.sample(_FLAT, count // 2)
     while len(shapes) < count:
         size, length = 2 ** rng.uniform(19, 25), _length(rng, 20)
@@ -138,7 +138,7 @@ def _shapes(rng: random.Random, count: int) -> list[tuple[int, int]]:
 
 
 def _deep_shapes(rng: random.Random, count: int) -> list[tuple[int, int, int]]:
-    """The same of three dimensions."""
+    """The same for shapes of three dimensions."""
     shapes: list[tuple[int, int, int]] = rng.sample(_DEEP, count // 2)
     while len(shapes) < count:
         size, rows, length = 2 ** rng.uniform(19, 25), _length(rng, 12), _length(rng, 14)
@@ -230,7 +230,7 @@ def _products(rng: random.Random) -> Iterator[Case]:
         yield _case("mm", _named((m, k, n), dtype), torch.mm, ((m, k), dtype), ((k, n), dtype))
     for (b, m, k, n), dtype in itertools.product(_BATCHES, (_HALF, _SINGLE)):
         yield _case("bmm", _named((b, m, k, n), dtype), torch.bmm, ((b, m, k), dtype), ((b, k, n), dtype))
-    for turned in (True, False) * 8:  # few rows of each item
+    for turned in (True, False) * 8:  # each item has few rows
         rows, k, n = rng.choice((1, 2, 4, 8, 16, 32, rng.randint(1, 32))), _length(rng, 13), _length(rng, 13)
         items = max(2, round(2 ** rng.uniform(19, 25) / (k * n)))
         label, few = f"{items}x{rows}x{k}x{n}", ((items, rows, k), _HALF)
@@ -252,7 +252,7 @@ def _small_matrices(rng: random.Random) -> Iterator[Case]:
 
 
 def _middle(op: str, shape: tuple[int, int, int], dtype: torch.dtype) -> Case:
-    """A fold along the middle."""
+    """A reduction along the middle dimension."""
     return _case(op, _named(shape, dtype, "along 1"), lambda x, call=_ALONG[op]: call(x, 1), (shape, dtype))
 
 
@@ -263,14 +263,14 @@ FAMILIES: dict[str, Callable[[random.Random], Iterator[Case]]] = {
 
 
 def sweep_cases(seed: int) -> list[tuple[str, Case]]:
-    """Families and cases of one draw, the same for one seed everywhere."""
+    """The families and cases of one draw. The same seed gives the same cases everywhere."""
     rng = random.Random(seed)
     return [(family, case) for family, cases in FAMILIES.items() for case in cases(rng)]
 
 
 @functools.lru_cache(1)
 def listed(seed: int) -> list[tuple[str, Case]]:
-    """What a seed draws, drawn once in each process."""
+    """The cases of a seed, drawn once in each process."""
     return sweep_cases(seed)
 
 
@@ -317,7 +317,7 @@ def compare(family: str, case: Case) -> Compared | None:
 
 
 def sweep(args: argparse.Namespace) -> int:
-    """Times the cases of one draw; prints what each family comes to and every loss below 0.9."""
+    """Times the cases of one draw. Prints the result of each family and every ratio below 0.9."""
     began = time.monotonic()
     cases = listed(args.sweep)
     chosen = picked(args.only, [case for _, case in cases])

@@ -30,7 +30,7 @@ from trireme.kernels.launch import Unsupported
 
 _SHARES = 4  # side processes that share the candidates of one product
 _LAUNCHES, _LAUNCH_TURNS = 40, 9
-_WARM_CALLS = 4  # new, noted, repeated, and once more
+_WARM_CALLS = 4  # a new call, noted, repeated, and once more
 _ALWAYS = (
     "mm",
     "addmm",
@@ -40,12 +40,12 @@ _ALWAYS = (
     "rotary_embedding",
     "rms_norm",
     "softmax.int",
-)  # in the short table
+)  # the rows of the short table
 
 
 @dataclass
 class Row:
-    """One measured case; times in microseconds, `ratio` is torch's time over ours."""
+    """One measured case. Times are in microseconds; `ratio` is torch's time divided by ours."""
 
     op: str
     shape: str
@@ -54,10 +54,10 @@ class Row:
     ratio: float
     unit: str  # "GB/s" or "TFLOP/s"
     rate: float
-    share: float  # of the measured ceiling, the rate of the largest copy or product
+    share: float  # share of the measured ceiling, which is the rate of the largest copy or product
     torch_launch_us: float
     ours_launch_us: float
-    copy_share: float = 0.0  # of the rate at which as many bytes are copied
+    copy_share: float = 0.0  # share of the rate at which the same number of bytes is copied
     error: str = ""
 
 
@@ -87,7 +87,7 @@ def launch_costs(theirs: Callable[[], Any], ours: Callable[[], Any], names: tupl
 
 
 def measure(case: Case, ceilings: dict[str, float]) -> Row:
-    """Both sides of one case; a failure becomes a row that says so."""
+    """Measures both sides of one case. A failure becomes a row that gives its reason."""
     empty = Row(case.op, case.label, 0, 0, 0, case.unit, 0, 0, 0, 0)
     try:
         inputs = case.make()
@@ -120,7 +120,7 @@ def measured_ceilings() -> dict[str, float]:
 
 @functools.cache
 def copy_rate(moved: int) -> float:
-    """GB/s of a copy that reads and writes so many bytes in all."""
+    """The GB/s of a copy that reads and writes so many bytes in total."""
     x = torch.randn(max(1, moved // 4), device=chips.current().device_type).bfloat16()
     y = torch.empty_like(x)
     return 4 * x.numel() / (device_time(lambda: torch.neg(x, out=y), True) * 1e-6) / 1e9
@@ -138,7 +138,7 @@ def _products(shape: tuple[int, int, int]) -> None:
         turned = w.t().contiguous()
         calls.append(lambda: matmul.mm(a, turned))
     for call in calls:
-        with contextlib.suppress(Unsupported):  # where torch's own kernel was faster
+        with contextlib.suppress(Unsupported):  # torch's own kernel was faster
             call()
 
 
@@ -166,7 +166,7 @@ def tune_products(path: Path, seconds: float) -> int:
 
 
 def report(rows: list[Row], ceilings: dict[str, float]) -> str:
-    """The table people read, in the order of the cases."""
+    """The table for readers, in the order of the cases."""
     head = f"{'op':<22} {'shape':<26} {'torch':>9} {'ours':>9} {'ratio':>6} {'rate':>8} {'':<7} {'share':>5} {'copy':>5}"
     lines = [f"{head}  launch torch/ours"]
     for row in rows:
@@ -184,7 +184,7 @@ def report(rows: list[Row], ceilings: dict[str, float]) -> str:
 
 
 def summary(rows: list[Row]) -> str:
-    """One line over all cases: the mean ratio, the losses, what launching costs."""
+    """One line over all cases: the mean ratio, the losses, and the launch cost."""
     good = [row for row in rows if not row.error]
     if not good:
         return "nothing measured"
@@ -207,7 +207,7 @@ def by_operator(rows: list[Row]) -> dict[str, float]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints the table, writes the files; 1 if there is no chip to measure."""
+    """Measures, prints the table and writes the files. Returns 1 if there is no GPU."""
     if chips.current().interpreted:
         print("kernels are interpreted here: there is no device to time; run this on a machine with a GPU")
         return 1
@@ -231,7 +231,7 @@ def run(args: argparse.Namespace) -> int:
             continue
         row = measure(case, ceilings)
         if case.unit == "GB/s" and not row.error:
-            with contextlib.suppress(RuntimeError):  # no memory for it
+            with contextlib.suppress(RuntimeError):  # there is not enough memory for it
                 row.copy_share = row.rate / copy_rate(int(case.work))
         rows.append(row)
         counters.release()

@@ -23,8 +23,8 @@ from trireme.kernels.steps import attention, decode, kv, rows, sampling, skinny
 from trireme.ops import AttentionKind, Choosing, KVCache, Ops, StepLayout
 
 PLAIN = Ops()
-L2_BYTES = 200e6  # rotate among inputs until they are several times the second-level cache
-CONCURRENT = 12  # processes that compile ahead
+L2_BYTES = 200e6  # inputs are rotated until they are several times as large as the second-level cache
+CONCURRENT = 12  # processes that compile ahead of the measurement
 MODELS = {  # hidden, heads, kv_heads, head_dim, inner, layers
     "llama8b": (4096, 32, 8, 128, 14336, 32),
     "qwen05b": (896, 14, 2, 64, 4864, 24),
@@ -37,7 +37,7 @@ class Case:
     """One shape of one kernel: ways to compute it, what it should be, and what it must move or multiply."""
 
     name: str
-    variants: dict[str, Callable[[int], Tensor | None]]  # each takes the turn, to rotate among its inputs
+    variants: dict[str, Callable[[int], Tensor | None]]  # each takes the number of the turn, to rotate among its inputs
     reference: Callable[[], Tensor] | None = None
     num_bytes: float = 0.0
     flops: float = 0.0
@@ -134,7 +134,7 @@ def _skinny_configs(count: int, inner: int, outputs: int) -> list[skinny.Config]
 
 
 def layout_of(starts: list[int], counts: list[int], page_size: int) -> tuple[StepLayout, int]:
-    """A step with scattered pages, and how many slots it needs."""
+    """The layout of a step with scattered pages, and the number of slots it needs."""
     random = np.random.default_rng(5)
     s, c = np.array(starts, np.int32), np.array(counts, np.int32)
     pages = -(-(s + c) // page_size)
@@ -245,7 +245,7 @@ def _prompt_case(starts: list[int], counts: list[int], heads: int, kv_heads: int
 
 
 def _torch_attention(q: Tensor, batch: int, count: int, kv_heads: int) -> dict[str, Callable[[int], Tensor | None]]:
-    """What torch makes of dense keys: no paging, so a bound rather than a rival."""
+    """torch's attention over dense keys. It has no pages, so it is a bound rather than a competitor."""
     heads, dim = q.shape[1:]
     dense_q = q.view(batch, count, heads, dim).transpose(1, 2)
     k, v = (torch.randn(batch, count, kv_heads, dim, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(2))
@@ -309,7 +309,7 @@ def _rope_case(count: int) -> Case:
 
 
 def _silent(*_: object) -> None:
-    """For what is timed and not compared."""
+    """For operations that are timed but not compared."""
 
 
 def _sampling_case(count: int) -> Case:
@@ -415,7 +415,7 @@ GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
 
 
 def measure(case: Case) -> dict[str, object]:
-    """Checks and times every variant; one that cannot run only says why."""
+    """Checks and times every variant. For one that cannot run, prints the reason."""
     expected = case.reference() if case.reference else None
     found: dict[str, object] = {"extra": case.extra, "bytes": case.num_bytes, "flops": case.flops}
     times: dict[str, float] = {}
@@ -462,7 +462,7 @@ def compile_ahead(groups: list[str], part: int, parts: int) -> None:
                 if index % parts == part:
                     try:
                         call(0)
-                    except Exception:  # the timing process will say what is wrong
+                    except Exception:  # the process that times it will report the error
                         continue
             torch.cuda.empty_cache()
 

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             peers += _forms(engine, environment, model, console)
         except TriremeError as error:
             console.print(f"{engine} is left out: {error}")
-    # If no peer uses floats, there is nothing to compare them with.
+    # If no other engine computes with floats, there is nothing to compare them with, and they only take memory.
     if not any(peer.bits == "32" for peer in peers if peer.environment):
         peers = [peer for peer in peers if peer.bits != "32"]
     figures = measure(peers, args.measures, args.threads, args.rounds, console)

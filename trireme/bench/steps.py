@@ -30,7 +30,7 @@ from trireme.worker.worker import LocalWorker
 
 
 def account(llm: LLM, draw: Prompts, requests: int, prompt: int, outputs: int) -> dict[str, object]:
-    """Kernel time by name over one run, and how long the run took with and without the profiler."""
+    """The kernel time by name over one run, and the duration of the run with and without the profiler."""
     for _ in range(3):
         measure(llm, [draw(prompt) for _ in range(requests)], outputs)
     prompts = [draw(prompt) for _ in range(requests)]
@@ -82,7 +82,7 @@ def waits(runner: Any) -> Iterator[list[float]]:
 
 
 def _union(spans: list[tuple[float, float]]) -> float:
-    """How long at least one kernel ran."""
+    """The time during which at least one kernel ran."""
     busy, until = 0.0, float("-inf")
     for start, end in sorted(spans):
         busy += max(end - max(start, until), 0.0)

@@ -149,7 +149,7 @@ class Conversation:
         self.answer()
 
     def _excess(self, messages: list[dict[str, str]]) -> int:
-        """How many tokens a conversation is over the limit, so that nothing could be answered."""
+        """How many tokens a conversation has beyond the most that still leaves room for an answer."""
         return max(len(self.llm.chat_tokens(messages)) + 1 - self.llm.scheduler.capacity.longest, 0)
 
     def _leave_out(self) -> bool:

@@ -51,7 +51,7 @@ export function drop(conversation, message) {
   conversation.leaf = message.parent;
 }
 
-// The messages on the path from the first one that is sent. The user can leave out the oldest when the model's context is full.
+// The messages that are sent to the model: the path from `from` on. Users leave out the oldest when the model's context is full.
 export function sent(conversation) {
   const messages = path(conversation);
   const begin = messages.findIndex((message) => message.id === conversation.from);
