@@ -91,7 +91,8 @@ class _Wrapped:
 
 
 def _missing_bytes(tokens: list[bytes], special: set[int]) -> list[bytes]:
-    """Bytes that no token spells. With a token each, beyond what a model can choose, any text can be written for the engine."""
+    """Bytes that no token spells. The engine gets an extra token for each, which a model can never choose, so that it can tokenize
+    any text."""
     single = {spelled for token, spelled in enumerate(tokens) if len(spelled) == 1 and token not in special}
     return [byte for byte in (bytes([value]) for value in range(256)) if byte not in single]
 

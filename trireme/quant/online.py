@@ -70,7 +70,7 @@ def kind_for(kind: str, shape: tuple[int, ...]) -> str:
 
 
 class Rounded(Dense):
-    """Weights that were quantized and decoded again. It gives the exact results of a kind on a device without a kernel for it."""
+    """Weights that were quantized to a kind and decoded again, for devices that have no kernel for that kind."""
 
     title, kind = "dense, rounded", ""
 

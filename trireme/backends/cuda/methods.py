@@ -206,7 +206,7 @@ class Scaled(Quantized):
 
 
 def _even(x: Tensor) -> Tensor:
-    """x with contiguous rows, as the kernels require."""
+    """x with each row contiguous, as the kernels require."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
