@@ -34,7 +34,7 @@ class SequenceText:
         self._text = _detokenizer(tokenizer, rules)
 
     def take(self, progress: Progress) -> Gain:
-        """The text that has become certain by this progress. What was sampled behind a stop string is left out."""
+        """The text that this progress makes final. Tokens sampled after a stop string are left out."""
         finish, fresh, tokens, logprobs = progress.finish, "", progress.tokens, progress.logprobs
         if self._text is not None:
             fresh, taken = self._push(self._visible(progress))
@@ -55,7 +55,7 @@ class SequenceText:
         )
 
     def _push(self, tokens: list[int]) -> tuple[str, int]:
-        """The text of these tokens, and how many of them there are up to a stop string's end."""
+        """The text of these tokens, and how many of them there are up to the end of a stop string."""
         assert self._text is not None
         if not self.rules.stop:
             return self._text.push(tokens), len(tokens)
@@ -82,13 +82,13 @@ class Answer:
     def __init__(self, id: str, prompt: str | None, tokens: list[int], sampling: SamplingParams, key: str | None = None):
         self.id, self.prompt, self.tokens, self.sampling, self.key = id, prompt, tokens, sampling, key or id
         self.completions = [Completion(index=i, token_ids=[]) for i in range(sampling.num_sequences)]
-        self._parts: list[list[str]] = [[] for _ in self.completions]  # of their texts, joined when somebody wants them whole
+        self._parts: list[list[str]] = [[] for _ in self.completions]  # pieces of each text, joined when the whole text is needed
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.cached_tokens = 0
         self._num_open = len(self.completions)  # sequences that still run
 
     def requests(self, eos_token_ids: list[int], *, salt: str = "", priority: int = 0) -> list[Request]:
-        """What the scheduler is asked for. Seeds of the sequences differ, but follow from the request's own."""
+        """The requests for the scheduler, one per sequence. Each has its own seed, derived from the seed that was asked for."""
         seed = self.sampling.seed if self.sampling.seed is not None else random.getrandbits(63)
         requests = []
         for completion in self.completions:
@@ -118,7 +118,7 @@ class Answer:
         return self.sampling.num_sequences > self.sampling.n
 
     def add(self, gain: Gain) -> Piece | None:
-        """Adds a gain to its sequence. None if the sequence has ended already: steps in flight may still answer."""
+        """Adds a gain to its sequence. Returns None if the sequence has ended: steps in flight may still answer."""
         index = int(gain.id.rpartition("/")[2])
         completion = self.completions[index]
         if completion.finish_reason is not None:
@@ -157,7 +157,7 @@ class Answer:
         return self._num_open == 0
 
     def output(self) -> Output:
-        """The whole answer; of best_of sequences the n likeliest per token."""
+        """The whole answer; with best_of, only the n sequences that are likeliest per token."""
         completions = self.completions
         for completion in completions:
             if completion.finish_reason is None:
@@ -187,14 +187,14 @@ class LocalAnswer(Answer):
         self._texts = [SequenceText(sampling.text, tokenizer) for _ in self.completions]
 
     def take(self, progress: Progress) -> Piece | None:
-        """Progress, as tokens, into the answer, as text."""
+        """Adds progress to the answer, with its tokens turned into text."""
         index = int(progress.id.rpartition("/")[2])
         ended = self.completions[index].finish_reason is not None
         return None if ended else self.add(self._texts[index].take(progress))
 
 
 def _detokenizer(tokenizer: Tokenizer | None, rules: TextRules) -> Detokenizer | None:
-    """None without a tokenizer: random-weight models have ids alone."""
+    """None without a tokenizer: models with random weights return only token ids."""
     if tokenizer is None:
         return None
     return Detokenizer(tokenizer, stop=rules.stop, include_stop=rules.include_stop, skip_special_tokens=rules.skip_special_tokens)

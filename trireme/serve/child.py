@@ -1,4 +1,4 @@
-"""How a child of the supervisor begins and ends: its channel, its settings, its last words. Knows no role."""
+"""How a child of the supervisor starts and ends: its channel, its settings, its final error message. Knows no role."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Role = Callable[[Begin, Config, Channel], None]
 
 
 def run_child(role: Role) -> None:
-    """The main of a child: `python -m module DESCRIPTOR PARENT ROLE`. What goes wrong is told to the supervisor in one line."""
+    """The main of a child: `python -m module DESCRIPTOR PARENT ROLE`. Errors are sent to the supervisor in one line."""
     prepare_child()
     tie_to_parent(int(sys.argv[2]))
     control: Channel = Channel(socket.socket(fileno=int(sys.argv[1])), ToChild)
@@ -47,7 +47,7 @@ def _tell(control: Channel, failed: Failed) -> None:
 
 
 def settle_memory() -> None:
-    """Takes what start-up has made (modules, vocabularies) out of the collector's rounds: it stays to the end."""
+    """Excludes the objects made at start-up (modules, vocabularies) from garbage collection, because they are never freed."""
     gc.collect()
     gc.freeze()
 

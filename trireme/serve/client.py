@@ -1,4 +1,4 @@
-"""The way from an HTTP process to the engine: open a stream, read its pieces, ask for the state. Knows messages, not HTTP."""
+"""The HTTP process's client of the engine: opens streams, reads their pieces, asks for the state. Knows messages, not HTTP."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RELOAD_SECONDS = 1800.0  # for reading the largest models from a slow disk
 
 @dataclass
 class ModelInfo:
-    """What clients are told of the model. `max_model_len` and `vocab_size` are 0 until a worker has loaded it."""
+    """What clients are told about the model. `max_model_len` and `vocab_size` are 0 until a worker has loaded it."""
 
     name: str  # as served: --served-model-name, or the model's own
     path: str
@@ -64,25 +64,25 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class State:
-    """Where the server stands. Alive is not ready: `phase` and `percent` tell of a start, `reason` of a failure."""
+    """The server's state. A live server may not be ready: `phase` and `percent` describe a start, `reason` a failure."""
 
     name: Literal["starting", "ready", "draining", "failed", "sleeping"]
     phase: str = ""
     percent: float = 0.0
     reason: str = ""
-    ages: dict[str, float] = field(default_factory=dict)  # process -> seconds since its last sign of life
+    ages: dict[str, float] = field(default_factory=dict)  # process -> seconds since its last heartbeat
     hung: bool = False  # a process has been silent for too long: /live is 503
 
     @property
     def serving(self) -> bool:
-        """Whether a request would be taken: a sleeping server wakes for it."""
+        """Whether a request would be accepted. A sleeping server accepts it and wakes."""
         return self.name in ("ready", "sleeping")
 
 
 class _Inbox:
-    """What has come for one stream and has not been read. A reader more than `max_bytes` behind loses its stream.
+    """The unread data of one stream. If more than `max_bytes` are unread, the stream ends with an error.
 
-    None is for an answer that is sent as a whole: the reader keeps all of it anyway, and the scheduler bounds its length.
+    With None there is no limit. This is for answers that are sent as a whole; their length is limited by the scheduler.
     """
 
     def __init__(self, ids: list[str], max_bytes: int | None):
@@ -91,10 +91,10 @@ class _Inbox:
         self.error: TriremeError | None = None
         self._gains: deque[Gain] = deque()
         self._bytes, self._max_bytes = 0, max_bytes
-        self._reader: asyncio.Future[Gain | None] | None = None  # waits for news
+        self._reader: asyncio.Future[Gain | None] | None = None  # set while a reader waits
 
     def put(self, gain: Gain) -> bool:
-        """Hands a gain to the waiting reader, or keeps it. Where the reader is too far behind it ends the stream (False)."""
+        """Gives a gain to the waiting reader, or keeps it. If the reader is too far behind, ends the stream and returns False."""
         reader = self._reader
         if reader is not None:
             self._reader = None
@@ -118,7 +118,7 @@ class _Inbox:
         self._reader = None
 
     def take(self) -> Gain | None:
-        """What has come, if anything has; that is read before an error is raised."""
+        """The unread data, if there is any. All of it is returned before an error is raised."""
         if self._gains:
             gain = self._gains.popleft()
             self._bytes -= _weight(gain)
@@ -128,13 +128,13 @@ class _Inbox:
         return None
 
     def arrival(self) -> asyncio.Future[Gain | None]:
-        """What comes next, when there is nothing to take; None tells of an error. One reader at a time."""
+        """Waits for the next gain when nothing is unread; None means an error. Only one reader may wait at a time."""
         self._reader = asyncio.get_running_loop().create_future()
         return self._reader
 
 
 def _weight(gain: Gain) -> int:
-    """About how many bytes a gain occupies here."""
+    """Roughly how many bytes of memory a gain takes."""
     plain = 256 + len(gain.text) + 32 * len(gain.tokens)
     if gain.logprobs is None and gain.prompt_logprobs is None:
         return plain
@@ -148,7 +148,7 @@ class Stream:
     def __init__(self, client: Client, answer: Answer, inbox: _Inbox):
         self.answer = answer  # grows with the pieces that were read: .output(), .completions, .cached_tokens, .done
         self.was_lost = False
-        self.watch: Callable[[Piece], None] | None = None  # sees every piece before its reader does
+        self.watch: Callable[[Piece], None] | None = None  # called with every piece before its reader gets it
         self._client, self._inbox = client, inbox
 
     def __aiter__(self) -> Stream:
@@ -212,7 +212,7 @@ class Client:
 
     @property
     def name(self) -> str:
-        """Of this HTTP process, in this life."""
+        """The name of this HTTP process. After a restart it is a different one."""
         return self._name
 
     @property
@@ -255,7 +255,7 @@ class Client:
         return Stream(self, answer, inbox)
 
     def state(self) -> State:
-        """Where the server stands, as the supervisor says and as far as this process can reach the others."""
+        """The server's state, as the supervisor reports it and as far as this process can reach the others."""
         standing = self._standing
         age = time.monotonic() - self._stood_at
         ages = {name: seconds + age for name, seconds in standing.ages.items()} | {"supervisor": age}
@@ -269,14 +269,14 @@ class Client:
         return (await self._ask(Ask(next(self._numbers)), STATS_SECONDS)).stats
 
     async def reload(self, path: str, seconds: float) -> int:
-        """Asks the router to serve the weights of another folder. Returns their version, or raises the reason why not."""
+        """Asks the router to serve the weights of another folder. Returns their version, or raises the reason of a failure."""
         answer = await self._ask(Renew(next(self._numbers), path, seconds), seconds + RELOAD_SECONDS)
         if answer.problem is not None:
             raise answer.problem.error()
         return answer.version
 
     async def _ask(self, message: Ask | Renew, timeout: float) -> Any:
-        """Waits for the router's answer of the same number."""
+        """Waits for the router's answer with the same number."""
         if self._router is None:
             raise Unavailable("The router is being restarted.", "try again in a moment")
         number = message.number
@@ -297,18 +297,18 @@ class Client:
             self._router.post(Abort(answer.unfinished()))
 
     def abandon(self, answer: Answer) -> None:
-        """As `leave`, from wherever the collector found a stream that nobody holds."""
+        """The same as `leave`, for a stream that was garbage collected, possibly in another thread."""
         if answer.key in self._inboxes and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.leave, answer)
 
     def end(self) -> None:
-        """Ends every open stream with the reason that its reader tells the client: the server has no more time for it."""
+        """Ends every open stream, because the server is ending. The reader passes the reason on to the client."""
         self._lose_all(Unavailable("The server is shutting down and could not finish this answer.", "send the request again"))
 
     # ---- checks
 
     def check_open(self) -> None:
-        """Refuses, before any work is done, a request that this process knows would not be taken."""
+        """Refuses a request that this process knows would not be accepted, before any work is done."""
         state = self.state()
         if state.name == "draining":
             raise Unavailable("The server is shutting down.", "try again later")
@@ -331,7 +331,7 @@ class Client:
         return self._router is not None and self._detokenizer is not None
 
     async def run(self) -> None:
-        """Keeps the connections to the router and the detokenizer up, for ever."""
+        """Keeps the connections to the router and the detokenizer open; returns never."""
         await asyncio.gather(
             self._keep(ROUTER_SOCKET, FromRouter, "_router", "The router process ended."),
             self._keep(DETOKENIZER_SOCKET, FromDetokenizer, "_detokenizer", "The detokenizer process ended."),
@@ -391,13 +391,13 @@ class Client:
                 question.set_result(message)
 
     def _cut(self, key: str) -> None:
-        """Ends a stream whose reader may never look again: its memory, here and on the device, is needed by others."""
+        """Ends a stream whose reader is too slow, to free its memory here and on the device."""
         inbox = self._inboxes.pop(key)
         if self._router is not None:
             self._router.post(Abort(inbox.ids))
 
     def stand(self, standing: Standing) -> None:
-        """Takes what the supervisor says of the whole server."""
+        """Notes the state of the whole server, as the supervisor reports it."""
         self._standing, self._stood_at = standing, time.monotonic()
         if standing.ready is not None:
             ready, info = standing.ready, self.info

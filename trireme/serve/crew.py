@@ -11,9 +11,9 @@ from trireme.ipc.channel import Channel
 from trireme.ipc.messages import Plan, Ready, Reloaded, Sampled
 from trireme.ipc.serving import Standing
 
-HEALTHY_SECONDS = 60.0  # after so long without a failure the next one counts as the first
+HEALTHY_SECONDS = 60.0  # after so long without a failure, the count of failures starts again
 FAILURES_TO_TELL = 3  # in a row, until "starting" becomes "failed"
-LONGEST_BACKOFF = 8.0  # a server is back within ten seconds and the time of loading, however often it dies
+LONGEST_BACKOFF = 8.0  # seconds, so that a server is back within ten seconds plus the time of loading
 
 
 def backoff(failures: int) -> float:
@@ -22,7 +22,7 @@ def backoff(failures: int) -> float:
 
 
 class Ranks(Protocol):
-    """worker/group.py's RankGroup, as far as it is used here."""
+    """The part of RankGroup (worker/group.py) that is used here."""
 
     depth: int
 
@@ -62,7 +62,7 @@ class Crew:
         self._open, self._clock = open_ranks, clock
         self.ranks: Ranks | None = None
         self.standing = Standing("starting", "workers")
-        self.num_starts = self.num_restarts = 0  # the latter without those that woke from sleep
+        self.num_starts = self.num_restarts = 0  # waking from sleep is not a restart
         self._failures, self._retry_at, self._ready_since = 0, 0.0, 0.0
         self._numbers: Ready | None = None  # of the last group that was ready
         self.is_asleep = self._rises = False
@@ -77,7 +77,7 @@ class Crew:
         return self.standing.name in ("ready", "sleeping")
 
     def start(self) -> None:
-        """Begins to load; `tend` until it is ready."""
+        """Starts to load. Call `tend` until it is ready."""
         name = "sleeping" if self._rises else "starting"
         self._stand(name, "workers")
         self.num_restarts += self.num_starts > 0 and not self._rises
@@ -85,7 +85,7 @@ class Crew:
         self.ranks = self._open(lambda phase, share: self._stand(name, phase, share))
 
     def tend(self) -> bool:
-        """Looks after the ranks; True when they have just become ready. Raises what ended them: the group is gone then."""
+        """Checks on the ranks; True when they have just become ready. If they fail, drops the group and raises their error."""
         now = self._clock()
         if self.ranks is None:
             if not self.is_asleep and now >= self._retry_at:
@@ -105,7 +105,7 @@ class Crew:
         return True
 
     def hear(self) -> None:
-        """Takes what the ranks have said, and no more: `tend` looks after them. Raises what ended them, as `tend` does."""
+        """Only reads the ranks' messages; `tend` also checks heartbeats. Raises the ranks' error, as `tend` does."""
         if self.ranks is not None:
             try:
                 self.ranks.hear()
@@ -133,7 +133,7 @@ class Crew:
             self.ranks = None
 
     def lose(self, error: TriremeError) -> None:
-        """The group has ended itself, for this reason; another one is started after a while."""
+        """Notes that the group has failed, for this reason. A new one is started after the backoff."""
         self.ranks, self._rises = None, False
         self._failures += 1
         self._retry_at = self._clock() + backoff(self._failures)

@@ -1,7 +1,7 @@
 """The detokenizer process: tokens in from the router, text out to the HTTP process that asked, stop strings back to the router.
 
 Knows text and tokens; nothing of HTTP, and nothing of how the tokens were made. Text goes straight to the HTTP process and
-not back through the router, whose loop is the one that must not wait.
+not back through the router, so that it does not slow the router's loop.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class DetokenizerLoop:
 
     def _lose_router(self) -> None:
         self._router = None
-        self._texts.clear()  # the HTTP processes have lost it too, and have told their streams
+        self._texts.clear()  # the HTTP processes have lost the router too, and have ended their streams
 
     def _heard(self, message: Any) -> None:
         if isinstance(message, Gained):
@@ -93,7 +93,7 @@ class DetokenizerLoop:
     def _speak(self, gained: list[Progress]) -> None:
         """Sends each HTTP process its new text in one message."""
         said: dict[str, list[Gain]] = {}
-        over: list[str] = []  # what the router does not know of yet: a stop string was met, the text failed
+        over: list[str] = []  # ended here, unknown to the router: a stop string was met, or the text failed
         for progress in gained:
             if progress.id not in self._texts:
                 continue  # a step that was in flight when the request ended
@@ -130,7 +130,7 @@ class DetokenizerLoop:
 
 
 def _gain_or_error(text: SequenceText, progress: Progress) -> Gain:
-    """A sequence whose text cannot be made fails alone: the process serves all the others."""
+    """If the text of a sequence cannot be made, only that sequence fails; the process goes on."""
     try:
         return text.take(progress)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What whoever starts a server sees: phases with their times, bars on a terminal, plain lines elsewhere. Knows no process."""
+"""The output at a server's start: phases with their times, as bars on a terminal and plain lines elsewhere. Knows no process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 class Display:
-    """Phases follow each other; each is shown while it lasts and leaves one line with its time."""
+    """Shows phases one after the other: each is shown while it lasts, and then leaves one line with its time."""
 
     def __init__(self, stream: Any = None):
         self._stream = stream or sys.stderr
@@ -25,7 +25,7 @@ class Display:
             self._bar.start()
 
     def phase(self, name: str, share: float = 0.0) -> None:
-        """What is being done now, and how much of it is."""
+        """Shows the current phase and its progress."""
         if name != self._phase:
             self._finish_phase()
             self._phase, self._phase_begun = name, time.monotonic()
@@ -33,14 +33,14 @@ class Display:
             self._bar.update(self._task, description=name, completed=share, total=1.0 if share else None)
 
     def line(self, text: str) -> None:
-        """One line that stays."""
+        """Prints a line that stays."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
             print(text, file=self._stream, flush=True)
 
     def done(self, text: str) -> None:
-        """The start is over; the time of all of it stands behind the last line."""
+        """Ends the start; the last line shows its total time."""
         self._finish_phase()
         self.close()
         self.line(f"{text} ({time.monotonic() - self._begun:.1f} s)")

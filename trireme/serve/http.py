@@ -25,19 +25,19 @@ from trireme.serve.patience import PatientProtocol
 
 try:
     from uvloop import run as run_loop
-except ImportError:  # an extra; without it everything works, a little slower
+except ImportError:  # uvloop is optional; without it the server is a little slower
     from asyncio import run as run_loop  # type: ignore[assignment]
 
 BEAT_SECONDS = 0.5
 KEEP_ALIVE_SECONDS = 60
-LAST_SECONDS = 5  # for responses that are being written when the process is told to stop
+LAST_SECONDS = 5  # time for open responses to finish when the process is told to stop
 
 CreateApp = Callable[[Context], Any]
 
 
 class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends the connections of clients that do not even read the error. uvicorn would log a traceback for each of them."""
+        """Closes the connections of clients that do not read even the error. Otherwise uvicorn would log a traceback for each."""
         asyncio.get_running_loop().call_later(LAST_SECONDS - 1, self._cut)
         await super().shutdown(sockets)
 
@@ -47,7 +47,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the supervisor's to answer; it says Stop."""
+        """Leaves signals to the supervisor, which sends Stop."""
         yield
 
 
@@ -82,7 +82,7 @@ async def _serve(begin: Begin, config: Config, control: Channel, create_app: Cre
     await server.serve(sockets=[listener])
     for task in tasks:
         task.cancel()
-    os._exit(0)  # the channel's end is no news any more
+    os._exit(0)  # the end of the channel no longer needs handling
 
 
 async def _beat(channel: AsyncChannel, client: Client) -> None:

@@ -1,4 +1,4 @@
-"""The API's keys: from flags and a file, with a name and limits each. Knows digests and times; nothing of requests."""
+"""The API's keys, from flags and a file, each with a name and limits. Knows digests and times; nothing of requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 
 @dataclass
 class ApiKey:
-    """One key. Its text is forgotten once it is read: a digest is enough to know it again."""
+    """One key. Only a digest of its text is kept, which is enough to recognise it."""
 
     digest: bytes
     name: str = ""  # in the log
@@ -29,7 +29,7 @@ class ApiKey:
     _recent: collections.deque[float] = field(default_factory=collections.deque)
 
     def wait(self, now: float) -> float:
-        """Seconds until one more request is within the limit; 0 takes it."""
+        """Seconds until one more request is within the limit. If this is 0, the request is counted."""
         while self._recent and self._recent[0] <= now - MINUTE:
             self._recent.popleft()
         if self.per_minute and len(self._recent) >= self.per_minute:
@@ -40,12 +40,12 @@ class ApiKey:
 
     @property
     def tenant(self) -> str:
-        """What tells this key's cached prefixes and stored files from others': nothing of the key itself."""
+        """A name that separates this key's cached prefixes and stored files from others'. It reveals nothing of the key."""
         return hashlib.sha256(b"trireme tenant" + self.digest).hexdigest()[:32]
 
 
 class KeyRing:
-    """All keys of one HTTP process. Several processes share a rate: each takes its part of it."""
+    """All keys of one HTTP process. With several processes, each allows its share of a key's rate."""
 
     def __init__(self, options: ServeOptions):
         self.keys = [_from_flag(given) for given in options.api_key]
@@ -96,7 +96,7 @@ def _from_file(path: pathlib.Path) -> list[ApiKey]:
 
 
 def _from_line(words: list[str], path: pathlib.Path, number: int) -> ApiKey | None:
-    """KEY [NAME] [models=A,B] [rpm=N]; a line that begins with # says nothing. The key itself is never shown."""
+    """KEY [NAME] [models=A,B] [rpm=N]; a line that begins with # is a comment. The key itself is never shown."""
     if words[0].startswith("#"):
         return None
     key = ApiKey(digest_of(words[0].encode()))

@@ -16,7 +16,7 @@ Deliver = Callable[[Progress | TriremeError], Any]
 
 
 class _Command(NamedTuple):
-    """What is to be done between two steps, and whom to tell if the loop ends before that."""
+    """An action to run between two steps, and what to call if the loop ends before that."""
 
     run: Callable[[], None]
     refuse: Callable[[TriremeError], None]
@@ -26,12 +26,12 @@ class EngineLoop:
     """Runs steps while there is work.
 
     `deliver` is called in the loop's thread and must be quick. One that raises loses its request, and no other. When the loop ends,
-    for whatever reason, everybody who waits is told at once, and whoever comes later is refused.
+    for whatever reason, all waiting callers get the error at once, and later calls are refused.
     """
 
     def __init__(self, engine: Engine):
         self.engine = engine
-        self._lock = threading.Lock()  # held for the three below, never while somebody else's code runs
+        self._lock = threading.Lock()  # guards the three attributes below; never held while a callback runs
         self._closed: TriremeError | None = None
         self._commands: deque[_Command] = deque()
         self._deliver: dict[str, Deliver] = {}
@@ -40,7 +40,7 @@ class EngineLoop:
         self._thread.start()
 
     def submit(self, *orders: tuple[list[Request], Deliver]) -> None:
-        """Queues requests, all before the next step; a refusal is delivered as an error to whom the request was for."""
+        """Queues requests, all before the next step. A refusal is delivered as an error through the request's `deliver`."""
 
         def add() -> None:
             for requests, deliver in orders:
@@ -93,7 +93,7 @@ class EngineLoop:
         self._wake.set()
 
     def _end(self, error: TriremeError) -> None:
-        """Refuses all that comes from now on, and tells everybody who waits. The first reason given stands."""
+        """Refuses all later calls and gives the error to all waiting callers. Only the first reason is kept."""
         with self._lock:
             if self._closed is not None:
                 return
@@ -161,7 +161,7 @@ class EngineLoop:
                 self._give(deliver, progress)
 
     def _give(self, deliver: Deliver, progress: Progress) -> None:
-        """Delivers; whoever cannot take it is told so if possible, and the request ends: its caller may be gone."""
+        """Delivers an item. If this raises, the error is delivered if possible, and the request ends."""
         try:
             deliver(progress)
         except Exception as error:

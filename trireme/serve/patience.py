@@ -1,4 +1,4 @@
-"""Connections that dawdle or end: a request's head must come within seconds and bounds; an end is told to whoever works for it.
+"""Slow and ended connections: limits the time and size of request heads, and reports a client's leaving to those who serve it.
 
 Knows uvicorn's protocol classes; nothing of requests. Bodies have their own bounds, where they are read.
 """
@@ -15,8 +15,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 HEAD_SECONDS = 15.0
 HEAD_BYTES = 64 << 10
 MAX_PIPELINED = 8  # requests that may wait behind one that is being answered
-PUSH = "trireme.push"  # an ASGI extension: pieces of a stream without a message and a coroutine each
-LEAVING = "trireme.leaving"  # another: a set of functions, called in the moment in which the client is seen to have left
+PUSH = "trireme.push"  # an ASGI extension: writes pieces of a stream without a message and a coroutine for each
+LEAVING = "trireme.leaving"  # another one: a set of functions that are called as soon as the client has left
 
 
 class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
@@ -51,7 +51,7 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         if len(self.pipeline) > MAX_PIPELINED:
             self._close(b"429 Too Many Requests")
         elif self.pipeline:
-            self.flow.resume_reading()  # or the end of the connection would not be seen before the answer's
+            self.flow.resume_reading()  # otherwise the connection's end would be seen only after the answer
 
     def eof_received(self) -> None:
         super().eof_received()
@@ -63,7 +63,7 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         self._leave()
 
     def _leave(self) -> None:
-        """Tells those who work for this connection; uvicorn would tell the newest request alone, and some turns later."""
+        """Tells all requests of this connection at once; uvicorn would tell only the newest one, and later."""
         for leave in list(self._leaving):
             leave()
 

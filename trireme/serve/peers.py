@@ -10,11 +10,11 @@ from trireme.ipc.channel import Channel
 from trireme.ipc.serving import Hello, ToRouter, Welcome
 from trireme.ipc.switchboard import Switchboard
 
-DETOKENIZER = "detokenizer"  # how its name begins; all other peers are HTTP processes
+DETOKENIZER = "detokenizer"  # the prefix of its name; all other peers are HTTP processes
 
 
 class Peers:
-    """`heard(name, message)` and `gone(name)` are called as messages and ends come; `came(name)` when one has said who it is."""
+    """Calls `came(name)` when a peer has given its name, `heard(name, message)` for its messages, `gone(name)` when it is lost."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Peers:
         return (name for name in self._channels if not name.startswith(DETOKENIZER))
 
     def post(self, name: str, message: Any) -> None:
-        """Sends it, if that peer is still there."""
+        """Sends the message if that peer is still connected."""
         if name in self._channels:
             self._board.post(self._channels[name], message)
 

@@ -1,6 +1,6 @@
-"""New weights for a replica that serves: what has begun finishes with the old ones, what is new waits, then the ranks reload.
+"""A reload of weights while serving: running requests finish with the old weights, new ones wait, then the ranks reload.
 
-Knows the order of these things; nothing of weights or of clients.
+Knows the order of these steps; nothing of weights or of clients.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Reloading:
         scheduler.holds = True
 
     def overdue(self) -> list[str]:
-        """Requests that have had their time with the old weights."""
+        """Requests that have used up their time with the old weights and must end."""
         late = not self._is_sent and time.monotonic() > self._until
         return self._scheduler.begun() if late else []
 
     def turn(self, ranks: Ranks, in_flight: int) -> None:
-        """Does what can be done now. Raises what ended the ranks."""
+        """Does what can be done now. If the ranks have failed, raises their error."""
         if not self._is_sent:
             if in_flight or self._scheduler.begun():
                 return
@@ -46,7 +46,7 @@ class Reloading:
         self._end(BadRequest(answer.problem, param="path") if answer.problem else None)
 
     def fail(self, error: TriremeError) -> None:
-        """The ranks are gone."""
+        """Notes that the ranks have ended."""
         self._end(WorkerDied(f"The workers ended during the reload: {error.cause}", "the old weights are being loaded again"))
 
     def _end(self, error: TriremeError | None) -> None:
@@ -55,7 +55,7 @@ class Reloading:
 
 
 def refused(is_ready: bool, is_reloading: bool) -> TriremeError | None:
-    """Why no reload can begin now."""
+    """The reason why no reload can begin now."""
     if is_reloading:
         return Unavailable("Weights are being reloaded already.", "wait for that to end")
     return None if is_ready else Unavailable("The workers are not loaded.", "try again when /ready says so")

@@ -26,7 +26,7 @@ BEAT_SECONDS = 0.5
 
 OpenRanks = Callable[[pathlib.Path, Callable[[str, float], None]], Ranks]  # (model, report of phases) -> ranks that begin to load
 
-# What the scheduler counts from its beginning; a new one after a restart goes on from the old one's numbers.
+# Counters of the scheduler. After a restart, the counts of the earlier schedulers are added.
 COUNTED = ("cache_queries", "cache_hits", "preemptions", "steps", "tokens_scheduled", "tokens_generated", "masked_rows")
 
 
@@ -37,7 +37,7 @@ class Replica:
         self.config, self.path = config, path
         self.crew = Crew(lambda report: open_ranks(self.path, report))
         self.scheduler: Scheduler | None = None  # while ranks are ready
-        self.active_at = time.monotonic()  # when there was last something to do
+        self.active_at = time.monotonic()  # the last time there was work
         self._board, self._in_flight = board, 0
         self._past: Counter[str] = Counter()
         self._speaking, self._tended = False, 0.0
@@ -47,7 +47,7 @@ class Replica:
     # ---- schedule, run, update
 
     def schedule(self) -> None:
-        """Plans and launches steps, as many as may be in flight. Raises what ended the ranks."""
+        """Plans and launches as many steps as may be in flight. If the ranks have failed, raises their error."""
         ranks = self.crew.ranks
         if self.scheduler is None or ranks is None:
             return
@@ -60,7 +60,7 @@ class Replica:
             self._in_flight += 1
 
     def update(self) -> list[Progress]:
-        """Takes the answers that have come."""
+        """Applies the answers that have arrived."""
         gained: list[Progress] = []
         if self.scheduler is not None and self.crew.ranks is not None:
             while (sampled := self.crew.ranks.collected()) is not None:
@@ -84,7 +84,7 @@ class Replica:
     # ---- new weights
 
     def reload(self, path: pathlib.Path, seconds: float, tell: Tell) -> None:
-        """Begins to serve the weights of another folder; `tell` hears how it ended."""
+        """Begins to load the weights of another folder; `tell` is called with the result."""
         assert self.scheduler is not None
         self.reloading = Reloading(str(path), seconds, self.scheduler, tell)
 
@@ -93,7 +93,7 @@ class Replica:
         return self.reloading.overdue() if self.reloading else []
 
     def see_to_reload(self) -> bool:
-        """A reload's share of a turn; True when new weights have just come. Raises what ended the ranks."""
+        """Moves a reload on; True when the new weights have just been loaded. If the ranks have failed, raises their error."""
         reloading, ranks = self.reloading, self.crew.ranks
         if reloading is None or ranks is None:
             return False
@@ -109,11 +109,11 @@ class Replica:
             self.version, self.path = self.version + 1, pathlib.Path(reloading.path)
         return reloading.has_changed
 
-    # ---- the ranks come and go
+    # ---- start and end of the ranks
 
     def tend(self) -> bool:
-        """Hears the ranks when they have spoken; looks after them at every beat, and all the time until they are ready. True when
-        they have just become ready. Raises what ended them."""
+        """Reads the ranks' messages; checks on them at every beat, and in every turn until they are ready. True when they have
+        just become ready. If they have failed, raises their error."""
         now = time.monotonic()
         speaking, self._speaking = self._speaking, False
         if now - self._tended < BEAT_SECONDS and self.crew.is_ready:
@@ -128,21 +128,21 @@ class Replica:
         return is_new
 
     def watch(self) -> None:
-        """Listens to the present ranks. Call it at once when they change: a new socket may get the number of a closed one."""
+        """Polls the current ranks' channels. Call it at once when they change: a new socket may get a closed one's number."""
         self._board.wake_for(self.crew.ranks.channels if self.crew.ranks else [], self._heard)
 
     def _heard(self) -> None:
         self._speaking = True
 
     def _open_scheduler(self) -> None:
-        """A fresh scheduler for fresh ranks: nothing is cached there yet."""
+        """Makes a new scheduler for new ranks, whose cache is empty."""
         assert self.crew.ranks is not None
         capacity = Capacity.of(self.crew.ranks.ready, self.config.cache)
         self.scheduler = Scheduler(self.config.schedule, capacity, step_seconds=self.config.serve.step_seconds)
         self._in_flight, self.active_at = 0, time.monotonic()
 
     def close_scheduler(self, error: TriremeError | None = None) -> None:
-        """The ranks are gone, or about to go: what was counted is kept."""
+        """Drops the scheduler, because the ranks have ended or will end. Its counts are kept."""
         if self.reloading is not None and error is not None:
             self.reloading.fail(error)
         self.reloading = None
@@ -152,7 +152,7 @@ class Replica:
         self.scheduler, self._in_flight = None, 0
 
     def sleep_when_idle(self, quiet: float) -> None:
-        """Frees weights and KV after so many seconds without anything to do."""
+        """Frees weights and KV after so many seconds without work."""
         if self.crew.is_ready and not (self._in_flight or self.reloading) and time.monotonic() - self.active_at > quiet:
             self.close_scheduler()
             self.crew.sleep()

@@ -136,7 +136,7 @@ class Router:
             replica.abort(id)
         self._lose(ids, Unavailable("The server takes new weights; the answer was ended.", "send the request again"))
 
-    # ---- requests come and go
+    # ---- adding and ending requests
 
     def _submit(self, client: str, submit: Submit) -> None:
         for follower in submit.requests[1:]:
@@ -167,7 +167,7 @@ class Router:
             raise Overloaded(f"{len(self._held)} requests are waiting already.", "try again later, or raise max_waiting")
 
     def _tell_crowd(self) -> None:
-        """Tells the HTTP processes when the queue has become full, and when it is so no more."""
+        """Tells the HTTP processes when the queue has become full, and when it has room again."""
         waiting = len(self._held) + sum(replica.scheduler.num_waiting for replica in self.replicas if replica.scheduler is not None)
         full = waiting >= self.config.schedule.max_waiting
         if full != self._crowd.full:
@@ -254,7 +254,7 @@ class Router:
         self._ending = True
 
     def _beat(self) -> None:
-        """Says how the engine stands, when that has changed, and that this loop turns."""
+        """Sends the supervisor the engine's state when it has changed, and a heartbeat."""
         crew, now = self.replica.crew, time.monotonic()
         if crew.standing is not self._told:
             self._told = crew.standing

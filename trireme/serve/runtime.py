@@ -22,10 +22,10 @@ PROC = pathlib.Path("/proc")
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """What is known of a server from outside."""
+    """What other processes can know about a server."""
 
     pid: int
-    born: int  # when the pid was started: a number given to another process later does not match
+    born: int  # when the process started, so that a later process with the same pid is not mistaken for it
     url: str
     model: str
     path: str
@@ -46,9 +46,9 @@ def base_folder() -> pathlib.Path:
 
 def own_folder() -> pathlib.Path:
     """A fresh folder for this process's sockets."""
-    running_servers()  # clears away what killed ones have left
+    running_servers()  # also removes the folders of killed servers
     folder = base_folder() / str(os.getpid())
-    shutil.rmtree(folder, ignore_errors=True)  # of a process that had this number before
+    shutil.rmtree(folder, ignore_errors=True)  # left by an earlier process with this pid
     folder.mkdir(mode=0o700)
     return folder
 
@@ -60,7 +60,7 @@ def write_record(folder: pathlib.Path, record: Record) -> None:
 
 
 def running_servers() -> list[Record]:
-    """The servers of this user that are alive, oldest first. What dead ones left behind is cleared away."""
+    """The servers of this user that are alive, oldest first. Folders of dead servers are removed."""
     found = []
     for folder in base_folder().iterdir():
         record = _read(folder / RECORD)
@@ -79,7 +79,7 @@ def _read(file: pathlib.Path) -> Record | None:
 
 
 def birth_of(pid: int) -> int | None:
-    """When a process was started, in kernel ticks or seconds; None if there is none of that number."""
+    """When a process was started, in kernel ticks or seconds; None if there is no process with this pid."""
     if not (PROC / "self/stat").exists():
         return _birth_by_ps(pid)
     try:

@@ -99,7 +99,7 @@ def _check_tls(options: ServeOptions) -> None:
 
 
 def _is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine reaches it."""
+    """Whether only this machine can reach the address."""
     if listener.family == socket.AF_UNIX:
         return True
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
@@ -119,7 +119,7 @@ def _listen_unix(path: str) -> socket.socket:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             if probe.connect_ex(path) == 0:
                 raise BadConfig(f"Something else listens at {path}.", "give another --uds, or see `trireme ps`")
-        os.unlink(path)  # its server is gone
+        os.unlink(path)  # no server listens there any more
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:

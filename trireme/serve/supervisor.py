@@ -33,7 +33,7 @@ from trireme.serve.runtime import Record, write_record
 from trireme.serve.systemd import notify
 
 TURN_SECONDS = 0.25
-START_SILENCE_SECONDS = 60.0  # importing on a busy machine may hold the first beat back
+START_SILENCE_SECONDS = 60.0  # imports on a busy machine may delay the first heartbeat
 ECHO_SECONDS = 0.5  # a signal repeated within this time is the same signal
 STOP_SECONDS = 8.0  # for children that were told to stop
 HTTP_MODULE, ENGINE_MODULE = "trireme.api.process", "trireme.serve.launch"
@@ -41,7 +41,7 @@ HTTP_MODULE, ENGINE_MODULE = "trireme.api.process", "trireme.serve.launch"
 
 @dataclasses.dataclass
 class Orders:
-    """What all children are told alike."""
+    """The settings that all children get."""
 
     config: Config
     path: pathlib.Path
@@ -52,7 +52,7 @@ class Orders:
 
 
 class Child:
-    """One process of the server, over all its lives."""
+    """One process of the server, over all its restarts."""
 
     def __init__(self, role: str, module: str, orders: Orders):
         self.role, self.module, self.orders = role, module, orders
@@ -62,7 +62,7 @@ class Child:
         self.beaten, self.is_up = 0.0, False
         self.failures, self.lives = 0, 0
         self.retry_at, self.up_since = 0.0, 0.0
-        self.last_words, self.reason = "", ""  # of this life, and why the last one ended
+        self.last_words, self.reason = "", ""  # of the current process, and why the one before it ended
 
     def start(self) -> Channel:
         ours, theirs = pair()
@@ -74,7 +74,7 @@ class Child:
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 env=self._environ() if serves else None,
-                start_new_session=True,  # the terminal's signals are for the supervisor; a group of its own can be ended as one
+                start_new_session=True,  # the terminal signals only the supervisor; the group can be killed as one
             )
         self.lives += 1
         self.beaten, self.is_up, self.said = time.monotonic(), False, Alive(0)
@@ -83,7 +83,7 @@ class Child:
         return self.channel
 
     def _environ(self) -> dict[str, str]:
-        """Several HTTP processes count into files of one folder, so that each can tell of all."""
+        """Makes several HTTP processes write their metrics to files of one folder, so that each can report all of them."""
         if self.orders.config.serve.http_workers == 1:
             return dict(os.environ)
         folder = self.orders.folder / "metrics"
@@ -120,7 +120,7 @@ class Child:
             self.process.wait()
 
     def fail(self, reason: str) -> None:
-        """Counts a failure and sets the time of the next life."""
+        """Counts a failure and sets the time of the next start."""
         self.process, self.channel, self.is_up, self.said = None, None, False, Alive(0)
         self.failures += 1
         self.retry_at = time.monotonic() + backoff(self.failures)
@@ -185,7 +185,7 @@ class Supervisor:
                 raise error
 
     def _lost(self, child: Child, channel: Channel) -> None:
-        """A child has closed its channel: it is gone, or as good as gone."""
+        """Handles a child that has closed its channel: it has ended or is about to end."""
         if child.channel is not channel:
             return
         if child.process is not None:
@@ -207,7 +207,7 @@ class Supervisor:
 
     def _end_hung(self, child: Child, limit: float) -> None:
         assert child.process is not None and child.channel is not None
-        self._tell()  # first of all: what is told stays true while the stacks are written
+        self._tell()  # before the stacks are written, which takes a while
         show_stacks(child.process.pid)
         time.sleep(0.2)
         child.kill()
@@ -227,11 +227,11 @@ class Supervisor:
     # ---- standing
 
     def standing(self) -> Standing:
-        """How the whole server stands: the engine as the router says, unless one of its processes is down."""
+        """The state of the whole server: the engine's as the router reports it, unless one of its processes is down."""
         now = time.monotonic()
         up = [child for child in self.children if child.is_up]
         ages = {child.role: child.silence(now) for child in up}
-        # A hung HTTP process is replaced too, but takes nothing from the others.
+        # A hung HTTP process is replaced too, but does not affect the others.
         hung = any(child.silence(now) > self.options.heartbeat_timeout for child in self._engine if child.is_up)
         down = next((child for child in self._engine if not child.is_up), None)
         name, phase, share, reason = self._standing.name, self._standing.phase, self._standing.share, self._standing.reason
@@ -251,7 +251,7 @@ class Supervisor:
         return self._been_ready or all(child.is_up for child in self._https)
 
     def _tell(self) -> None:
-        """Tells the HTTP processes how the server stands: at once when that changes, else with every heartbeat."""
+        """Sends the HTTP processes the server's state: at once when it changes, otherwise with every heartbeat."""
         standing, now = self.standing(), time.monotonic()
         before, self._told = self._told, standing
         same = before is not None and _says_the_same(before, standing)
@@ -290,7 +290,7 @@ class Supervisor:
     # ---- the end
 
     def _catch_signals(self) -> Callable[[], None]:
-        """SIGTERM and SIGINT are noted, and wake the loop."""
+        """Makes SIGTERM and SIGINT be noted and wake the loop."""
         ours, theirs = pair()
         for end in (ours, theirs):
             end.setblocking(False)
@@ -326,7 +326,7 @@ class Supervisor:
         return 0
 
     def _signalled_again(self) -> bool:
-        """Whether a second signal has come. `timeout` and the like send one twice within moments, and mean it once."""
+        """Whether a second signal has come. Programs like `timeout` send a signal twice at once; this counts as one."""
         return self._signals[-1][1] - self._signals[0][1] > ECHO_SECONDS
 
     def _begin_drain(self) -> None:
@@ -349,7 +349,7 @@ class Supervisor:
 
 
 def _says_the_same(one: Standing, other: Standing) -> bool:
-    """Whether two standings say the same, but for the ages, which always change."""
+    """Whether two standings are equal, except for the ages, which always change."""
     return msgspec.structs.replace(one, ages={}) == msgspec.structs.replace(other, ages={})
 
 

@@ -1,4 +1,4 @@
-"""What systemd gives a service and wants to hear of it: a listening socket, and readiness. Knows its variables alone."""
+"""The interface to systemd: it may pass a listening socket and wants to be told of readiness. Knows only its variables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIRST = 3  # the descriptor of the first socket, by systemd's convention
 
 
 def inherited_listener() -> socket.socket | None:
-    """The socket that systemd has opened for this process; None if it has not. Children see nothing of it."""
+    """The socket that systemd has opened for this process, or None. The variables are removed, so that children do not see them."""
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     os.environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdecimal() or count == "0":
@@ -24,7 +24,7 @@ def inherited_listener() -> socket.socket | None:
 
 
 def notify(*lines: str) -> None:
-    """Tells systemd, where it asked for it (Type=notify). What it does not hear changes nothing here."""
+    """Sends systemd a message if it asked for them (Type=notify). Failures to send are ignored."""
     place = os.environ.get("NOTIFY_SOCKET", "")
     if not place:
         return

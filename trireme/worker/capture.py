@@ -1,4 +1,4 @@
-"""Hooks on intermediate values: a layer is wrapped while somebody looks, and only then. Unused, they cost nothing."""
+"""Hooks on intermediate values: a layer is wrapped only while its values are captured. Unused, hooks cost nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trireme.layers import Linear, Module
 
 
 class Tap(Module):
-    """Stands in a layer's place: passes everything on and keeps a copy of what comes out."""
+    """Replaces a layer: passes every call on and keeps a copy of the output."""
 
     def __init__(self, layer: Module, values: list[Tensor]):
         self.__dict__["_layer"], self.__dict__["_values"] = layer, values
@@ -62,7 +62,7 @@ def capture(model: Module, paths: Sequence[str]) -> Iterator[dict[str, list[Tens
 
 
 def _place(model: Module, path: str) -> tuple[Any, str | int]:
-    """What holds the layer at a path, and under which key."""
+    """The object that contains the layer at a path, and the layer's key in it."""
     *above, last = path.split(".")
     holder: Any = model
     for name in above:

@@ -1,4 +1,4 @@
-"""Does a backend run whole models? Small random ones, through worker, KV cache and sampler, against the reference backend.
+"""Tests whether a backend runs whole models: compares small random models, with KV cache and sampler, to the reference backend.
 
 Plans are written by hand here: chunked prompts, mixed steps, decodes, scattered pages, starts that are the most they can be. Knows
 no scheduler and no real checkpoint.
@@ -66,7 +66,7 @@ def check_models(name: str) -> Iterator[Finding]:
                     sum(a != b for a, b in zip(tokens, exact.tokens, strict=True)) / len(exact.tokens)
                     for tokens in (run(name, pathlib.Path(folder), watch=False, too_far=far).tokens for far in (False, True))
                 )
-            except Exception as failure:  # whatever a backend raises is a finding about it
+            except Exception as failure:  # any exception is a failure of the backend
                 error, wrong, settled, note = math.inf, math.inf, math.inf, f"{type(failure).__name__}: {failure}".splitlines()[0]
         yield Finding("model", title, "float32", error, TOLERANCE, note)
         yield Finding("sampler", title, "float32", wrong, 0.0, note)
@@ -112,7 +112,7 @@ def _safetensors(tensors: dict[str, np.ndarray]) -> bytes:
 
 @dataclass
 class _Sequence:
-    """A row as the plans below see it."""
+    """One row of the plans below."""
 
     prompt: list[int]
     sampling: SamplingParams

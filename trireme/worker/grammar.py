@@ -1,6 +1,6 @@
-"""The rule that holds rows to a grammar: masks over the vocabulary, made on the host while the device computes the logits.
+"""The rule that makes rows follow a grammar: masks over the vocabulary, made on the host while the device computes the logits.
 
-Knows grammars and tokens; nothing of what the grammar stands for. A row whose grammar fails, fails alone.
+Knows grammars and tokens; nothing of what a grammar is for. If a row's grammar fails, only that row fails.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from trireme.ipc.messages import Admit, Fork
 from trireme.types import GRAMMAR_TOO_COSTLY
 from trireme.worker.logits import NEGATIVE, Choice
 
-MAX_COMPILED = 64  # grammars kept compiled: many requests bring the same one
+MAX_COMPILED = 64  # how many compiled grammars are kept, because many requests use the same one
 
 
 class Grammars:
-    """One per worker. The vocabulary is read when the first grammar arrives, or when there is nothing better to do."""
+    """One per worker. The vocabulary is read when the first grammar arrives, or earlier if the worker is idle."""
 
     def __init__(self, load: Callable[[], GrammarTokens], width: int):
         self.errors: dict[int, str] = {}  # by row: why its grammar failed
@@ -39,7 +39,7 @@ class Grammars:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
     def warm_up(self) -> None:
-        """Reads the vocabulary in the background: a second's work, for which the first grammar's whole batch would wait."""
+        """Reads the vocabulary in the background. It takes about a second, and the first grammar's batch would wait for it."""
         self._thread.submit(self._vocabulary)
 
     def admit(self, admit: Admit) -> bool:
@@ -87,14 +87,14 @@ class Grammars:
         """Forbids what the grammars do not allow."""
         masks = np.stack([self._mask(int(choice.rows[i])) for i in at])
         forbidden = _unpacked(~masks, choice.logits.shape[1], choice.logits.device)
-        if at == list(range(len(at))):  # the rows lie together: no copies
+        if at == list(range(len(at))):  # adjacent rows need no copy
             choice.logits[: len(at)].masked_fill_(forbidden, NEGATIVE)
         else:
             where = torch.tensor(at, device=choice.logits.device)
             choice.logits[where] = choice.logits[where].masked_fill(forbidden, NEGATIVE)
         for i in at:
             row = self._rows[int(choice.rows[i])]
-            if row.ended and row.ends:  # whatever other rules say: there is nothing else to choose
+            if row.ended and row.ends:  # the end must stay allowed, because nothing else can be chosen
                 choice.logits[i, row.ends] = 0.0
 
     def take_errors(self, rows: np.ndarray) -> dict[int, str]:
@@ -130,14 +130,14 @@ class Grammars:
 
 
 class _TooCostly(BadRequest):
-    """A grammar that compiled and cannot be followed: it has come to a bound on its cost."""
+    """A compiled grammar has reached the limit of its cost and cannot be followed further."""
 
     def __init__(self, matcher: LLMatcher):
         super().__init__(f"{GRAMMAR_TOO_COSTLY}: {first_line(matcher.get_error())}.", "make it simpler")
 
 
 class _Row:
-    """A row's way through its grammar.
+    """A row's position in its grammar.
 
     The copies of a compiled grammar share the states it has built, and with them the bounds on its cost: where they are spent,
     it may have been by others, so the row tries again with a grammar of its own before it fails.
@@ -145,9 +145,9 @@ class _Row:
 
     def __init__(self, admit: Admit, compiled: Future[LLMatcher], renew: Callable[[], LLMatcher], nothing: np.ndarray):
         self.admit = admit
-        self.seen = admit.num_prompt  # after a pause, what had been generated is followed again
+        self.seen = admit.num_prompt  # after a pause, the generated tokens are followed again
         self.ends = admit.eos_token_ids
-        self.ended = False  # nothing may follow but the end
+        self.ended = False  # only an end token may follow
         self.mask: Future[np.ndarray] | None = None
         self._compiled, self._renew, self._nothing = compiled, renew, nothing
         self._past: list[int] = []
@@ -165,7 +165,7 @@ class _Row:
         return other
 
     def advance(self, ids: list[int]) -> np.ndarray:
-        """Follows the tokens that have come since, and says which may come next: one bit per token of the vocabulary."""
+        """Follows the new tokens, and returns which may come next: one bit per token of the vocabulary."""
         self._past += ids
         try:
             return self._follow(self._own or self._compiled.result(), ids)

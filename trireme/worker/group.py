@@ -28,8 +28,8 @@ from trireme.ipc.lifeline import show_stacks
 from trireme.ipc.messages import Beat, Failed, FromWorker, Phase, Plan, Ready, Reload, Reloaded, Sampled, Start, Stop
 from trireme.worker.limit import StepLimit
 
-SILENCE_SECONDS = 5.0  # a rank that has not beaten for so long is hung
-START_SILENCE_SECONDS = 120.0  # importing and mapping may hold a beat back
+SILENCE_SECONDS = 5.0  # a rank without a heartbeat for so long counts as hung
+START_SILENCE_SECONDS = 120.0  # imports and mapping files may delay a heartbeat
 
 Report = Callable[[str, float], None]
 
@@ -63,9 +63,9 @@ class _Rank:
 
 
 class RankGroup:
-    """The same face as the runner in this process: launch, collect. For loops that wait for other things too: channels, attend."""
+    """Has the interface of the runner (launch, collect), and channels and attend for loops that also wait for other things."""
 
-    depth = 2  # a plan travels while the one before it runs
+    depth = 2  # a plan is sent while the one before it runs
 
     def __init__(
         self, config: Config, path: pathlib.Path, report: Report, silence: float = SILENCE_SECONDS, folder: str | None = None
@@ -103,7 +103,7 @@ class RankGroup:
         return [rank.channel for rank in self.ranks]
 
     def ages(self) -> dict[str, float]:
-        """Seconds since each rank's last sign of life."""
+        """Seconds since each rank's last heartbeat."""
         now = time.monotonic()
         return {f"rank-{rank.rank}": now - rank.beaten for rank in self.ranks}
 
@@ -112,11 +112,11 @@ class RankGroup:
         self._post(plan)
 
     def reload(self, path: str) -> None:
-        """Has every rank take the weights of a folder; `reloaded` tells how it went. Nothing may be in flight."""
+        """Tells every rank to load the weights of a folder; `reloaded` returns the result. No step may be in flight."""
         self._post(Reload(path))
 
     def reloaded(self) -> Reloaded | None:
-        """The ranks' common answer, once all have spoken."""
+        """The ranks' common answer, once all have answered."""
         if len(self._reloaded) < self.size:
             return None
         answers, self._reloaded = self._reloaded, []
@@ -138,11 +138,11 @@ class RankGroup:
         return self._sampled.popleft()
 
     def collected(self) -> Sampled | None:
-        """The answer to the oldest launched plan, if it has come."""
+        """The answer to the oldest launched plan, if it has arrived."""
         return self._sampled.popleft() if self._sampled else None
 
     def wait(self, timeout: float) -> None:
-        """Attends when a rank has something to say, or when the time is up."""
+        """Waits for a rank's message or the timeout, and then calls `attend`."""
         poll = select.poll()
         for channel in self.channels:
             poll.register(channel, select.POLLIN | (select.POLLOUT if channel.backlog else 0))
@@ -150,7 +150,7 @@ class RankGroup:
         self.attend()
 
     def attend(self) -> None:
-        """Takes what the ranks have said, and looks after those who say nothing. Does not wait."""
+        """Reads the ranks' messages and checks for dead or hung ranks. Does not wait."""
         self.hear()
         now = time.monotonic()
         for rank in self.ranks:
@@ -160,12 +160,12 @@ class RankGroup:
         limit = self._silence if rank.ready else START_SILENCE_SECONDS
         if now - rank.beaten > limit:
             self._end(rank, f"has given no sign of life for {limit:.0f} s", hung=True)
-        busy = min(rank.busy, now - self._limit.answered_at)  # what the rank said last may be of a step answered since
+        busy = min(rank.busy, now - self._limit.answered_at)  # the last heartbeat may be about a step that has been answered since
         if busy > self._limit.seconds:
             self._end(rank, f"has been in one step for {busy:.0f} s", hung=True)
 
     def hear(self) -> None:
-        """Takes what the ranks have said. Does not wait."""
+        """Reads the ranks' messages. Does not wait."""
         for rank in self.ranks:
             self._hear(rank)
 
@@ -192,7 +192,7 @@ class RankGroup:
             self._end(rank, rank.ending())
 
     def _fail(self, rank: _Rank, failed: Failed) -> None:
-        """A rank has said itself why it cannot go on. If it only noticed that another one is gone, that one is to blame."""
+        """Handles a rank's own report of failure. If it only reports the loss of another rank, that rank is taken as the cause."""
         deadline = time.monotonic() + 2.0
         while self.size > 1 and failed.exit_code == WorkerDied.exit_code and time.monotonic() < deadline:
             dead = next((r for r in self.ranks if r is not rank and (r.process.poll() or 0) < 0), None)
@@ -210,7 +210,7 @@ class RankGroup:
         if rank.process.poll() is None:
             show_stacks(rank.process.pid)
             time.sleep(0.1)
-        if not hung:  # one that hangs may die of being asked for its stacks, which is not why the group ends
+        if not hung:  # a hung rank may die when asked for its stacks, but this is not the cause
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rank.process.wait(timeout=0.5)
                 what = rank.ending()
@@ -231,7 +231,7 @@ class RankGroup:
         self._closed = True
 
     def close(self) -> None:
-        """Lets the ranks end by themselves, and ends those that do not."""
+        """Lets the ranks end by themselves, and kills those that do not."""
         if self._closed:
             return
         for rank in self.ranks:
@@ -245,7 +245,7 @@ class RankGroup:
 
 
 def open_ranks(config: Config, path: pathlib.Path, report: Report = lambda name, share: None) -> RankGroup:
-    """A group that is ready."""
+    """Opens a group and waits until it is ready."""
     group = RankGroup(config, path, report)
     try:
         while not group.is_ready:

@@ -1,4 +1,4 @@
-"""What the host knows of each running row besides its tokens and pages: one entry per row of the tables. Knows no device."""
+"""What the host knows about each running row besides its tokens and pages: one entry per row of the tables. Knows no device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class HostRows:
 
     def __init__(self, count: int, num_bands: int):
         self.state_slots = np.arange(count, dtype=np.int32) * 2  # of each row's newest state
-        self.lengths = np.zeros(count, dtype=np.int32)  # tokens of each row; below 0 where only the device knows
+        self.lengths = np.zeros(count, dtype=np.int32)  # tokens of each row; below 0 if only the device knows
         self.num_held = np.zeros((num_bands, count), dtype=np.int64)  # pages
         self.num_prompt = np.ones(count, dtype=np.int32)
         self.sampling = {name: torch.zeros(count, dtype=column_type(name)).numpy() for name in Choosing._fields}
 
     def take(self, plan: Plan, page_size: int) -> None:
-        """Notes the rows that a plan admits, forks and tells of."""
+        """Notes the rows that a plan admits and forks, and those whose tokens it tells."""
         for admit in plan.admit:
             sampling = admit.sampling
             self.num_held[:, admit.row] = admit.begins or 0
@@ -30,7 +30,7 @@ class HostRows:
             self.lengths[admit.row] = len(admit.tokens) // 4
             self.num_prompt[admit.row] = admit.num_prompt
             for name, column in self.sampling.items():
-                column[admit.row] = max(getattr(sampling, name), 0)  # -1 is another word for 0: a top_k of all
+                column[admit.row] = max(getattr(sampling, name), 0)  # -1 means the same as 0: no limit of top_k
         for fork in plan.forks:
             if fork.parent != NO_PARENT:
                 self.num_held[0, fork.row] = -(-fork.length // page_size)
@@ -53,7 +53,7 @@ class HostRows:
         return {"ends": ends, "said": said, "grows": samples.astype(np.int32)}
 
     def states(self, rows: np.ndarray, starts: np.ndarray) -> dict[str, np.ndarray]:
-        """Which state each sequence goes on from and which it leaves. A row's first step begins without one, whatever is there."""
+        """Which state slot each sequence reads and which it writes. A row's first step ignores what is in the slot."""
         before = self.state_slots[rows]
         self.state_slots[rows] = after = before ^ 1
         return {"states_from": np.where(starts > 0, before, np.int32(-1)), "states_to": after}
@@ -67,7 +67,7 @@ class HostRows:
 
 
 def _running_count(rows: np.ndarray) -> np.ndarray:
-    """For each entry, how many equal ones stand before it."""
+    """For each entry, how many equal entries come before it."""
     order = np.argsort(rows, kind="stable")
     ranked = rows[order]
     first = np.searchsorted(ranked, ranked, side="left")

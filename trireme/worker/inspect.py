@@ -1,4 +1,4 @@
-"""What a model's folder or file holds, and whether it would load: everything that loading checks, without its weights' bytes.
+"""Reports what a model's folder or file holds and whether it would load: the checks of loading, without reading the weights.
 
 Knows checkpoints and model classes; computes nothing. Every row comes before the refusal that may follow it.
 """

@@ -6,9 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-# A step counts as hung when it takes so many times what is expected. A long context, swapping or other programs make it slow.
+# A step counts as hung if it takes this many times the expected time. Long contexts, swapping or other programs slow steps down.
 SLACK = 10.0
-FRESH = 0.3  # the weight of the newest step in what a token is believed to cost, if it was a faster one
+FRESH = 0.3  # the weight of the newest step in the estimated cost of a token, if it was faster
 
 
 class StepLimit:
@@ -21,21 +21,21 @@ class StepLimit:
         self._steps: deque[tuple[float, int]] = deque()  # when each was launched, and its tokens
 
     def believe(self, per_token: float) -> None:
-        """Takes in what one token alone took, which is more than it takes among others."""
+        """Sets the cost of a token from a step of one token, which is more than a token costs in a batch."""
         slower = per_token > self._per_token
         self._per_token = per_token if slower else FRESH * per_token + (1 - FRESH) * self._per_token
 
     def begin(self, tokens: int) -> None:
-        """A step was launched."""
+        """Notes that a step was launched."""
         self._steps.append((self._clock(), tokens))
 
     def end(self) -> None:
-        """The oldest step was answered. It ran when the one before it had been answered."""
+        """Notes that the oldest step was answered. It ran after the one before it had been answered."""
         begun, tokens = self._steps.popleft()
         spent, self.answered_at = self._clock() - max(begun, self.answered_at), self._clock()
         self.believe(spent / max(tokens, 1))
 
     @property
     def seconds(self) -> float:
-        """What the steps under way may take."""
+        """How many seconds the steps in flight may take."""
         return self._least + SLACK * self._per_token * sum(tokens for _, tokens in self._steps)

@@ -37,8 +37,8 @@ class Loaded:
     max_model_len: int
     weight_bytes: int
     checkpoint: Checkpoint
-    asked: dict[str, tuple[int, ...]]  # what the leaves have read
-    holding: str = ""  # what the checkpoint holds, for people
+    asked: dict[str, tuple[int, ...]]  # names and shapes of the tensors that the layers have read
+    holding: str = ""  # text for people: what the checkpoint holds
 
 
 def load_model(config: Config, path: pathlib.Path, backend: Backend, mesh: Mesh, report: Report) -> Loaded:
@@ -72,7 +72,7 @@ def build_model(config: Config, checkpoint: Checkpoint, backend: Backend, mesh: 
     try:
         model, cfg, env = _build(config, checkpoint, backend, mesh)
     except _ILL_FORMED as error:
-        # Anything may stand where a config should have a number; whatever trips over it is the config's fault.
+        # A config may have any value where a number is expected, so every exception here is reported as an error of the config.
         cause = f"{checkpoint.path}: the config makes no sense ({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})."
         raise BadCheckpoint(cause, "check config.json, or fetch the model again") from error
     if not config.model.random_weights:
@@ -96,7 +96,7 @@ def _build(config: Config, checkpoint: Checkpoint, backend: Backend, mesh: Mesh)
 
 
 def check_strays(checkpoint: Checkpoint, model: Module, cfg: ModelConfig, asked: Collection[str]) -> str:
-    """Refuses tensors that the loaded model has no use for; says which ones its class leaves out."""
+    """Refuses tensors that the loaded model does not use, except those that its class ignores, which are reported."""
     tied = {f"{path}.weight" for path, part in model.walk() if isinstance(part, Head) and part.tied() is not None}
     left_out, strays = compare(checkpoint.entries(), tied | set(asked), leaves_out_of(type(model), cfg.raw))
     refuse_strays(checkpoint.path, type(model), strays)
@@ -119,7 +119,7 @@ def read_pickle(path: pathlib.Path) -> dict[str, tuple[str, np.ndarray]]:
     """The tensors of a .bin file: (kind, bits) by name. Only tensors are unpickled, never code."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # whatever a broken or hostile pickle brings up; torch's own advice would be to trust it
+    except Exception:  # a broken or hostile pickle may raise anything; torch's message would advise to trust it
         raise BadCheckpoint(f"{path} is damaged, or holds more than tensors.", "use a safetensors copy of the model") from None
     if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
         raise BadCheckpoint(f"{path} holds something else than named tensors.", "use a safetensors copy of the model")
@@ -151,7 +151,7 @@ _KINDS = {
 
 
 def stored_tensor(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Stored:
-    """The tensor that a leaf asks for, if it is what the config says."""
+    """The tensor that a layer asks for. Refuses it if it does not agree with the config."""
     weight = checkpoint.weight(name)
     if weight.kind not in DECODED:
         raise UnsupportedModel(f"{checkpoint.path}: {name} is stored as {weight.kind}, which is not decoded here.", HOW_ELSE)
@@ -170,7 +170,7 @@ def _stored_dtype(raw: dict[str, Any]) -> torch.dtype:
 
 
 def model_length(cfg: ModelConfig, wanted: int | None) -> int:
-    """The longest sequence: what the user asks for, within what the model's positions can carry."""
+    """The longest sequence: what the user asks for, up to the limit of the model's positions."""
     if wanted is None:
         return cfg.max_positions
     factor = float(cfg.rope.get("factor") or 1.0) if cfg.rope else 1.0

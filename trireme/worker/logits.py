@@ -1,4 +1,4 @@
-"""Rules that edit logits before a token is chosen. Each owns one noun, knows the rows it touches, and works on all of them at once.
+"""Rules that edit logits before a token is chosen. Each has one task, knows its rows, and works on all of them at once.
 
 A rule sees logits, rows and the token table; nothing of requests or text.
 """
@@ -33,13 +33,13 @@ class Choice:
 
 class Rule(Protocol):
     def admit(self, admit: Admit) -> bool:
-        """Takes note of a new row, and forgets whose it was; says whether the rule applies to it."""
+        """Notes a new request in a row and forgets the one before; returns whether the rule applies to it."""
 
     def release(self, row: int) -> None:
-        """Forgets a row that holds no request any more."""
+        """Forgets a row whose request has left."""
 
     def fork(self, fork: Fork) -> None:
-        """Takes note that a row has become a copy of another one."""
+        """Notes that a row has become a copy of another one."""
 
     def touches(self, rows: np.ndarray) -> list[int]:
         """Which of these rows the rule applies to, as indices."""
@@ -146,7 +146,7 @@ class Allowed(_ByRow):
 
 
 class MinTokens(_ByRow):
-    """No end before so many tokens."""
+    """Forbids end tokens before `min_tokens` tokens."""
 
     def value(self, admit: Admit) -> object | None:
         s = admit.sampling
@@ -161,7 +161,7 @@ class MinTokens(_ByRow):
 
 
 class NoRepeatNgram(_ByRow):
-    """No n tokens in a row twice: whatever followed the last n - 1 tokens before is forbidden now."""
+    """Forbids repeated n-grams: a token that has followed the last n - 1 tokens before may not follow them again."""
 
     def value(self, admit: Admit) -> object | None:
         return admit.sampling.no_repeat_ngram or None

@@ -43,7 +43,7 @@ class Packed:
         """Lays values down, filled up to `length`; they are on the device after `send`."""
         begin, middle = self.used, self.used + len(values)
         end = max(middle, begin + length)
-        if end > len(self.host):  # rare: many long prompts admitted at once; they travel by themselves
+        if end > len(self.host):  # rare: many long prompts were admitted at once, and are copied separately
             return torch.from_numpy(_bits(values)).to(self.target.device)
         self.host[begin:middle] = _bits(values)
         if end > middle:

@@ -27,7 +27,7 @@ from trireme.worker.worker import LocalWorker
 
 BEAT_SECONDS = 0.5
 REST_SECONDS = 1.0
-PIECE_SECONDS = 0.02  # between two pieces of what is done in quiet moments
+PIECE_SECONDS = 0.02  # between two pieces of idle work
 
 
 class Pulse:
@@ -65,7 +65,7 @@ class Pulse:
             try:
                 self.send(Beat(self.busy_seconds))
             except ChannelClosed:
-                os._exit(0)  # the parent is gone: nobody is left to work for
+                os._exit(0)  # the parent has ended
 
 
 def main() -> None:
@@ -107,7 +107,7 @@ def _serve(start: Start, channel: Channel, send: Any) -> None:
             send(Phase(name, share))
 
     worker = LocalWorker(config, pathlib.Path(start.path), start.rank, start.store, report)
-    gc.freeze()  # else a full collection looks through all that was imported and delays a token by 90 ms
+    gc.freeze()  # otherwise a full collection visits all imported objects and delays a token by 90 ms
     send(worker.ready)
     answer = _Answering(worker.runner, pulse, send if start.rank == 0 else lambda sampled: None)
     for order in _orders(channel, worker.rest):
@@ -120,7 +120,7 @@ def _serve(start: Start, channel: Channel, send: Any) -> None:
 
 
 def _orders(channel: Channel, rest: Callable[[], bool]) -> Iterator[Plan | Reload]:
-    """What is to be done, until the end is said. When nothing comes for a while, `rest` is called until it has no more to do."""
+    """The messages until the last one. When none comes for a while, `rest` is called until it has no more work."""
     patience: float | None = REST_SECONDS
     while not isinstance(message := channel.receive(patience), Stop):
         if message is None:
@@ -142,7 +142,7 @@ class _Answering:
             threading.Thread(target=self._run, name="answers", daemon=True).start()
 
     def due(self) -> None:
-        """One more launched plan is to be answered."""
+        """Notes that one more launched plan is to be answered."""
         if self.runner.depth > 1:
             self.owed.put(None)
         else:

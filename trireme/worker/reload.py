@@ -1,4 +1,4 @@
-"""New weights in the place of those that are loaded. Knows checkpoints and leaves; nobody computes meanwhile.
+"""Replaces the loaded weights by new ones. Knows checkpoints and layers' weights; no step may run meanwhile.
 
 A captured graph holds the addresses of weights. So values are copied into the old tensors where that can be; where it cannot (the
 CPU's packed weights may be read-only maps of a file), the new ones are used where they are, and steps are recorded anew.
@@ -45,7 +45,7 @@ def _spelling(path: pathlib.Path) -> list[str] | None:
 
 @torch.inference_mode()
 def take(module: Module, read: Read, path: str = "") -> bool:
-    """Pulls new weights for everything below. False: some are not where the old ones were."""
+    """Loads new weights for everything below. Returns False if some have other addresses than the old ones."""
     stays = True
     if type(module).load is Module.load:
         for name, child in module.children():

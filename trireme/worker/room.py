@@ -36,7 +36,7 @@ class Room:
 
 @dataclass(frozen=True)
 class _Needs:
-    """What there is to divide, and who asks for how much. Windows: how many tokens of the end a layer sees, 0 for all."""
+    """The memory to divide and the needs of the layers. A window is how many of the last tokens a layer sees, 0 for all."""
 
     budget: int  # bytes
     per_token: Mapping[int, int]  # by window: bytes a token takes in these layers
@@ -51,7 +51,7 @@ class _Needs:
 
     @property
     def fits(self) -> int:
-        """Tokens for which there is room if all layers keep all."""
+        """How many tokens fit if all layers keep all tokens."""
         return self.budget // max(self.bytes_per_token, 1)
 
 
@@ -63,7 +63,7 @@ def make_room(config: Config, loaded: Loaded, backend: Backend, group: Group) ->
     num_states = 2 * (config.schedule.max_running + 1)  # two for every row, the one for padding included
     state_bytes = num_states * sum(spec.num_bytes for spec in states.values())
     max_len, page = loaded.max_model_len, config.cache.page_size
-    # What never slides out of the window is kept like the rest; a static page holds the whole context anyway.
+    # If the window is as long as the context, it is kept like full attention. A static page holds the whole context anyway.
     window_of = {key: spec.window if page and spec.window < max_len else ALL for key, spec in caches.items()}
     per_token = {ALL: 0}
     for key, spec in caches.items():
@@ -83,7 +83,7 @@ def make_room(config: Config, loaded: Loaded, backend: Backend, group: Group) ->
 
 
 def _of_kind(config: Config, backend: Backend, specs: dict[int, CacheSpec]) -> dict[int, CacheSpec]:
-    """The specs in the kind the user asked for."""
+    """The specs in the cache format that the user asked for."""
     kind = "plain" if config.cache.kv_dtype == "auto" else config.cache.kv_dtype
     if kind not in backend.kv_kinds:
         raise BadConfig(f"The backend {backend.name} keeps no {kind} KV.", "use --kv-dtype auto")

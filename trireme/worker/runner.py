@@ -24,13 +24,13 @@ from trireme.worker.sampler import BROKEN, Pick, Sampler
 from trireme.worker.scores import Scores, ToHost, read
 from trireme.worker.tables import Padding, Step, Tables
 
-WAITS = 1.2  # a device that took less than this many times as long as the host had to wait for it
+WAITS = 1.2  # if device time / host time is below this, the device had to wait for the host
 Caches = dict[int, KVCache | States]  # by the key under which layers ask for them
 Size = tuple[Padding, str]  # of a graph: how many tokens and sequences, and which kind of sampling
 
 
 class Standing(enum.Enum):
-    """What is known of a size that steps have."""
+    """What is known about a size of steps."""
 
     WANTED = "its steps are captured"
     TRIED = "large; its first step ran as it came, perhaps behind a compiler, and the next ones are measured"
@@ -50,7 +50,7 @@ class Launched:
     trial: Trial | None = None
 
     def notes(self, tokens: list[int]) -> list[RowNote]:
-        """What some rows have to say besides the tokens they sampled; one note a row."""
+        """The notes of rows that have more to report than sampled tokens; one note per row."""
         notes: dict[int, RowNote] = {}
         for part, entries in read(self.scores, self.scored) if self.scored is not None else []:
             if part.prompt:  # all of one row
@@ -69,7 +69,7 @@ class Launched:
 
 @dataclass
 class Trial:
-    """A large step with prompts, run as it comes, and how long host and device took."""
+    """A large step with prompts, run without a graph, and how long host and device took."""
 
     size: Size  # of the graph that could run it
     host: float
@@ -108,7 +108,7 @@ class Runner:
             if fork.parent != NO_PARENT:
                 self.sampler.fork(fork)
         if plan.drafts and self.sampler.mode(plan.rows) == "ruled":
-            plan = self.tables.exact(plan)  # rules look at the tokens before
+            plan = self.tables.exact(plan)  # rules read the tokens before, so they need exact lengths
         size = self._size(plan)
         standing = self._standing(size) if size else None
         padding, mode = size if size and standing is Standing.WANTED else (None, "")
@@ -131,12 +131,12 @@ class Runner:
         self.launched.append(Launched(plan, answer, self.backend.mark(), scores, scored, pick.errors, trial))
 
     def forget(self) -> None:
-        """Drops what was recorded: it holds addresses of weights that are not used any more."""
+        """Drops the captured graphs, because they hold addresses of the old weights."""
         self.graphs.clear()
         self.known.clear()
 
     def rehearse(self, counts: list[int], mode: str) -> None:
-        """Records a step of sequences with so many tokens before anybody wants it, on the scratch row, which nobody reads."""
+        """Captures a step of sequences with so many tokens before it is needed, on the scratch row, which is never read."""
         scratch, count = self.tables.scratch_row, len(counts)
         plan = Plan(0, [], [], [], [], [scratch] * count, [0] * count, counts, [1] * count, [True] * count)
         if mode == "random":
@@ -160,7 +160,7 @@ class Runner:
         return Sampled(launched.plan.step, tokens, launched.notes(tokens))
 
     def _run(self, step: Step) -> tuple[Pick, list[Scores]]:
-        """A step as it comes: any mix of prompts and decodes, every sampling rule."""
+        """Runs a step without a graph: any mix of prompts and decodes, with every sampling rule."""
         self.sampler.prepare(step)
         logits = self._forward(step)
         prompts = self._prompt_scores(logits, step)

@@ -1,4 +1,4 @@
-"""Chooses the next tokens of a step, for all rows at once. A row whose own logits are broken fails alone.
+"""Chooses the next tokens of a step, for all rows at once. If a row's logits are broken, only that row fails.
 
 Knows logits and sampling parameters; nothing of text. A row's random numbers come from its seed and position alone, so its tokens
 do not depend on what else is in the batch, or on pauses.
@@ -24,7 +24,7 @@ BROKEN = -1  # the id of a row that could not choose
 
 @dataclass
 class Pick:
-    """What was chosen, still on the device."""
+    """The chosen tokens, still on the device."""
 
     ids: Tensor  # [sequences that sample]; BROKEN where a row failed
     scores: Scores | None = None  # of the chosen tokens whose log-probabilities are wanted
@@ -53,7 +53,7 @@ class Sampler:
         self.num_prompt_top[row] = -1 if s.prompt_logprobs is None else s.prompt_logprobs
 
     def fork(self, fork: Fork) -> None:
-        """A row chooses as another one does, by random numbers of its own."""
+        """Copies another row's sampling parameters to a row, with random numbers of its own."""
         row, parent = fork.row, fork.parent
         self.seeds[row] = fork.seed & (2**64 - 1)
         for rule in self.rules:
@@ -71,7 +71,7 @@ class Sampler:
         self.num_top[row] = self.num_prompt_top[row] = -1
 
     def prepare(self, step: Step) -> None:
-        """Begins with what a step's sampling needs from the host, before the device computes its logits."""
+        """Starts the host's work for a step's sampling, before the device computes its logits."""
         if self.grammars is not None and step.samples.any():
             rows, lengths = step.rows[step.samples], (step.starts + step.counts)[step.samples]
             self.grammars.prepare(rows, lengths, self.tables.tokens)
@@ -85,7 +85,7 @@ class Sampler:
             return uniform(self.seeds[plan.rows], positions)
 
     def mode(self, rows: list[int]) -> str:
-        """How much of sampling these rows need: greedy, random, or rules and logprobs besides."""
+        """Which kind of sampling these rows need: greedy, random, or also rules and logprobs."""
         if not self.ruled.isdisjoint(rows):
             return "ruled"
         return "greedy" if self.random.isdisjoint(rows) else "random"

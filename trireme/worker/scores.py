@@ -38,7 +38,7 @@ def score(ops: Ops, logits: Tensor, ids: Tensor, rows: list[int], tops: list[int
 
 
 class ToHost:
-    """The way of a step's scores to the host. Each step that may be under way has a buffer of its own."""
+    """Copies a step's scores to the host. Each step that may be in flight has a buffer of its own."""
 
     def __init__(self, backend: Backend, steps: int):
         self.backend, self.buffers = backend, [torch.zeros(0, dtype=torch.int32)] * steps
@@ -55,7 +55,7 @@ class ToHost:
 
 
 def read(scores: list[Scores], host: Tensor) -> list[tuple[Scores, list[TokenLogprobs]]]:
-    """What a copy that has arrived says of each token."""
+    """Decodes a copy that has arrived: the log-probabilities of each token."""
     found, begin, numbers = [], 0, host.numpy()
     for part in scores:
         tokens, width = part.table.shape

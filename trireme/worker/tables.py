@@ -44,7 +44,7 @@ class Step:
     buffer: Tensor
     make_layouts: Callable[[Step], list[StepLayout]]
     padded: bool  # whether some sequences only pad
-    room: int  # captured as a step with prompts: how many tokens it has room for; 0 else
+    room: int  # the number of tokens of a graph captured for steps with prompts; otherwise 0
     settled: bool = False  # whether the device says how long its sequences are; the plan's numbers are the most they can be
 
     def begin(self, name: str) -> int:
@@ -156,13 +156,13 @@ class Tables:
         return step
 
     def _count_further(self) -> None:
-        """Notes how long the rows are that only went on in the last steps."""
+        """Notes the lengths of rows that only advanced in the last steps."""
         if self.before is not None:
             plan, _, step = self.before
             self.host.lengths[plan.rows] = step.starts[: len(plan.rows)] + 2
 
     def _goes_on(self, plan: Plan, padding: Padding | None) -> bool:
-        """Whether this is the step before once more, each row one token further, as most steps of long answers are."""
+        """Whether this step repeats the one before, each row one token further, as most steps of long answers do."""
         if self.before is None or plan.admit or plan.forks or plan.drafts:
             return False
         before, size, _ = self.before
@@ -277,7 +277,7 @@ class Tables:
         taken = self.packed.put(np.asarray([admit.row for admit in plan.admit], np.int32)) if plan.admit else None
         self.packed.send()
         self.packed.used = columns
-        if taken is not None:  # nothing of a row's former request is left in it
+        if taken is not None:  # clears the row's former request
             rows = self.packed.at(taken).long()
             self.tokens.index_fill_(0, rows, 0)
             for table, scratch in zip(self.page_tables, self.scratch_pages, strict=True):
@@ -378,7 +378,7 @@ def _column(values: list | np.ndarray, count: int, fill: int) -> np.ndarray:
 
 
 def _wanted(ends: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """Indices of the last logits[i] tokens of each sequence."""
+    """The indices of the last logits[i] tokens of each sequence."""
     if logits.max(initial=0) <= 1:
         return ends[logits == 1] - 1
     return np.concatenate([np.arange(end - n, end, dtype=np.int32) for end, n in zip(ends, logits, strict=True)])

@@ -36,8 +36,8 @@ from trireme.worker.runner import Caches, Runner
 from trireme.worker.sampler import Sampler
 from trireme.worker.tables import Tables
 
-MOST_REHEARSED = 16  # sequences of a step that is recorded before it is wanted
-LONGEST_REHEARSAL = 0.5  # seconds: where a step takes so long, whoever comes meanwhile would wait longer than recording takes
+MOST_REHEARSED = 16  # the most sequences of a step that is captured before it is needed
+LONGEST_REHEARSAL = 0.5  # seconds: if a step takes longer, capturing it early would delay requests too much
 
 
 class LocalWorker:
@@ -106,7 +106,7 @@ class LocalWorker:
         return time.monotonic() - begun
 
     def reload(self, path: pathlib.Path) -> str:
-        """New weights in the place of the old ones; why not, in a line, where they do not fit. Nothing may be in flight."""
+        """Replaces the weights. If the new ones do not fit, returns the reason in one line. No step may be in flight."""
         loaded = self._loaded
         try:
             if self._config.model.random_weights:
@@ -122,13 +122,13 @@ class LocalWorker:
         return ""
 
     def rest(self) -> bool:
-        """Does one piece of what may be wanted later, for moments in which no plan comes; says whether there may be more."""
+        """Does one piece of work in advance while no plan comes; returns whether there may be more."""
         return next(self._chores, False)
 
     def _later(self) -> Iterator[bool]:
         self.grammars.warm_up()
         yield True
-        # Ranks would have to agree on the moment; a device records in other ways.
+        # Not with several ranks, which would have to do this at the same time, nor on a device, where capture works differently.
         alone = self.size == 1 and self.backend.depth == 1
         for counts, mode in itertools.product(self._rehearsed() if alone else [], ("greedy", "random")):
             begun = time.monotonic()
@@ -154,7 +154,7 @@ class LocalWorker:
             self.runner.eager = False
 
     def close(self) -> None:
-        """Nothing outlives the process."""
+        """Does nothing: everything ends with the process."""
 
 
 def _grammar_tokens(path: pathlib.Path, width: int) -> GrammarTokens:
