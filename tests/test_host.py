@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -14,6 +17,7 @@ import torch
 from trireme import host
 from trireme.backends import open_backend
 from trireme.backends.cpu import build, library
+from trireme.backends.cuda import present
 from trireme.backends.reference import Reference
 from trireme.cli import main
 from trireme.config import DeviceOptions
@@ -97,6 +101,44 @@ def test_doctor_shows_the_containers_limits(root: pathlib.Path, capsys: pytest.C
     assert main.main(["doctor"]) == 0
     told = capsys.readouterr().out
     assert "this container may use 1.5 CPUs" in told and "this container may use 2.0 GiB" in told
+
+
+def test_doctor_answers_without_torch() -> None:
+    script = "import sys; from trireme.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script, "doctor", "--backend", "cpu"], capture_output=True, text=True, check=True)
+    *told, modules = done.stdout.splitlines()
+    assert "torch" not in modules.split() and "trireme.cli.doctor" in modules.split()
+    assert any(line.split() == ["torch", importlib.metadata.version("torch")] for line in told)
+    assert any(line.startswith("would choose       backend cpu, ") for line in told)
+
+
+def test_doctor_compiles_nothing_unasked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(build, "find", lambda cache: None)
+    monkeypatch.setattr(build, "compiler", lambda: "/usr/bin/cc")
+    monkeypatch.setattr(build, "build", lambda *given: pytest.fail("it was compiled"))
+    assert main.main(["doctor", "--backend", "cpu"]) == 0
+    assert "not compiled yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("files", "driver", "reason"),
+    [
+        (["libtorch_cpu.so"], True, "the installed torch is a build for CPUs alone"),
+        (["libtorch_cpu.so", "libtorch_cuda.so"], False, "no driver of a CUDA or ROCm device is installed"),
+        (["libtorch_cpu.so", "libtorch_cuda.so"], True, None),
+        ([], True, None),  # torch lies in an unusual place: it must be asked
+    ],
+)
+def test_what_is_known_of_a_gpu_without_torch(
+    files: list[str], driver: bool, reason: str | None, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "lib").mkdir()
+    write(root, {f"lib/{name}": "" for name in files})
+    spec = importlib.machinery.ModuleSpec("torch", None, origin=str(root / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(present, "DRIVERS", ("libc.so.6" if driver else "libnothing.so.1",))
+    monkeypatch.setattr(present, "ROCM", root / "kfd")
+    assert present.surely_missing() == reason
 
 
 def test_without_kernels_and_compiler_one_line_says_how_much_slower_and_what_mends_it(

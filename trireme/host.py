@@ -44,6 +44,28 @@ def memory_room() -> tuple[int, int] | None:
     return min(rooms, default=None)
 
 
+def memory() -> tuple[int, int]:
+    """(free, total) bytes that this process may use: the machine's, or its container's where those are fewer."""
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    free, total = _available() or _unused(pages) * size, pages * size
+    room = memory_room()
+    return (min(free, room[0]), min(total, room[1])) if room else (free, total)
+
+
+def _available() -> int:
+    """Bytes that can be allocated without swapping, as Linux counts them; 0 if the system does not tell."""
+    lines = (_text(ROOT / "proc/meminfo") or "").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+
+
+def _unused(pages: int) -> int:
+    """Pages of unused memory; half of all memory if the system does not tell."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES")
+    except (ValueError, OSError):
+        return pages // 2
+
+
 def _kept_of_files(folder: pathlib.Path) -> int:
     lines = dict(line.split() for line in (_text(folder / "memory.stat") or "").splitlines() if line.count(" ") == 1)
     found = lines.get("total_inactive_file", lines.get("inactive_file", "0"))

@@ -13,7 +13,7 @@ from trireme.backends import reason_against
 if reason_against("cpu"):
     pytest.skip(str(reason_against("cpu")), allow_module_level=True)
 
-from trireme.backends.cpu import Cpu
+from trireme.backends.cpu.backend import Cpu
 from trireme.backends.cpu.fuse import arguments, fused
 from trireme.backends.cpu.library import StepStruct
 from trireme.backends.cpu.ops import gate_transform

@@ -6,7 +6,6 @@ layers besides ops, because packed weights and fused norms do not fit an op that
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -48,10 +47,7 @@ class Backend:
 
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""
-        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-        free, total = _available() or _unused(pages) * size, pages * size
-        room = host.memory_room()
-        return (min(free, room[0]), min(total, room[1])) if room else (free, total)
+        return host.memory()
 
     def kv_budget(self, fraction: float) -> int:
         """Bytes that KV may take after the weights are loaded: half of the allowed share, because others use host memory too."""
@@ -124,23 +120,3 @@ class Backend:
     def describe(self) -> dict[str, str]:
         """The lines that `trireme doctor` shows for this backend."""
         return {"device": str(self.device)}
-
-
-def _unused(pages: int) -> int:
-    """Bytes of unused memory; half of all memory if the system does not tell."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES")
-    except (ValueError, OSError):
-        return pages // 2
-
-
-def _available() -> int:
-    """Bytes that can be allocated without swapping, as Linux counts them."""
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0

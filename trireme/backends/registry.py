@@ -6,20 +6,23 @@ import importlib
 import shutil
 import sys
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trireme.backends.base import Backend
 from trireme.config import DeviceOptions
 from trireme.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from trireme.backends.base import Backend
 
 # By preference: the first that can run here is the automatic choice.
 BUILT_IN = {
     "cuda": "trireme.backends.cuda.backend:Cuda",
-    "cpu": "trireme.backends.cpu:Cpu",
+    "cpu": "trireme.backends.cpu.backend:Cpu",
     "reference": "trireme.backends.reference:Reference",
 }
-# Called before the backend is imported, because importing Triton and its kernels takes half a second.
-_MISSING = {"cuda": "trireme.backends.cuda.device:missing"}
+# What tells why a backend cannot run here. It is asked first, because importing the backend brings torch and perhaps Triton.
+_MISSING = {"cuda": "trireme.backends.cuda.present:surely_missing", "cpu": "trireme.backends.cpu.library:missing"}
+_SETTLED = ("cpu", "reference")  # need not be asked anything more
 
 
 def names() -> list[str]:
@@ -47,17 +50,21 @@ def _load(place: str) -> Any:
 def reason_against(name: str) -> str | None:
     """Why a backend cannot run here; None if it can."""
     try:
-        if name in _MISSING and (reason := _load(_MISSING[name])()):
-            return reason
-        return backend_class(name).unavailable()
+        reason: str | None = _load(_MISSING[name])() if name in _MISSING else None
+        return reason if reason or name in _SETTLED else backend_class(name).unavailable()
     except BackendUnavailable as error:
         return error.cause.rstrip(".")
+
+
+def automatic() -> str:
+    """The backend that is chosen here if none is asked for."""
+    return next(name for name in BUILT_IN if name == "reference" or reason_against(name) is None)
 
 
 def open_backend(options: DeviceOptions, rank: int = 0) -> Backend:
     """The backend the options ask for, or the best one that runs here."""
     if options.backend == "auto":
-        name = next(name for name in BUILT_IN if reason_against(name) is None)
+        name = automatic()
         if name == "reference" and rank == 0:
             _warn_slow(str(reason_against("cpu")))
         return backend_class(name)(options, rank)

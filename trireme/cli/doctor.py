@@ -10,26 +10,35 @@ import platform
 import shutil
 import sys
 
-from trireme.command.early import import_torch, torch_libraries_loading
+from trireme import backends
+from trireme.backends.cpu import build, library
+from trireme.backends.cuda.present import surely_missing
 from trireme.command.fetch import fetched
 from trireme.command.flags import add_model, add_settings, config_from, model_given
+from trireme.command.startup import shown
 from trireme.config import Config, cache_folder
-from trireme.host import cores, cpu_quota, memory_room
+from trireme.host import cores, cpu_quota, memory, memory_room
 
 WIDTH = 17  # of a row's name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
+    parser.add_argument("--deep", action="store_true", help="also import torch, compile what is missing, and open the backend")
     add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     config = config_from(args)
-    with torch_libraries_loading():
-        _print(_machine())  # printed at once, because the next part imports torch, which takes a second
-    import_torch()
-    _print(_choice(config))
+    _print(_machine())
+    if model_given(args) is None and not args.deep and _known_without_torch(config):
+        _print(_choice(config))
+        return 0
+    with shown("Importing torch"):
+        from trireme.command.early import import_torch
+
+        import_torch()
+    _print(_choice_by_torch(config))
     if model_given(args) is not None:
         from trireme.worker.inspect import inspect_model
 
@@ -59,30 +68,54 @@ def _limit(amount: float | None, unit: str) -> str:
     return "" if amount is None else f"; this container may use {amount:.1f} {unit}"
 
 
+def _known_without_torch(config: Config) -> bool:
+    """Whether the backend is one of this machine's own, or the automatic choice on a machine that can have no other device."""
+    wanted = config.device.backend
+    return wanted in ("cpu", "reference") or (wanted == "auto" and surely_missing() is not None)
+
+
 def _choice(config: Config) -> list[tuple[str, str]]:
-    """The backend that would be chosen here, as the backends report it."""
+    """The backend that would be chosen here, found without torch and without compiling anything."""
+    uncompiled = build.find(cache_folder() / "cpu") is None and build.compiler() is not None
+    rows = _software()
+    for name in backends.names():
+        if name not in backends.BUILT_IN:
+            rows.append((f"backend {name}", "a plug-in; `trireme doctor --deep` asks it"))
+        elif name == "cpu" and uncompiled:
+            rows.append(("backend cpu", "can run here; its kernels are not compiled yet, the first start does that"))
+        else:
+            rows.append(_verdict(name))
+    wanted = config.device.backend
+    chosen = wanted if wanted != "auto" else "cpu" if uncompiled else backends.automatic()
+    threads = config.device.threads or cores()
+    kernels = library.describe() if chosen == "cpu" and not uncompiled else {}
+    return [*rows, ("would choose", f"backend {chosen}, {threads} threads"), _memory(*memory()), *kernels.items()]
+
+
+def _choice_by_torch(config: Config) -> list[tuple[str, str]]:
+    """The backend that would be chosen here, opened."""
     import torch
 
-    from trireme import backends
-    from trireme.backends.cpu import build
-
-    rows: list[tuple[str, str]] = [
-        ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
-        ("C compiler", build.compiler() or f"none: without the CPU kernels about 8 times slower. Fix: {backends.slow_fix()}"),
-    ]
-    for name in backends.names():
-        reason = backends.reason_against(name)
-        rows.append((f"backend {name}", "can run here" if reason is None else f"cannot: {reason}"))
+    rows = [*_software(), *map(_verdict, backends.names())]
     backend = backends.open_backend(config.device)
-    free, total = backend.memory()
     dtype = backend.dtype(config.model.dtype, torch.bfloat16)
     threads = config.device.threads or torch.get_num_threads()
-    return [
-        *rows,
-        ("would choose", f"backend {backend.name}, {str(dtype).removeprefix('torch.')}, {threads} threads"),
-        ("memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free{_limit(_memory_limit(), 'GiB')}"),
-        *backend.describe().items(),
-    ]
+    chosen = f"backend {backend.name}, {str(dtype).removeprefix('torch.')}, {threads} threads"
+    return [*rows, ("would choose", chosen), _memory(*backend.memory()), *backend.describe().items()]
+
+
+def _software() -> list[tuple[str, str]]:
+    without = f"none: without the CPU kernels about 8 times slower. Fix: {backends.slow_fix()}"
+    return [("torch", _version("torch")), ("C compiler", build.compiler() or without)]
+
+
+def _verdict(name: str) -> tuple[str, str]:
+    reason = backends.reason_against(name)
+    return f"backend {name}", "can run here" if reason is None else f"cannot: {reason}"
+
+
+def _memory(free: int, total: int) -> tuple[str, str]:
+    return "memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free{_limit(_memory_limit(), 'GiB')}"
 
 
 def _memory_limit() -> float | None:

@@ -28,6 +28,21 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
+def shown(what: str) -> Iterator[None]:
+    """Shows on a terminal what takes seconds, as one line that goes away afterwards."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    sys.stderr.write(f"{what} ...")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write("\r\033[K")
+        sys.stderr.flush()
+
+
+@contextmanager
 def phases(quiet: bool = False) -> Iterator[Report]:
     """Returns a function that takes (phase, share done) and shows it."""
     if quiet or not sys.stderr.isatty():

@@ -1,3 +1,0 @@
-from trireme.backends.cpu.backend import Cpu
-
-__all__ = ["Cpu"]

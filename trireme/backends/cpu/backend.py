@@ -19,7 +19,6 @@ from trireme.backends.cpu.resident import forget_code
 from trireme.backends.cpu.tape import Arena, Tape
 from trireme.backends.cpu.weights import aligned_zeros
 from trireme.config import DeviceOptions, cache_folder
-from trireme.errors import BackendUnavailable
 from trireme.layers import Attention, GatedMLP
 
 PROMPT_ROOM = 512  # tokens of a step with prompts that is recorded; with more, Python's share is small
@@ -45,11 +44,7 @@ class Cpu(Backend):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        try:
-            library.library()
-        except BackendUnavailable as error:
-            return error.cause
-        return None
+        return library.missing()
 
     def dtype(self, wanted: str, stored: torch.dtype) -> torch.dtype:
         """Activations are float32; weights keep their own kinds whatever this says."""
@@ -96,9 +91,4 @@ class Cpu(Backend):
         return replay
 
     def describe(self) -> dict[str, str]:
-        return {
-            "device": str(self.device),
-            "instructions": library.isa(),
-            "also": ", ".join(library.available_isas()),
-            "threads": str(library.library().trireme_threads()),
-        }
+        return {"device": str(self.device), **library.describe()}

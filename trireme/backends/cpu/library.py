@@ -199,6 +199,20 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+def missing() -> str | None:
+    """Why the kernels cannot run here; None if they can. Builds them where they are not built yet."""
+    try:
+        library()
+    except BackendUnavailable as error:
+        return error.cause
+    return None
+
+
+def describe() -> dict[str, str]:
+    """The lines that `trireme doctor` shows for the kernels."""
+    return {"instructions": isa(), "also": ", ".join(available_isas()), "threads": str(library().trireme_threads())}
+
+
 def set_isa(name: str) -> None:
     """Uses `name` of ISAS from now on, or the best for "auto"."""
     if not library().trireme_set_isa(name.encode()):
