@@ -25,9 +25,10 @@ FP8 = torch.float8_e4m3fn
 
 
 class Quantized(WeightMethod):
-    """Base of the methods with kernels: joins parts into one matrix, and looks up rows."""
+    """Base of the methods with kernels: joins parts into one matrix, and gives the kernels rows as they read them."""
 
-    bias: Tensor | None
+    def __init__(self, weight: Words | EightBits, order: Tensor | None, bias: Tensor | None, dtype: torch.dtype):
+        self.weight, self.order, self.bias, self.dtype = weight, order, bias, dtype
 
     @classmethod
     def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> WeightMethod:
@@ -38,6 +39,25 @@ class Quantized(WeightMethod):
     def of(cls, read: list[tuple[Grouped, Tensor | None]], bias: Tensor | None, dtype: torch.dtype) -> WeightMethod | None:
         """The parts, and the order in which they take columns; None where no kernel takes them."""
         raise NotImplementedError
+
+    def linear(self, ops: Ops, x: Tensor) -> Tensor:
+        return self._product(ops, x, x.dtype)
+
+    def logits(self, ops: Ops, x: Tensor) -> Tensor:
+        return self._product(ops, x, torch.float32)
+
+    def _product(self, ops: Ops, x: Tensor, dtype: torch.dtype) -> Tensor:
+        assert isinstance(ops, CudaOps), type(ops)
+        if not len(x):
+            return x.new_empty((0, self.weight.rows), dtype=dtype)
+        return self._rows(ops, _even(x if self.order is None else x.index_select(1, self.order)), dtype)
+
+    def _rows(self, ops: CudaOps, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The product of at least one row. Each row is contiguous, and its columns are in the weight's order."""
+        raise NotImplementedError
+
+    def num_bytes(self) -> int:
+        return self.weight.num_bytes() + _bytes_of(self.bias, self.order)
 
 
 def _read(parts: list[Stored], device: torch.device) -> list[Grouped]:
@@ -73,8 +93,10 @@ class Packed(Quantized):
 
     title = "packed"
 
+    weight: Words
+
     def __init__(self, weight: Words, order: Tensor | None, bias: Tensor | None, dtype: torch.dtype):
-        self.weight, self.order, self.bias, self.dtype = weight, order, bias, dtype
+        super().__init__(weight, order, bias, dtype)
         self.table = torch.tensor(E2M1, device=weight.words.device) if weight.kind == "e2m1" else None
 
     @classmethod
@@ -99,17 +121,7 @@ class Packed(Quantized):
         scales = half if bool(((half.float() - scales).abs() <= scales.abs() * 2.0**-12).all()) else scales
         return cls(Words(words, scales, zeros, first.group, width, kind), order, bias, dtype)
 
-    def linear(self, ops: Ops, x: Tensor) -> Tensor:
-        return self._product(ops, x, x.dtype)
-
-    def logits(self, ops: Ops, x: Tensor) -> Tensor:
-        return self._product(ops, x, torch.float32)
-
-    def _product(self, ops: Ops, x: Tensor, dtype: torch.dtype) -> Tensor:
-        assert isinstance(ops, CudaOps), type(ops)
-        if not len(x):
-            return x.new_empty((0, self.weight.rows), dtype=dtype)
-        x = _even(x if self.order is None else x.index_select(1, self.order))
+    def _rows(self, ops: CudaOps, x: Tensor, dtype: torch.dtype) -> Tensor:
         if len(x) <= MANY:
             return packed.linear(x, self.weight, self.bias, pdl=ops.pdl, dtype=dtype)
         return F.linear(x, packed.dense(self.weight, x.dtype), self.bias).to(dtype)
@@ -122,9 +134,6 @@ class Packed(Quantized):
         elif weight.kind == "int4":
             zeros = torch.full_like(weight.scales[:, ids].t(), 8.0).float()
         return Grouped(codes, weight.scales[:, ids].t().float(), weight.group, zeros, None, self.table).values().to(self.dtype)
-
-    def num_bytes(self) -> int:
-        return self.weight.num_bytes() + _bytes_of(self.bias, self.order)
 
 
 def _kind_of(matrices: list[Grouped]) -> str:
@@ -157,8 +166,7 @@ class Scaled(Quantized):
     title = "scaled"
     takes_gated = True
 
-    def __init__(self, weight: EightBits, order: Tensor | None, bias: Tensor | None, dtype: torch.dtype):
-        self.weight, self.order, self.bias, self.dtype = weight, order, bias, dtype
+    weight: EightBits
 
     @classmethod
     def of(cls, read: list[tuple[Grouped, Tensor | None]], bias: Tensor | None, dtype: torch.dtype) -> Scaled | None:
@@ -174,17 +182,7 @@ class Scaled(Quantized):
         scales = torch.cat([matrix.scales for matrix in matrices]).t().contiguous()
         return cls(EightBits(codes, scales, group), order, bias, dtype)
 
-    def linear(self, ops: Ops, x: Tensor) -> Tensor:
-        return self._product(ops, x, x.dtype)
-
-    def logits(self, ops: Ops, x: Tensor) -> Tensor:
-        return self._product(ops, x, torch.float32)
-
-    def _product(self, ops: Ops, x: Tensor, dtype: torch.dtype) -> Tensor:
-        assert isinstance(ops, CudaOps), type(ops)
-        if not len(x):
-            return x.new_empty((0, self.weight.rows), dtype=dtype)
-        x = _even(x if self.order is None else x.index_select(1, self.order))
+    def _rows(self, ops: CudaOps, x: Tensor, dtype: torch.dtype) -> Tensor:
         q, sizes = scaled.quantize(x, self.weight.codes.dtype, pdl=ops.pdl)
         return scaled.rows(q, sizes, self.weight, self.bias, dtype=dtype, pdl=ops.pdl)
 
@@ -200,9 +198,6 @@ class Scaled(Quantized):
         codes = ops.embedding(ids, self.weight.codes.view(torch.int8)).view(self.weight.codes.dtype)
         scales = self.weight.scales[:, ids.long()].t()
         return Grouped(codes, scales, self.weight.group).values().to(self.dtype)
-
-    def num_bytes(self) -> int:
-        return self.weight.num_bytes() + _bytes_of(self.bias, self.order)
 
 
 def _even(x: Tensor) -> Tensor:
