@@ -7,6 +7,7 @@ import re
 
 import httpx
 import msgspec
+import pytest
 
 from .served import MODEL
 
@@ -125,8 +126,36 @@ def test_ollama_tells_how_long_it_took_and_what_it_serves(http: httpx.Client) ->
     (model,) = http.get("/api/tags").json()["models"]
     assert model["size"] > 1e6 and re.fullmatch(r"[0-9a-f]{64}", model["digest"])
     assert model["details"]["parameter_size"] == "134.5M" and model["details"]["quantization_level"] not in ("", "float32")
-    refused = http.post("/api/generate", json={**body, "logprobs": True})
-    assert refused.status_code == 400 and "logprobs is not supported" in refused.json()["error"]
+
+
+def test_ollamas_log_probabilities_are_those_of_openais_api(http: httpx.Client) -> None:
+    options = {"temperature": 0, "num_predict": 4}
+    asked = {"model": MODEL, "options": options, "logprobs": True, "top_logprobs": 2}
+    openai = {"model": MODEL, "temperature": 0, "max_tokens": 4}
+    text = http.post("/v1/completions", json={**openai, "prompt": PROMPT, "logprobs": 2}).json()["choices"][0]["logprobs"]
+    messages = [{"role": "user", "content": PROMPT}]
+    chat = {**openai, "messages": messages, "logprobs": True, "top_logprobs": 2}
+    turn = http.post("/v1/chat/completions", json=chat).json()["choices"][0]["logprobs"]["content"]
+    ways = (
+        ("/api/generate", {"prompt": PROMPT, "raw": True}, text["tokens"], text["token_logprobs"]),
+        ("/api/generate", {"prompt": PROMPT}, [entry["token"] for entry in turn], [entry["logprob"] for entry in turn]),
+        ("/api/chat", {"messages": messages}, [entry["token"] for entry in turn], [entry["logprob"] for entry in turn]),
+    )
+    for path, more, tokens, values in ways:
+        streamed = lines(http.post(path, json={**asked, **more}))
+        assert len([line for line in streamed if "logprobs" in line]) > 1, "each line has its own tokens'"
+        whole = http.post(path, json={**asked, **more, "stream": False}).json()
+        for found in (whole["logprobs"], [entry for line in streamed for entry in line.get("logprobs", [])]):
+            assert [entry["token"] for entry in found] == tokens
+            assert [entry["logprob"] for entry in found] == pytest.approx(values, abs=1e-3)
+            assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in found)
+            for entry in found:
+                assert len(entry["top_logprobs"]) == 2 and entry["top_logprobs"][0]["token"] == entry["token"], "greedy"
+        assert "logprobs" not in http.post(path, json={"model": MODEL, "options": options, **more, "stream": False}).json()
+    refused = http.post("/api/chat", json={**asked, "messages": messages, "top_logprobs": 21})
+    assert refused.status_code == 400 and "top_logprobs is 21" in refused.json()["error"]
+    only = {**asked, "messages": messages, "top_logprobs": None, "stream": False}
+    assert all(entry["top_logprobs"] == [] for entry in http.post("/api/chat", json=only).json()["logprobs"])
 
 
 def test_probes(http: httpx.Client) -> None:

@@ -11,12 +11,14 @@ import msgspec
 import pytest
 
 from trireme.api.anthropic.protocol import MessagesRequest
-from trireme.api.ollama.protocol import OllamaChatRequest
+from trireme.api.native.generate import GenerateRequest
+from trireme.api.ollama.protocol import OllamaChatRequest, Options
 from trireme.api.openai.protocol import ChatRequest, CompletionRequest
 from trireme.api.openai.responses_protocol import ResponsesRequest
 from trireme.api.transport import fields
 from trireme.api.transport.failures import Failure, Shape, failure_document
 from trireme.api.transport.fields import check_fields
+from trireme.errors import BadRequest
 
 from .served import MODEL
 
@@ -27,7 +29,9 @@ KINDS: dict[type, dict[str, Any]] = {
     MessagesRequest: {"messages": MESSAGES, "max_tokens": 1},
     ResponsesRequest: {"input": "Hi"},
     OllamaChatRequest: {"model": MODEL, "messages": MESSAGES},
+    GenerateRequest: {"inputs": "Hi"},
 }
+INSIDE = [(OllamaChatRequest, "options"), (GenerateRequest, "parameters")]
 
 
 def _checked(kind: type, **more: Any) -> list[str]:
@@ -65,7 +69,8 @@ def test_a_misspelt_field_is_told_its_right_name(kind: type, wrong: str, right: 
         (MessagesRequest, "container", "container_1"),
         (ResponsesRequest, "conversation", "conv_1"),
         (ResponsesRequest, "prompt", {"id": "pmpt_1"}),
-        (OllamaChatRequest, "logprobs", True),
+        (OllamaChatRequest, "template", "{{ .Prompt }}"),
+        (GenerateRequest, "multimodal_params", {"images": [{"type": "url", "data": "http://127.0.0.1/cat.png"}]}),
     ],
 )
 def test_what_would_change_the_answer_is_refused_by_name(kind: type, name: str, value: Any) -> None:
@@ -73,6 +78,56 @@ def test_what_would_change_the_answer_is_refused_by_name(kind: type, name: str, 
         _checked(kind, **{name: value})
     assert caught.value.status == 400 and caught.value.param == name
     assert _checked(kind, **{name: None}) == []
+
+
+@pytest.mark.parametrize(("kind", "place"), INSIDE)
+def test_objects_that_hold_parameters_are_looked_into(kind: type, place: str) -> None:
+    with pytest.raises(Failure, match=f"no field '{place}.temprature'. Fix: write '{place}.temperature'") as caught:
+        _checked(kind, **{place: {"temprature": 1}})
+    assert caught.value.status == 400 and caught.value.param == f"{place}.temprature"
+    assert _checked(kind, **{place: {"temperature": 1, "own_flag": 1}}, other=2) == ["other", f"{place}.own_flag"]
+    assert _checked(kind, **{place: None}) == _checked(kind, **{place: {}}) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "name", "value", "neutral"),
+    [
+        (OllamaChatRequest, "options", "mirostat", 2, 0),
+        (OllamaChatRequest, "options", "tfs_z", 0.5, 1.0),
+        (OllamaChatRequest, "options", "typical_p", 0.7, 1),
+        (OllamaChatRequest, "options", "rope_frequency_base", 1e6, 0),
+        (GenerateRequest, "parameters", "adapter_id", "mine", None),
+        (GenerateRequest, "parameters", "image_max_patch_num", 9, -1),
+    ],
+)
+def test_parameters_that_would_change_the_answer_are_refused(kind: type, place: str, name: str, value: Any, neutral: Any) -> None:
+    with pytest.raises(Failure, match=f"^{place}.{name} is not supported here. Fix: ") as caught:
+        _checked(kind, **{place: {name: value}})
+    assert caught.value.status == 400 and caught.value.param == f"{place}.{name}"
+    assert _checked(kind, **{place: {name: neutral}}) == []
+
+
+def test_how_ollama_loads_a_model_is_not_asked_of_a_request() -> None:
+    assert _checked(OllamaChatRequest, options={"num_gpu": 99, "use_mmap": True, "num_thread": 8, "mirostat_tau": 5.0}) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"repeat_penalty": 1.1, "repeat_last_n": 64}, "options.repeat_last_n"),
+        ({"presence_penalty": 0.5, "repeat_last_n": 0}, "options.repeat_last_n"),
+        ({"frequency_penalty": 0.5, "penalize_newline": False}, "options.penalize_newline"),
+        ({"repeat_penalty": 1.1, "repeat_last_n": -1, "penalize_newline": True}, None),
+        ({"repeat_penalty": 1.0, "repeat_last_n": 64, "penalize_newline": False}, None),
+    ],
+)
+def test_ollamas_penalties_count_every_token(given: dict[str, Any], refused: str | None) -> None:
+    try:
+        msgspec.convert(given, Options).check_penalties()
+    except BadRequest as error:
+        assert error.param == refused
+    else:
+        assert refused is None
 
 
 def test_what_asks_for_nothing_is_taken() -> None:
@@ -130,5 +185,7 @@ def test_the_header_names_what_was_passed_over(http: httpx.Client) -> None:
     for stream in (False, True):
         answer = http.post("/v1/chat/completions", json={**asked, "own_flag": 1, "other": None, "stream": stream})
         assert answer.status_code == 200 and answer.headers[fields.IGNORED_HEADER] == "own_flag, other"
+    asked_ollama = {"model": MODEL, "prompt": "Hi", "stream": False, "options": {"num_predict": 1, "own_flag": 1}}
+    assert http.post("/api/generate", json=asked_ollama).headers[fields.IGNORED_HEADER] == "options.own_flag"
     refused = http.post("/v1/chat/completions", json={**asked, "temprature": 1})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "temprature"

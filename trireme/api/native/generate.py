@@ -6,7 +6,7 @@ Knows both shapes. A body is TGI's if it has a field that only TGI's clients sen
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from trireme.api.parameters.constraints import constrained
 from trireme.api.parameters.sampling import sampling_params, top_logprobs
 from trireme.api.service import Flight, Service
 from trireme.api.transport.failures import Shape, failure_document
+from trireme.api.transport.fields import OtherFields
 from trireme.api.transport.http import Call, Events, Reply, event, json_reply
 from trireme.errors import BadRequest
 from trireme.serve.answers import Answer, Piece
@@ -27,6 +28,18 @@ from trireme.types import DRAWN, Completion, Draw, FinishReason, SamplingParams,
 class TgiGrammar(msgspec.Struct):
     type: str
     value: str | dict[str, Any]
+
+
+_OTHER_PARAMETERS = OtherFields(
+    refused={
+        "adapter_id": "start a server with the model that you want",
+        "exponential_decay_length_penalty": f"sample by {', '.join(DRAWN)} and the penalties",
+        "input_penalty": "use repetition_penalty, which counts the prompt's tokens, too",
+        "image_max_patch_num": "send text alone",
+    },
+    neutral={"image_max_patch_num": (-1,)},
+    harmless=frozenset({"add_spaces_between_special_tokens", "group_request_id", "suggested_dp_index"}),
+)
 
 
 class Parameters(Draw, kw_only=True):
@@ -61,6 +74,7 @@ class Parameters(Draw, kw_only=True):
     truncate: int | None = None
     typical_p: float | None = None
     watermark: bool = False
+    others: ClassVar[OtherFields] = _OTHER_PARAMETERS
 
 
 _TGI_ONLY = (
@@ -83,6 +97,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     inputs: str
     parameters: Parameters | None = None
     stream: bool | None = None
+    others: ClassVar[OtherFields] = OtherFields(refused={"multimodal_params": "send text alone"})
 
 
 class TokensRequest(msgspec.Struct):

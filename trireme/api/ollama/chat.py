@@ -22,15 +22,16 @@ from trireme.api.ollama.protocol import (
     message_of,
     thinking_of,
 )
+from trireme.api.openai.logprobs import LogprobWriter
 from trireme.api.openai.protocol import choice_of
 from trireme.api.parameters.constraints import constrained
-from trireme.api.parameters.sampling import sampling_params, stop_strings
+from trireme.api.parameters.sampling import sampling_params, stop_strings, top_logprobs
 from trireme.api.service import Flight, Service
 from trireme.api.transport.failures import Failure, Shape, failure_body
 from trireme.api.transport.http import Call, Events, Reply, json_reply
 from trireme.errors import BadRequest
 from trireme.serve.answers import Answer
-from trireme.types import DRAWN, SamplingParams
+from trireme.types import DRAWN, SamplingParams, TokenLogprobs
 
 
 class Ollama:
@@ -56,7 +57,7 @@ class Ollama:
             context=self._context(request),
         )
         conversation = await open_chat(self.service, call, job, streamed=request.stream)
-        writer = _Writer(model, "message", call.begun)
+        writer = self._writer(model, "message", call, request)
         if request.stream:
             return _lines(writer.stream(conversation))
         return json_reply(await writer.whole(conversation))
@@ -69,7 +70,7 @@ class Ollama:
         if request.images or request.suffix:
             raise BadRequest("This route takes no images and no suffix.", "use /v1/completions for a suffix", "suffix")
         sampling = await self._sampling(request)
-        writer = _Writer(model, "response", call.begun)
+        writer = self._writer(model, "response", call, request)
         if request.raw or self.service.client.tokenizer.chat_template is None:
             tokens = await self.service.encode(request.prompt)
             context = self._context(request)
@@ -132,8 +133,12 @@ class Ollama:
         asked, most = request.options.num_ctx if request.options else None, self.service.info.max_model_len
         return asked if asked is not None and 0 < asked < most else None
 
+    def _writer(self, model: str, field: str, call: Call, request: OllamaRequest) -> _Writer:
+        return _Writer(model, field, call.begun, LogprobWriter(self.service.client.tokenizer), _alternatives(request))
+
     async def _sampling(self, request: OllamaRequest) -> SamplingParams:
         options = request.options or Options()
+        options.check_penalties()
         names = (*DRAWN, "seed", "presence_penalty", "frequency_penalty")
         advice = self.service.info.generation
         chosen = {name: advice[name] for name in names if isinstance(advice.get(name), int | float)}
@@ -143,14 +148,17 @@ class Ollama:
         predict = options.num_predict
         chosen["max_tokens"] = predict if predict is not None and predict >= 0 else None
         chosen["stop"] = stop_strings(options.stop)
+        chosen["logprobs"] = _alternatives(request)
         return await constrained(self.service, sampling_params(chosen), format_of(request.format), None)
 
 
 class _Writer:
     """Writes an answer as lines of JSON. Durations are in nanoseconds."""
 
-    def __init__(self, model: str, field: str, begun: float):
+    def __init__(self, model: str, field: str, begun: float, logprobs: LogprobWriter, alternatives: int | None):
+        """alternatives: of each token, beside its log-probability; None: log-probabilities are not asked for"""
         self._model, self._field, self._begun = model, field, begun
+        self._logprobs, self._alternatives = logprobs, alternatives
         self._first: float | None = None
 
     async def whole(self, conversation: Conversation) -> dict[str, Any]:
@@ -165,12 +173,13 @@ class _Writer:
         async for piece in flight:
             self._first = self._first or time.monotonic()
             result.content += piece.text
+            result.logprobs += piece.logprobs or []
             result.finish = str(piece.finish_reason or result.finish)
         return self._finished(result, flight.answer)
 
     def _finished(self, result: ChatResult, answer: Answer) -> dict[str, Any]:
         calls = [(call.function.name, call.function.arguments) for call in result.calls]
-        body = self._body(result.content, result.reasoning, calls)
+        body = self._body(result.content, result.reasoning, calls) | self._scores(result.logprobs)
         return _line(self._model, body, done_reason=_reason(result.finish)) | self._figures(answer)
 
     async def stream(self, conversation: Conversation) -> AsyncIterator[bytes]:
@@ -178,8 +187,9 @@ class _Writer:
         async for piece in conversation:
             self._first = self._first or time.monotonic()
             result.take(piece)
-            if piece.delta.content or piece.delta.reasoning:
-                yield _encoded(_line(self._model, self._body(piece.delta.content, piece.delta.reasoning, [])))
+            scores = self._scores(piece.logprobs)
+            if piece.delta.content or piece.delta.reasoning or scores:
+                yield _encoded(_line(self._model, self._body(piece.delta.content, piece.delta.reasoning, []) | scores))
         if result.calls:  # the arguments of a call are objects, so they are complete only at the end
             calls = [(call.function.name, call.function.arguments) for call in result.calls]
             yield _encoded(_line(self._model, self._body("", "", calls)))
@@ -191,8 +201,9 @@ class _Writer:
         async for piece in flight:
             self._first = self._first or time.monotonic()
             finish = str(piece.finish_reason or finish)
-            if piece.text:
-                yield _encoded(_line(self._model, self._body(piece.text, "", [])))
+            scores = self._scores(piece.logprobs)
+            if piece.text or scores:
+                yield _encoded(_line(self._model, self._body(piece.text, "", []) | scores))
         yield _encoded(_line(self._model, self._body("", "", []), done_reason=finish) | self._figures(flight.answer))
 
     def _body(self, content: str, reasoning: str, calls: list[tuple[str, str]]) -> dict[str, Any]:
@@ -205,6 +216,12 @@ class _Writer:
             message["tool_calls"] = [{"function": {"name": name, "arguments": _object(text)}} for name, text in calls]
         return {"message": message}
 
+    def _scores(self, entries: list[TokenLogprobs] | None) -> dict[str, Any]:
+        """The log-probabilities of a line's tokens, if the request asks for them."""
+        if self._alternatives is None or not entries:
+            return {}
+        return {"logprobs": self._logprobs.chat(entries, self._alternatives).content}
+
     def _figures(self, answer: Answer) -> dict[str, int]:
         now = time.monotonic()
         first = self._first or now
@@ -216,6 +233,10 @@ class _Writer:
             "eval_count": sum(len(completion.token_ids) for completion in answer.completions),
             "eval_duration": int((now - first) * 1e9),
         }
+
+
+def _alternatives(request: OllamaRequest) -> int | None:
+    return top_logprobs(request.top_logprobs or 0, "top_logprobs") if request.logprobs else None
 
 
 def _line(model: str, body: dict[str, Any], done_reason: str | None = None) -> dict[str, Any]:

@@ -11,14 +11,28 @@ from trireme.api.chat.turn import template_variables
 from trireme.api.openai.protocol import ContentPart, FunctionCall, JsonSchema, Message, NamedTool, ResponseFormat, Tool, ToolCall
 from trireme.api.transport.fields import OtherFields
 from trireme.errors import BadRequest
-from trireme.types import Draw
+from trireme.types import DRAWN, Draw
 
 _OTHERS = OtherFields(
     refused={
-        **dict.fromkeys(("logprobs", "top_logprobs"), "use /v1/chat/completions or /v1/completions for log-probabilities"),
         "template": "give the server a model folder with that template",
         "context": "send the conversation to /api/chat",
     },
+    harmless=frozenset({"truncate", "shift"}),  # what to do with a prompt that is too long: here it is refused
+)
+_OTHER_OPTIONS = OtherFields(
+    refused={
+        **dict.fromkeys(("mirostat", "tfs_z", "typical_p"), f"sample by {', '.join(DRAWN)} and the penalties"),
+        **dict.fromkeys(("rope_frequency_base", "rope_frequency_scale"), "give the server a model folder with that config"),
+    },
+    neutral={"tfs_z": (1.0, 1), "typical_p": (1.0, 1)},
+    # Either how Ollama loads a model, which the server's own settings decide here, or a detail of what is refused above.
+    harmless=frozenset(
+        {
+            *("num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_gqa", "numa"),
+            *("low_vram", "f16_kv", "use_mmap", "use_mlock", "mirostat_tau", "mirostat_eta"),
+        }
+    ),
 )
 
 
@@ -31,7 +45,21 @@ class Options(Draw):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    repeat_last_n: int | None = None
+    penalize_newline: bool | None = None
     stop: str | list[str] | None = None
+    others: ClassVar[OtherFields] = _OTHER_OPTIONS
+
+    def check_penalties(self) -> None:
+        """Refuses what Ollama's penalties can do and these cannot. Without a penalty it asks for nothing."""
+        if self.repeat_penalty in (None, 1.0) and not self.presence_penalty and not self.frequency_penalty:
+            return
+        if self.repeat_last_n not in (None, -1):
+            cause = f"options.repeat_last_n is {self.repeat_last_n}; penalties count every token of prompt and answer."
+            raise BadRequest(cause, "send -1, or leave it out", "options.repeat_last_n")
+        if self.penalize_newline is False:
+            cause = "options.penalize_newline is false; penalties count line breaks, too."
+            raise BadRequest(cause, "leave it out", "options.penalize_newline")
 
 
 class OllamaFunction(msgspec.Struct):
@@ -59,6 +87,8 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
     keep_alive: str | float | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None  # alternatives of each token; they are sent where logprobs is true
     others: ClassVar[OtherFields] = _OTHERS
 
     @property

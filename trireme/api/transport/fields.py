@@ -10,6 +10,7 @@ import functools
 import logging
 import re
 import time
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,39 +48,55 @@ _NONE = OtherFields()
 
 
 def check_fields(body: bytes, kind: type) -> list[str]:
-    """Returns the names of fields that are ignored. Raises a 400 for a field that must not be."""
-    known = _names(kind)
-    others: OtherFields = getattr(kind, "others", _NONE)
-    if not known:
+    """Returns the names of fields that are ignored. Raises a 400 for a field that must not be. Objects inside the body are looked
+    into where their shape has an `others` of its own."""
+    if not _names(kind):
         return []
     given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    unknown = [name for name in given if name not in known]
-    refused = [name for name in unknown if name in others.refused and _asks(given[name], others.neutral.get(name, ()))]
-    if refused:
-        raise _refusal(refused, others)
-    unknown = [name for name in unknown if name not in others.refused and name not in others.harmless]
-    for name in unknown[:MAX_SHOWN]:
-        if near := difflib.get_close_matches(name[:64], known, 1, NEARLY):
-            raise Failure(400, f"There is no field {name[:64]!r}. Fix: write {near[0]!r}", param=name[:64], code="unknown_field")
+    unknown = _ignored(given, kind, "")
+    for place, inner in _objects(kind).items():
+        inside = msgspec.json.decode(given[place], type=dict[str, msgspec.Raw] | None) if place in given else None
+        unknown += _ignored(inside or {}, inner, f"{place}.")
     shown = [name for name in unknown if _NAME.fullmatch(name)][:MAX_SHOWN]
     if shown:
         _tell(shown)
     return shown
 
 
-def _refusal(names: list[str], others: OtherFields) -> Failure:
+def _ignored(given: Mapping[str, msgspec.Raw], kind: type, place: str) -> list[str]:
+    """The names, after their place in the body, of given fields that the shape neither has nor refuses."""
+    known, others = _names(kind), getattr(kind, "others", _NONE)
+    unknown = [name for name in given if name not in known]
+    refused = [name for name in unknown if name in others.refused and _asks(given[name], others.neutral.get(name, ()))]
+    if refused:
+        raise _refusal(refused, others, place)
+    unknown = [name for name in unknown if name not in others.refused and name not in others.harmless]
+    for name in unknown[:MAX_SHOWN]:
+        if near := difflib.get_close_matches(name[:64], known, 1, NEARLY):
+            wrong = place + name[:64]
+            raise Failure(400, f"There is no field {wrong!r}. Fix: write {place + near[0]!r}", param=wrong, code="unknown_field")
+    return [place + name for name in unknown]
+
+
+def _refusal(names: list[str], others: OtherFields, place: str) -> Failure:
     name = names[0]
     code = others.details.get(name)
     details = {"error_code": code, "unsupported": [name for name in names if name in others.details]} if code else None
-    return Failure(
-        400, f"{name} is not supported here. Fix: {others.refused[name]}", param=name, code="unsupported_field", details=details
-    )
+    cause = f"{place}{name} is not supported here. Fix: {others.refused[name]}"
+    return Failure(400, cause, param=place + name, code="unsupported_field", details=details)
 
 
 @functools.lru_cache(maxsize=64)
 def _names(kind: type) -> frozenset[str]:
     is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     return frozenset(found.encode_name for found in msgspec.structs.fields(kind)) if is_struct else frozenset()
+
+
+@functools.lru_cache(maxsize=64)
+def _objects(kind: type) -> dict[str, type]:
+    """The fields whose value is an object of a shape with an `others`: name -> shape."""
+    found = {field.encode_name: typing.get_args(field.type) or (field.type,) for field in msgspec.structs.fields(kind)}
+    return {name: shape for name, shapes in found.items() for shape in shapes if hasattr(shape, "others")}
 
 
 def _asks(raw: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
