@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from .acts import go_to
 from .fake_server import FakeServer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -59,14 +60,37 @@ class Seen:
         self.dialogs.append(dialog.message)
         dialog.dismiss()
 
+    def forget(self) -> None:
+        for kept in (self.errors, self.dialogs, self.addresses):
+            kept.clear()
+
+
+@pytest.fixture(scope="package")
+def tab(browser: Any) -> Iterator[Any]:
+    """One tab for many tests. Each opens another server in it, whose port makes what the browser keeps for it its own."""
+    tab = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce").new_page()
+    tab.set_default_timeout(20_000)
+    tab.seen = Seen(tab)
+    yield tab
+    tab.context.close()
+
 
 @pytest.fixture
-def page(browser: Any, fake: FakeServer) -> Iterator[Any]:
+def page(tab: Any, fake: FakeServer) -> Iterator[Any]:
     """The page, loaded and ready; what went wrong is in `page.seen`."""
-    page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
-    page.set_default_timeout(20_000)
-    page.seen = Seen(page)
-    page.goto(fake.url)
-    page.wait_for_selector('#state[data-state="ready"]')
-    yield page
-    page.context.close()
+    tab.seen.forget()
+    yield go_to(tab, fake)
+    for other in tab.context.pages:
+        if other is not tab:
+            other.close()
+    tab.goto("about:blank")  # before its server goes
+
+
+@pytest.fixture(scope="package")
+def functions(browser: Any) -> Iterator[Any]:
+    """A tab whose modules' functions are called; nobody asks anything in it."""
+    server = FakeServer()
+    tab = browser.new_context().new_page()
+    yield go_to(tab, server)
+    tab.context.close()
+    server.close()

@@ -49,21 +49,21 @@ def convert(page: Any, sources: list[str]) -> list[str | None]:
     return found
 
 
-def test_formulas_become_elements(page: Any) -> None:
-    found = convert(page, [*DRAWN, *UNDERSTOOD])
+def test_formulas_become_elements(functions: Any) -> None:
+    found = convert(functions, [*DRAWN, *UNDERSTOOD])
     for (source, part), html in zip(DRAWN.items(), found, strict=False):
         assert html is not None and part in html, (source, html)
     assert [source for source, html in zip(UNDERSTOOD, found[len(DRAWN) :], strict=True) if html is None] == []
 
 
-def test_what_is_not_understood_is_refused_and_nothing_raises(page: Any) -> None:
+def test_what_is_not_understood_is_refused_and_nothing_raises(functions: Any) -> None:
     unclosed = [r"\frac{1}", "{x", "x}", r"\left( x", r"\begin{matrix} a", "{" * 5000]
     bad = [*unclosed, r"\unknown{x}", "a & b", r"\begin{nothing}x\end{nothing}"]
-    assert convert(page, bad) == [None] * len(bad)
+    assert convert(functions, bad) == [None] * len(bad)
     draw = random.Random(0)
     words = r"\frac \sqrt \left \right \begin{cases} \end{cases} { } ^ _ & \\ x 12 ( | \text{a} \sum ' $ % <b> \not \big \limits"
     pieces = [*words.split(" "), " "]
-    convert(page, ["".join(draw.choices(pieces, k=30)) for _ in range(2000)])
+    convert(functions, ["".join(draw.choices(pieces, k=30)) for _ in range(2000)])
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_what_is_not_understood_is_refused_and_nothing_raises(page: Any) -> None
         ("\\begin{align}\na &= b \\\\\n&= c\n\\end{align}", None, 1),
     ],
 )
-def test_mathematics_in_a_text(page: Any, text: str, shown: str | None, formulas: int) -> None:
+def test_mathematics_in_a_text(functions: Any, text: str, shown: str | None, formulas: int) -> None:
     script = """async (text) => {
         const box = document.createElement("div");
         (await import("./markdown.js")).renderMarkdown(box, text);
         return [box.textContent, box.querySelectorAll("math").length];
     }"""
-    found, count = page.evaluate(script, text)
+    found, count = functions.evaluate(script, text)
     assert count == formulas
     assert shown is None or found.replace("−", "-") == shown
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 from typing import Any
 
 from .acts import ask, until
@@ -146,20 +147,39 @@ def test_streaming_gives_the_same_as_the_whole(page: Any, fake: FakeServer) -> N
     assert page.locator("article.assistant .markdown").inner_html() == streamed
 
 
-def test_no_text_of_a_model_runs_or_loads_anything(page: Any, fake: FakeServer) -> None:
-    fake.piece = 40
-    for text in HOSTILE:
-        fake.answer = fake.reasoning = text
-        answer = ask(page, text)
-        for link in answer.locator("a").all():
-            assert link.get_attribute("href").split(":")[0] in ("http", "https", "mailto"), text
-            assert link.get_attribute("rel") == "noopener noreferrer nofollow"
-        kinds = answer.evaluate("node => [...node.querySelectorAll('*')].map(e => e.tagName)")
-        assert not {"SCRIPT", "IMG", "IFRAME", "OBJECT", "EMBED", "STYLE", "LINK", "META", "FORM", "BASE"} & set(kinds), text
-        attributes = answer.evaluate("node => [...node.querySelectorAll('*')].flatMap(e => e.getAttributeNames())")
-        assert not [name for name in attributes if name.startswith("on")], text
+def wrong_in(page: Any) -> list[str]:
+    """Elements, addresses and attributes in the answers shown that a text of a model must never become."""
+    script = """() => {
+        const kinds = "script img iframe object embed style link meta form base".split(" ").join(",");
+        const parts = [...document.querySelectorAll("article.assistant *")];
+        const leads = (link) => /^(https?|mailto):/.test(link.getAttribute("href")) && link.rel === "noopener noreferrer nofollow";
+        const bad = (part) => part.matches(kinds) || part.getAttributeNames().some((name) => name.startsWith("on"))
+            || (part.matches("a") && !leads(part));
+        return parts.filter(bad).map((part) => part.outerHTML.slice(0, 200));
+    }"""
+    found: list[str] = page.evaluate(script)
+    return found
+
+
+def test_no_text_of_a_model_runs_or_loads_anything(page: Any, fake: FakeServer, tmp_path: pathlib.Path) -> None:
+    turns = [[{"role": "user", "content": text}, {"role": "assistant", "content": text, "reasoning": text}] for text in HOSTILE]
+    alone = [{"title": turn[0]["content"], "messages": turn[:1]} for turn in turns]
+    file = tmp_path / "hostile.json"
+    file.write_text(json.dumps([*alone, {"messages": [message for turn in turns for message in turn]}]))
+    page.click("#open-settings")
+    page.set_input_files("#import-file", str(file))
+    until(page, f"document.querySelectorAll('article.assistant').length === {len(HOSTILE)}")
+    assert page.locator("article.assistant a").count() > 3  # the check has links to look at
+    assert wrong_in(page) == []
+    page.click("#new-chat")
+    for at in range(0, len(HOSTILE), 8):  # streamed, piece by piece
+        fake.answer = fake.reasoning = "\n\n".join(HOSTILE[at : at + 8])
+        fake.piece = len(fake.answer) // 40
+        ask(page, HOSTILE[at])
+        assert wrong_in(page) == []
     page.reload()  # and from the history
     page.wait_for_selector("article.assistant")
+    assert wrong_in(page) == []
     assert page.evaluate("window.broken") is None
     assert page.seen.dialogs == [] and page.seen.errors == []
     assert {address for address in page.seen.addresses if not address.startswith(fake.url)} - {"about:blank"} <= {
