@@ -25,7 +25,7 @@ try:
 except BackendUnavailable as error:
     pytest.skip(str(error), allow_module_level=True)
 
-FLOAT_KINDS = ("f32", "bf16", "q4", "q4_min", "q8")
+FLOAT_KINDS = ("f32", "bf16", "q4", "q4_min", "q8", "nf4")
 SHAPES = ((1, 1, 64), (1, 50, 100), (2, 16, 32), (3, 33, 576), (5, 64, 192), (16, 31, 96), (37, 70, 200), (70, 40, 320))
 
 
@@ -73,7 +73,7 @@ def bound(kind: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("kind", FLOAT_KINDS)
 def test_packing_floats_stays_near(kind: str) -> None:
     weight = torch.randn(37, 200)
-    limit = {"f32": 0.0, "bf16": 0.004, "q8": 0.01, "q4": 0.13, "q4_min": 0.12}[kind]
+    limit = {"f32": 0.0, "bf16": 0.004, "q8": 0.01, "q4": 0.13, "q4_min": 0.12, "nf4": 0.12}[kind]
     assert relative(PackedWeight.from_floats(kind, weight).floats(), weight) <= limit
 
 
@@ -91,7 +91,15 @@ def decode_block(kind: str, raw: np.ndarray) -> np.ndarray:
         return half(raw[:2]) * (q - {"q4_0": 8, "q4_1": 0, "q5_0": 16}[kind]) + (half(raw[2:4]) if kind == "q4_1" else 0)
     if kind == "q8_0":
         return half(raw[:2]) * raw[2:].view(np.int8)
+    if kind in ("iq4_nl", "mxfp4"):
+        at, table = (2, IQ4) if kind == "iq4_nl" else (1, E2M1)
+        scale = half(raw[:2]) if kind == "iq4_nl" else 2.0 ** (float(raw[0]) - 127)
+        return scale * table[np.concatenate([raw[at:] & 15, raw[at:] >> 4])]
     return decode_super_block(kind, raw)
+
+
+IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def decode_super_block(kind: str, raw: np.ndarray) -> np.ndarray:
@@ -106,6 +114,10 @@ def decode_super_block(kind: str, raw: np.ndarray) -> np.ndarray:
                 minimum = packed[group + 4] >> 4 | packed[group] >> 6 << 4
             q = int(raw[16 + i // 64 * 32 + i % 32]) >> (4 if i % 64 >= 32 else 0) & 15
             values[i] = half(raw[:2])[0] * scale * q - half(raw[2:4])[0] * minimum
+        elif kind == "iq4_xs":
+            group, k = i // 32, i % 32
+            scale = raw[4 + group // 2] >> 4 * (group % 2) & 15 | (raw[2:4].view(np.uint16)[0] >> 2 * group & 3) << 4
+            values[i] = half(raw[:2])[0] * (int(scale) - 32) * IQ4[raw[8 + 16 * group + k % 16] >> (0 if k < 16 else 4) & 15]
         else:
             part, k = i % 128 // 32, i % 32
             low = int(raw[i // 128 * 64 + part % 2 * 32 + k]) >> (4 if part >= 2 else 0) & 15
@@ -114,7 +126,10 @@ def decode_super_block(kind: str, raw: np.ndarray) -> np.ndarray:
     return values
 
 
-GGUF = {"q4_0": (32, 18), "q4_1": (32, 20), "q8_0": (32, 34), "q5_0": (32, 22), "q4_k": (256, 144), "q6_k": (256, 210)}
+GGUF = {
+    "q4_0": (32, 18), "q4_1": (32, 20), "q8_0": (32, 34), "q5_0": (32, 22), "q4_k": (256, 144), "q6_k": (256, 210),
+    "iq4_nl": (32, 18), "iq4_xs": (256, 136), "mxfp4": (32, 17),
+}  # fmt: skip
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,7 +137,9 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> tuple[to
     values, size = GGUF[kind]
     generator = np.random.default_rng(seed)
     raw = generator.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
-    for at in {"q4_1": (0, 2), "q4_k": (0, 2), "q6_k": (208,)}.get(kind, (0,)):
+    if kind == "mxfp4":
+        raw[:, :, 0] = generator.integers(118, 125, raw.shape[:2])
+    for at in {"q4_1": (0, 2), "q4_k": (0, 2), "q6_k": (208,), "mxfp4": ()}.get(kind, (0,)):
         scales = generator.uniform(-0.02, 0.02, raw.shape[:2]).astype(np.float16)
         raw[:, :, at : at + 2] = scales[..., None].view(np.uint8)
     meaning = np.stack([np.concatenate([decode_block(kind, block) for block in row]) for row in raw])
@@ -133,7 +150,8 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> tuple[to
 def test_gguf_blocks_keep_every_weight(kind: str) -> None:
     blocks, meaning = random_blocks(kind, 19, 512)
     packed = PackedWeight.from_gguf(kind, blocks, 512)
-    assert torch.allclose(packed.floats().double(), meaning, rtol=3e-7, atol=1e-7)
+    lost = 2.0**-11 if kind == "iq4_xs" else 3e-7  # its scales are products, and kept as halves
+    assert torch.allclose(packed.floats().double(), meaning, rtol=lost, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", GGUF)

@@ -1,4 +1,4 @@
-from trireme.quant.base import DECODED, HOW_ELSE, Dense, Noise, Stack, Stored, WeightMethod, decode
+from trireme.quant.base import DECODED, HOW_ELSE, Decoded, Dense, Noise, Stack, Stored, WeightMethod, decode
 from trireme.quant.choose import choose
 from trireme.quant.grouped import Composite, Grouped, composite, grouped
 from trireme.quant.int8 import Int8
@@ -7,6 +7,7 @@ __all__ = [
     "DECODED",
     "HOW_ELSE",
     "Composite",
+    "Decoded",
     "Dense",
     "Grouped",
     "Int8",

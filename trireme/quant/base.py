@@ -75,7 +75,8 @@ class Noise:
 _NUMPY_AS_TORCH = {"BF16": torch.bfloat16}
 HOW_ELSE = f"use a model in float32, float16 or bfloat16, or a GGUF file of one of {', '.join(BLOCKS)}"
 # Kinds that can be decoded to values. Plain integers and plain fp8 cannot, because their scales are in other tensors.
-DECODED: frozenset[str] = frozenset({"F64", "F32", "F16", "BF16", *BLOCKS, *KINDS})
+QUANTIZED: frozenset[str] = frozenset({*BLOCKS, *KINDS})
+DECODED: frozenset[str] = frozenset({"F64", "F32", "F16", "BF16", *QUANTIZED})
 
 
 def decode(stored: Stored, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
@@ -112,11 +113,16 @@ class WeightMethod(Protocol):
     """The weights of one linear layer, in a form its ops can multiply by. `parts` are stacked as rows. Whoever writes a method
     inherits from this: what has a body here needs none there."""
 
-    title: ClassVar[str] = "a form of its own"  # the name of this form of weights, for display
+    title: str = "a form of its own"  # the name of this form of weights, for display
     takes_gated: ClassVar[bool] = False  # whether `of_gated` costs nothing beside the product
 
     @classmethod
     def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> WeightMethod: ...
+
+    @classmethod
+    def title_of(cls, part: Stored) -> str:
+        """What the title is for a layer of this matrix."""
+        return cls.title
 
     def linear(self, ops: Ops, x: Tensor) -> Tensor: ...
 
@@ -232,3 +238,22 @@ class Dense(WeightMethod):
 
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.weight, self.bias) if t is not None)
+
+
+class Decoded(Dense):
+    """Quantized weights of a kind that no kernel of the backend multiplies by: decoded to dense ones when they are loaded."""
+
+    @classmethod
+    def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> Dense:
+        made = super().load(parts, bias, dtype, device)
+        made.title = _no_kernel(parts)
+        return made
+
+    @classmethod
+    def title_of(cls, part: Stored) -> str:
+        return _no_kernel([part])
+
+
+def _no_kernel(parts: list[Stored]) -> str:
+    kinds = sorted({part.kind for part in parts} & QUANTIZED)
+    return f"dense, no kernel takes its {' and '.join(kinds)}" if kinds else Dense.title

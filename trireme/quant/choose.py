@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 
 from trireme.errors import BadConfig
-from trireme.quant.base import Dense, Stored, WeightMethod
+from trireme.quant.base import Decoded, Dense, Stored, WeightMethod
 from trireme.quant.int8 import Int8
 from trireme.quant.online import rounded
 
@@ -28,7 +28,7 @@ def choose(option: str, parts: list[Stored], native: Mapping[str, type[WeightMet
     if option == "auto":
         kept = {native.get(part.kind) for part in parts}
         (only,) = kept if len(kept) == 1 else (None,)
-        return only or native.get("auto") or native.get("none") or Dense
+        return only or native.get("auto") or native.get("none") or Decoded
     method = native.get(option) or METHODS.get(option) or _plugged(option)
     if method is None:
         known = sorted({*METHODS, *(name for name in native if name.islower())})

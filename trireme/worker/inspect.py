@@ -63,7 +63,7 @@ def show_model(config: Config, path: pathlib.Path) -> Iterator[tuple[str, str]]:
     backend, ways = open_backend(config.device), Counter[str]()
     for entry in checkpoint.entries().values():
         if len(entry.shape) == 2:
-            ways[choose(config.model.quantize, [entry], backend.methods).title] += entry.num_bytes
+            ways[choose(config.model.quantize, [entry], backend.methods).title_of(entry)] += entry.num_bytes
     if ways:
         yield "runs", f"{', '.join(name for name, _ in ways.most_common())} on {backend.name}"
 

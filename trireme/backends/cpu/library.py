@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int8, c_int32, c_int64, c_void_p
 from typing import Any
 
 from trireme import host
@@ -13,8 +13,11 @@ from trireme.backends.cpu import build
 from trireme.config import cache_folder
 from trireme.errors import BackendUnavailable
 
-KINDS = {name: i for i, name in enumerate(("f32", "bf16", "q4", "q4_min", "q8", "q4_k", "q6_k"))}
-SOURCES = {name: i for i, name in enumerate(("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q5_0", "q4_k", "q6_k"))}
+KINDS = {name: i for i, name in enumerate(("f32", "bf16", "q4", "q4_min", "q8", "q4_k", "q6_k", "q4_table"))}
+SOURCES = {
+    name: i
+    for i, name in enumerate(("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q5_0", "q4_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"))
+}
 ISAS = ("amx", "avx512vnni", "avx2", "bf16", "i8mm", "dotprod", "portable")  # best first
 TRANSFORMS = {
     name: i
@@ -29,6 +32,7 @@ class WeightStruct(Structure):
         *((name, c_int32) for name in ("kind", "rows", "columns", "padded")),
         ("data", c_void_p),
         ("tile_bytes", c_int64),
+        ("table", c_int8 * 16),
     ]
 
 

@@ -19,8 +19,8 @@ from trireme.backends.cpu.weights import KIND_OF_GGUF, TILE, PackedWeight
 from trireme.ops import Ops
 from trireme.quant import Stored, WeightMethod, composite, decode, grouped
 from trireme.quant.gguf import BLOCKS
+from trireme.quant.online import VOCABULARY, quantize
 
-VOCABULARY = 12  # a matrix with this many times more rows than columns holds token embeddings; no other layer comes near
 PIECE = 1 << 21  # weights of a matrix that one thread reads at a time
 _LOSSLESS = {"F32": "f32", "BF16": "bf16"}
 
@@ -28,13 +28,14 @@ _LOSSLESS = {"F32": "f32", "BF16": "bf16"}
 class Packed(WeightMethod):
     """Stacked matrices. Neighbours of the same kind become one product. `kind` None keeps the checkpoint's own kinds."""
 
-    title = "packed"
     kind: ClassVar[str | None] = None
+    rounds: ClassVar[str | None] = None  # the kind of `quant.online` that values pass through
     cache: ClassVar[PackCache | None] = None
 
     def __init__(self, weights: list[PackedWeight], bias: Tensor | None):
         self.weights, self.bias = weights, bias
         self.rows = sum(weight.rows for weight in weights)
+        self.title = f"packed as {' and '.join(dict.fromkeys(weight.kind for weight in weights))}"
 
     @classmethod
     def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> Packed:
@@ -44,7 +45,10 @@ class Packed(WeightMethod):
             if not groups or groups[-1][0] != kind:
                 groups.append((kind, []))
             groups[-1][1].append(part)
-        weights = [_pack(kind, members) if cls.cache is None else _kept(cls.cache, kind, members) for kind, members in groups]
+        weights = [
+            _pack(kind, members, cls.rounds) if cls.cache is None else _kept(cls.cache, kind, members, cls.rounds)
+            for kind, members in groups
+        ]
         return cls(weights, None if bias is None else bias.float().contiguous())
 
     @classmethod
@@ -55,6 +59,10 @@ class Packed(WeightMethod):
     @classmethod
     def kind_of(cls, part: Stored) -> str:
         return cls.kind or _kept_kind(part)
+
+    @classmethod
+    def title_of(cls, part: Stored) -> str:
+        return f"packed as {cls.kind_of(part)}"
 
     def linear(self, ops: Ops, x: Tensor, transform: Transform = PLAIN) -> Tensor:
         assert isinstance(ops, CpuOps), type(ops)
@@ -99,9 +107,31 @@ class PackedInt4(Packed):
         return "q8" if rows > VOCABULARY * columns else "q4_min"
 
 
-METHODS: dict[str, type[Packed]] = {"auto": Packed, "none": PackedFloats, "int8": PackedInt8, "int4": PackedInt4} | dict.fromkeys(
-    KIND_OF_GGUF, Packed
-)
+class PackedMxfp4(Packed):
+    """Floats of 4 bits with a power of two for each 32 weights. A vocabulary has 8 bits, as with int4."""
+
+    rounds = "mxfp4"
+
+    @classmethod
+    def kind_of(cls, part: Stored) -> str:
+        rows, columns = part.shape
+        return "q8" if rows > VOCABULARY * columns else "mxfp4"
+
+
+class PackedFp8(Packed):
+    """Rounded to floats of 8 bits with a scale for each row, and kept as bfloat16, which the kernels multiply by."""
+
+    rounds, kind = "fp8", "bf16"
+
+
+METHODS: dict[str, type[Packed]] = {
+    "auto": Packed,
+    "none": PackedFloats,
+    "int8": PackedInt8,
+    "int4": PackedInt4,
+    "mxfp4": PackedMxfp4,
+    "fp8": PackedFp8,
+} | dict.fromkeys(KIND_OF_GGUF, Packed)
 
 
 def _kept_kind(part: Stored) -> str:
@@ -114,23 +144,24 @@ def _kept_kind(part: Stored) -> str:
     return "q8" if part.kind in BLOCKS else _LOSSLESS.get(part.kind, "f32")
 
 
-def _kept(cache: PackCache, kind: str, parts: list[Stored]) -> PackedWeight:
+def _kept(cache: PackCache, kind: str, parts: list[Stored], rounds: str | None) -> PackedWeight:
     """Packs matrices that are not in the cache. Adds them to it if that saves time and every part has an origin."""
     reordered = kind in _LOSSLESS.values() or all(hasattr(part, "form") or KIND_OF_GGUF.get(part.kind) == kind for part in parts)
-    if reordered and not cache.everything:
-        return _pack(kind, parts)
+    if reordered and not rounds and not cache.everything:
+        return _pack(kind, parts, rounds)
     origins = [origin for part in parts if (origin := part.origin) is not None]
     if len(origins) < len(parts):
-        return _pack(kind, parts)
+        return _pack(kind, parts, rounds)
+    origins += [f"rounded to {rounds}"] if rounds else []
     rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
     found = cache.read(kind, rows, columns, origins)
     if found is None:
-        found = _pack(kind, parts)
+        found = _pack(kind, parts, rounds)
         cache.write(found, origins)
     return found
 
 
-def _pack(kind: str, parts: list[Stored]) -> PackedWeight:
+def _pack(kind: str, parts: list[Stored], rounds: str | None = None) -> PackedWeight:
     packed, first = PackedWeight(kind, sum(part.shape[0] for part in parts), parts[0].shape[1]), 0
     places = []
     for piece in (piece for part in parts for piece in _pieces(part)):
@@ -140,13 +171,7 @@ def _pack(kind: str, parts: list[Stored]) -> PackedWeight:
 
     def put_decoded(place: tuple[int, Stored]) -> None:
         first, piece = place
-        whole = composite(piece)
-        if whole is not None:
-            matrix = grouped(whole)
-            blocks = blocks_for(kind, matrix)
-            values = torch.empty(0) if blocks else matrix.values()
-        else:
-            blocks, values = None, decode(piece, torch.bfloat16 if piece.kind == "BF16" else torch.float32)
+        blocks, values = _blocks_or_values(kind, piece, rounds)
         with packing:
             if blocks:
                 packed.put_gguf(first, *blocks)
@@ -155,7 +180,7 @@ def _pack(kind: str, parts: list[Stored]) -> PackedWeight:
 
     others = []
     for first, piece in places:
-        if composite(piece) is None and KIND_OF_GGUF.get(piece.kind) == kind:
+        if composite(piece) is None and not rounds and KIND_OF_GGUF.get(piece.kind) == kind:
             packed.put_gguf(first, piece.kind, torch.from_numpy(piece.raw()).view(piece.shape[0], -1))
             piece.release()
         else:
@@ -163,6 +188,24 @@ def _pack(kind: str, parts: list[Stored]) -> PackedWeight:
     if others:
         _in_threads(put_decoded, others)
     return packed
+
+
+def _blocks_or_values(kind: str, piece: Stored, rounds: str | None) -> tuple[tuple[str, Tensor] | None, Tensor]:
+    """Blocks that hold the numbers of a piece as they are, where the kind can; else None and its values."""
+    whole, nothing = composite(piece), torch.empty(0)
+    matrix = None if whole is None else grouped(whole)
+    blocks = None if matrix is None else blocks_for(kind, matrix)
+    if blocks:
+        return blocks, nothing
+    if matrix is not None:
+        values = matrix.values()
+    else:
+        values = decode(piece, torch.bfloat16 if piece.kind == "BF16" and not rounds else torch.float32)
+    if not rounds or kind == "q8":
+        return None, values
+    matrix = quantize(values, rounds)
+    blocks = blocks_for(kind, matrix)
+    return blocks, nothing if blocks else matrix.values()
 
 
 def _in_threads(work: Callable[[tuple[int, Stored]], None], places: list[tuple[int, Stored]]) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trireme.backends.cpu.tables import NEAR, TABLES
 from trireme.quant import Composite, Grouped
 
 UNIT = 32  # columns of a block
 _SMALL = ("INT2", "INT3", "INT4")
 _FLOAT8 = ("F8T", "F8C", "F8G", "F8B")
+_TABLE_OF = {"MXFP4": "mxfp4", "NF4": "nf4", "FP4": "fp4"}
 HALF_LOSS = 2.0**-10  # the largest relative error of a scale rounded to float16
+FAR_BELOW = 2.0**-16  # of the largest scale of a row: a loss that nothing shows
 
 
 def kind_for(part: Composite) -> str:
@@ -24,7 +27,16 @@ def kind_for(part: Composite) -> str:
     whole = not form.facts.get("ordered") and _on_blocks(part, form.group)
     if part.kind in _SMALL and whole:
         return "q4" if form.facts.get("symmetric") else "q4_min"
+    table = _TABLE_OF.get(part.kind, "")
+    if table and whole and ("table" not in part.parts or _near(table, torch.from_numpy(part.read("table")))):
+        return table
     return "q8"
+
+
+def _near(table: str, values: Tensor) -> bool:
+    """Whether these sixteen values are those of a table that the kernels have."""
+    numbers = torch.tensor(TABLES[table].numbers) * TABLES[table].unit
+    return bool(((values.float() - numbers).abs() <= NEAR).all())
 
 
 def _on_blocks(part: Composite, group: int) -> bool:
@@ -35,11 +47,15 @@ def _on_blocks(part: Composite, group: int) -> bool:
 def blocks_for(kind: str, matrix: Grouped) -> tuple[str, Tensor] | None:
     """(GGUF type, bytes [rows, bytes of a row]) that hold the matrix's own numbers; None where its numbers or scales do not fit."""
     columns = matrix.codes.shape[1]
-    if columns % UNIT or kind not in ("q4", "q4_min", "q8"):
+    if columns % UNIT or kind not in ("q4", "q4_min", "q8", *TABLES):
         return None
     scales, zeros = _by_block(matrix.scales, matrix, columns), None
+    if scales is not None and kind in TABLES:
+        scales = scales * TABLES[kind].unit
     if scales is None or not _fit_halves(scales):
         return None
+    if kind in TABLES:  # a scale and sixteen bytes: the blocks of every table
+        return ("IQ4_NL", _four(matrix.codes, scales)) if matrix.table is not None and _near(kind, matrix.table) else None
     if matrix.zeros is not None:
         zeros = _by_block(matrix.zeros, matrix, columns)
     if matrix.table is None and not matrix.codes.is_floating_point():
@@ -71,8 +87,9 @@ def _by_block(values: Tensor, matrix: Grouped, columns: int) -> Tensor | None:
 
 
 def _fit_halves(scales: Tensor) -> bool:
-    lost = (scales.half().float() - scales).abs()
-    return bool((lost <= scales.abs() * HALF_LOSS).all())
+    """Whether float16 holds each scale, or what it loses is little beside the largest scale of the row."""
+    lost, most = (scales.half().float() - scales).abs(), scales.abs().amax(1, keepdim=True)
+    return bool((lost <= torch.maximum(scales.abs() * HALF_LOSS, most * FAR_BELOW)).all())
 
 
 def _eight(numbers: Tensor, scales: Tensor) -> Tensor:

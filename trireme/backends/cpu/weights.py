@@ -12,10 +12,21 @@ import mmap
 import torch
 
 from trireme.backends.cpu.library import KINDS, SOURCES, WeightStruct, library
+from trireme.backends.cpu.tables import TABLES
 from trireme.errors import UnsupportedModel
 
 TILE = 16
-KIND_OF_GGUF = {"Q4_0": "q4", "Q4_1": "q4_min", "Q8_0": "q8", "Q5_0": "q8", "Q4_K": "q4_k", "Q6_K": "q6_k"}
+KIND_OF_GGUF = {
+    "Q4_0": "q4",
+    "Q4_1": "q4_min",
+    "Q8_0": "q8",
+    "Q5_0": "q8",
+    "Q4_K": "q4_k",
+    "Q6_K": "q6_k",
+    "IQ4_NL": "iq4",
+    "IQ4_XS": "iq4",
+    "MXFP4": "mxfp4",
+}
 _LARGE = 4 << 20  # bytes from which a matrix is asked for in large pages
 _FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
@@ -31,15 +42,20 @@ def aligned_zeros(count: int, large_pages: bool = False) -> torch.Tensor:
 
 
 class PackedWeight:
-    """A [rows, columns] matrix of one kind. Rows may be filled in several pieces, so that fused projections need no copy."""
+    """A [rows, columns] matrix of one kind, or of a table by its name.
+
+    Rows may be filled in several pieces, so that fused projections need no copy.
+    """
 
     def __init__(self, kind: str, rows: int, columns: int, data: torch.Tensor | None = None):
-        code, tiles = KINDS[kind], -(-rows // TILE)
+        code, tiles = KINDS["q4_table" if kind in TABLES else kind], -(-rows // TILE)
         tile_bytes = library().trireme_tile_bytes(code, columns)
         self.kind, self.rows, self.columns = kind, rows, columns
         self.data = aligned_zeros(tiles * tile_bytes, large_pages=True) if data is None else data
         padded = library().trireme_padded_columns(code, columns)
         self.struct = WeightStruct(code, rows, columns, padded, self.data.data_ptr(), tile_bytes)
+        if kind in TABLES:
+            self.struct.table[:] = TABLES[kind].numbers
         self.pointer = ctypes.pointer(self.struct)
 
     @property

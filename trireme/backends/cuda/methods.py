@@ -14,7 +14,7 @@ from trireme.kernels.steps import packed, scaled
 from trireme.kernels.steps.packed import Words
 from trireme.kernels.steps.scaled import EightBits
 from trireme.ops import Ops
-from trireme.quant import Dense, Grouped, Stored, WeightMethod, composite, decode, grouped
+from trireme.quant import Decoded, Dense, Grouped, Stored, WeightMethod, composite, decode, grouped
 from trireme.quant.grouped import E2M1
 from trireme.quant.online import kind_for, quantize
 
@@ -33,7 +33,7 @@ class Quantized(WeightMethod):
     @classmethod
     def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> WeightMethod:
         made = None if dtype not in HALVES else cls.of([_in_order(matrix) for matrix in _read(parts, device)], bias, dtype)
-        return Dense.load(parts, bias, dtype, device) if made is None else made
+        return Decoded.load(parts, bias, dtype, device) if made is None else made
 
     @classmethod
     def of(cls, read: list[tuple[Grouped, Tensor | None]], bias: Tensor | None, dtype: torch.dtype) -> WeightMethod | None:

@@ -41,6 +41,7 @@ INLINE void group_scale(const int kind, const uint8_t *block, const uint8_t *sup
     switch (kind) {
     case KIND_Q4: *d = halves(block + g * 32); *m = _mm512_mul_ps(*d, _mm512_set1_ps(-8)); break;
     case KIND_Q4_MIN: *d = halves(block + g * 32); *m = halves(block + 64 + g * 32); break;
+    case KIND_Q4_TABLE: /* the bytes of a table, as those of KIND_Q8, are stored 128 higher */
     case KIND_Q8: *d = halves(block + g * 32); *m = _mm512_mul_ps(*d, _mm512_set1_ps(-128)); break;
     case KIND_Q4_K:
         *d = _mm512_mul_ps(halves(super), bytes16(block + g * 16));
@@ -53,9 +54,10 @@ INLINE void group_scale(const int kind, const uint8_t *block, const uint8_t *sup
 }
 
 /* Columns 4q .. 4q + 3 of a group, a byte each; what lies above a nibble is left to be masked. */
-INLINE __m512i stored_quad(const int kind, const uint8_t *numbers, int q) {
+INLINE __m512i stored_quad(const int kind, const uint8_t *numbers, __m512i table, int q) {
     if (!is_nibbles(kind) && kind != KIND_Q6_K) return _mm512_loadu_si512(numbers + q * 64);
     __m512i quad = _mm512_srli_epi32(_mm512_loadu_si512(numbers + q % 4 * 64), q < 4 ? 0 : 4);
+    if (kind == KIND_Q4_TABLE) return _mm512_shuffle_epi8(table, _mm512_and_si512(quad, _mm512_set1_epi8(0x0f)));
     if (kind != KIND_Q6_K) return quad;
     __m512i pairs = _mm512_loadu_si512(numbers + SIX_HIGH + q % 2 * 64);
     pairs = q < 4 ? _mm512_slli_epi32(pairs, 4 - q / 2 * 2) : _mm512_srli_epi32(pairs, q / 2 * 2 - 4);
@@ -64,8 +66,8 @@ INLINE __m512i stored_quad(const int kind, const uint8_t *numbers, int q) {
 }
 
 /* 16 weight rows as bf16 pairs: 1 KB per 32 columns. */
-INLINE void decode_tile(const int kind, const uint8_t *data, int padded, uint8_t *out) {
-    const int nibbles = is_nibbles(kind);
+INLINE void decode_tile(const int kind, const uint8_t *data, int padded, __m512i table, uint8_t *out) {
+    const int nibbles = is_unsigned(kind);
     const uint8_t *super = data;
     for (int block = 0; block < padded / BLOCK; block++) {
         if (is_super(kind) && block % 4 == 0) { super = data; data += SUPER_HEADER; }
@@ -79,23 +81,31 @@ INLINE void decode_tile(const int kind, const uint8_t *data, int padded, uint8_t
                     group_scale(kind, data, super, g, q / 4, &d, &m);
                     m = _mm512_fnmadd_ps(d, _mm512_set1_ps(nibbles ? 128 : 256), m);
                 }
-                decode_quad(stored_quad(kind, numbers, q), nibbles, d, m, out + q * 128);
+                decode_quad(stored_quad(kind, numbers, table, q), nibbles, d, m, out + q * 128);
             }
         }
         data += block_bytes(kind);
     }
 }
 
+/* A weight's table in each quarter of the vector, its values 128 higher. */
+static __m512i table_of(const Weight *weight) {
+    __m128i table = _mm_xor_si128(_mm_loadu_si128((const __m128i *)weight->table), _mm_set1_epi8(-128));
+    return _mm512_broadcast_i32x4(table);
+}
+
 /* `columns` columns of a tile from `first` on. */
 static void decode_any(const Weight *weight, int tile, int first, int columns, uint8_t *out) {
     const uint8_t *data = weight->data + tile * weight->tile_bytes;
     data += is_super(weight->kind) ? super_offset(weight->kind, first / SUPER) : block_offset(weight->kind, first / BLOCK);
+    const __m512i none = _mm512_setzero_si512();
     switch (weight->kind) {
-    case KIND_Q4: decode_tile(KIND_Q4, data, columns, out); break;
-    case KIND_Q4_MIN: decode_tile(KIND_Q4_MIN, data, columns, out); break;
-    case KIND_Q8: decode_tile(KIND_Q8, data, columns, out); break;
-    case KIND_Q4_K: decode_tile(KIND_Q4_K, data, columns, out); break;
-    default: decode_tile(KIND_Q6_K, data, columns, out);
+    case KIND_Q4: decode_tile(KIND_Q4, data, columns, none, out); break;
+    case KIND_Q4_MIN: decode_tile(KIND_Q4_MIN, data, columns, none, out); break;
+    case KIND_Q8: decode_tile(KIND_Q8, data, columns, none, out); break;
+    case KIND_Q4_TABLE: decode_tile(KIND_Q4_TABLE, data, columns, table_of(weight), out); break;
+    case KIND_Q4_K: decode_tile(KIND_Q4_K, data, columns, none, out); break;
+    default: decode_tile(KIND_Q6_K, data, columns, none, out);
     }
 }
 

@@ -31,7 +31,7 @@ INLINE void group_scale(const int kind, const uint8_t *block, const uint8_t *sup
     if (!has_min(kind)) for (int p = 0; p < PARTS; p++) m[p] = kind == KIND_Q4 ? d[p] * -8.0f : splat(0);
 }
 
-INLINE void decode_tile(const int kind, const uint8_t *data, int padded, uint8_t *out) {
+INLINE void decode_tile(const int kind, const uint8_t *data, int padded, vi table, uint8_t *out) {
     const uint8_t *super = data;
     for (int block = 0; block < padded / BLOCK; block++) {
         if (is_super(kind) && block % 4 == 0) { super = data; data += SUPER_HEADER; }
@@ -40,7 +40,7 @@ INLINE void decode_tile(const int kind, const uint8_t *data, int padded, uint8_t
             int g = half / 2, h = half % 2;
             GroupBytes bytes;
             vf d[PARTS], m[PARTS];
-            decode_group(kind, data + block_header(kind) + g * group_bytes(kind), &bytes);
+            decode_group(kind, data + block_header(kind) + g * group_bytes(kind), table, &bytes);
             group_scale(kind, data, super, g, h, d, m);
             for (int q = 4 * h; q < 4 * h + 4; q++, out += 128)
                 for (int p = 0; p < PARTS; p++) {
@@ -62,11 +62,12 @@ static void decode_any(const Weight *weight, int tile, uint8_t *out) {
     const uint8_t *data = weight->data + tile * weight->tile_bytes;
     switch (weight->kind) {
     case KIND_BF16: reorder_tile(data, weight->padded, out); break;
-    case KIND_Q4: decode_tile(KIND_Q4, data, weight->padded, out); break;
-    case KIND_Q4_MIN: decode_tile(KIND_Q4_MIN, data, weight->padded, out); break;
-    case KIND_Q8: decode_tile(KIND_Q8, data, weight->padded, out); break;
-    case KIND_Q4_K: decode_tile(KIND_Q4_K, data, weight->padded, out); break;
-    default: decode_tile(KIND_Q6_K, data, weight->padded, out);
+    case KIND_Q4: decode_tile(KIND_Q4, data, weight->padded, (vi){0}, out); break;
+    case KIND_Q4_MIN: decode_tile(KIND_Q4_MIN, data, weight->padded, (vi){0}, out); break;
+    case KIND_Q8: decode_tile(KIND_Q8, data, weight->padded, (vi){0}, out); break;
+    case KIND_Q4_TABLE: decode_tile(KIND_Q4_TABLE, data, weight->padded, table_of(weight), out); break;
+    case KIND_Q4_K: decode_tile(KIND_Q4_K, data, weight->padded, (vi){0}, out); break;
+    default: decode_tile(KIND_Q6_K, data, weight->padded, (vi){0}, out);
     }
 }
 

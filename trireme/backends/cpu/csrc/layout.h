@@ -10,7 +10,9 @@ enum { STORED_BIAS = 0 };
 
 static inline int is_super(int kind) { return kind == KIND_Q4_K || kind == KIND_Q6_K; }
 static inline int has_min(int kind) { return kind == KIND_Q4_MIN || kind == KIND_Q4_K; }
-static inline int is_nibbles(int kind) { return kind == KIND_Q4 || kind == KIND_Q4_MIN || kind == KIND_Q4_K; }
+static inline int is_nibbles(int kind) { return kind == KIND_Q4 || has_min(kind) || kind == KIND_Q4_TABLE; }
+/* Whether nibbles are multiplied as they are stored, from 0 to 15. A table's values are multiplied as the bytes of KIND_Q8. */
+static inline int is_unsigned(int kind) { return is_nibbles(kind) && kind != KIND_Q4_TABLE; }
 static inline int is_grouped(int kind) { return kind >= KIND_Q4; }
 
 /* Bytes of scales before the numbers of a block, and of numbers per 32 columns. */

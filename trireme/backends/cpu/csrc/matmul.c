@@ -19,20 +19,43 @@ typedef struct { vi quad[8][PARTS]; } GroupBytes; /* 32 columns of 16 rows, 4 co
 
 typedef int8_t vi_bytes __attribute__((vector_size(LANES * 4)));
 
+/* A weight's table, repeated over the vector, its values as other bytes are stored. */
+INLINE vi table_of(const Weight *weight) {
+    int8_t bytes[LANES * 4];
+    for (int i = 0; i < LANES * 4; i++) bytes[i] = (int8_t)(weight->table[i % 16] ^ STORED_BIAS);
+    return load_ints(bytes);
+}
+
+/* table[i] for each byte i, from 0 to 15. */
+INLINE vi look_up(vi table, vi indices) {
+#if defined(ISA_AVX512)
+    return (vi)_mm512_shuffle_epi8((__m512i)table, (__m512i)indices);
+#elif defined(ISA_AVX2)
+    return (vi)_mm256_shuffle_epi8((__m256i)table, (__m256i)indices);
+#elif defined(ISA_DOTPROD)
+    return (vi)vqtbl1q_s8((int8x16_t)table, (uint8x16_t)indices);
+#else
+    vi_bytes values = (vi_bytes)table, at = (vi_bytes)indices, found;
+    for (int i = 0; i < LANES * 4; i++) found[i] = values[at[i]];
+    return (vi)found;
+#endif
+}
+
 /* Vector p of columns 4q .. 4q + 3 of a group, as `dot` takes them. */
-INLINE vi quad_of(const int kind, const uint8_t *at, const int q, const int p) {
+INLINE vi quad_of(const int kind, const uint8_t *at, vi table, const int q, const int p) {
     if (!is_nibbles(kind) && kind != KIND_Q6_K) return load_ints(at + q * 64 + p * LANES * 4);
     vi packed = load_ints(at + q % 4 * 64 + p * LANES * 4), low = (q < 4 ? packed : packed >> 4) & 0x0f0f0f0f;
+    if (kind == KIND_Q4_TABLE) return look_up(table, low);
     if (kind != KIND_Q6_K) return low;
     vi pairs = load_ints(at + SIX_HIGH + q % 2 * 64 + p * LANES * 4);
     vi high = (q < 4 ? pairs << (4 - q / 2 * 2) : pairs >> (q / 2 * 2 - 4)) & 0x30303030;
     return (vi)((vi_bytes)(low | high) + (int8_t)(STORED_BIAS - 32)); /* as other bytes are stored */
 }
 
-INLINE void decode_group(const int kind, const uint8_t *numbers, GroupBytes *out) {
+INLINE void decode_group(const int kind, const uint8_t *numbers, vi table, GroupBytes *out) {
 #pragma GCC unroll 8
     for (int q = 0; q < 8; q++)
-        for (int p = 0; p < PARTS; p++) out->quad[q][p] = quad_of(kind, numbers, q, p);
+        for (int p = 0; p < PARTS; p++) out->quad[q][p] = quad_of(kind, numbers, table, q, p);
 }
 
 /* sum[i] += Σ_4 weights[4i..] · x[..]: weights are nibbles, or bytes as stored; x is 4 signed bytes. */
@@ -118,12 +141,12 @@ INLINE void dot_quads(const int count, const GroupBytes *weights, const int begi
 
 /* Where a group's bytes are as many vectors as there are registers, one row takes them one by one, as they are decoded. */
 enum { ONE_BY_ONE = LANES == 4 };
-INLINE void dot_packed(const int kind, const uint8_t *numbers, const int begin, const int end, const uint8_t *bytes,
+INLINE void dot_packed(const int kind, const uint8_t *numbers, vi table, const int begin, const int end, const uint8_t *bytes,
                        vi total[PARTS]) {
 #pragma GCC unroll 8
     for (int q = begin; q < end; q++) {
         int32_t x = quad_at(bytes, q);
-        for (int p = 0; p < PARTS; p++) total[p] = dot(total[p], quad_of(kind, numbers, q, p), x, is_nibbles(kind));
+        for (int p = 0; p < PARTS; p++) total[p] = dot(total[p], quad_of(kind, numbers, table, q, p), x, is_unsigned(kind));
     }
 }
 
@@ -161,7 +184,7 @@ INLINE void load_scales(const int kind, const uint8_t *block, const uint8_t *sup
 }
 
 /* acc += group g of the block times R rows' activations; `records` is the first row's record. */
-INLINE void group_rows(const int kind, const int R, const uint8_t *numbers, const GroupBytes *weights, const vf d[PARTS],
+INLINE void group_rows(const int kind, const int R, const uint8_t *numbers, vi table, const GroupBytes *weights, const vf d[PARTS],
                        const vf m[PARTS], const uint8_t *records, int64_t stride, int padded, int group, vf acc[][PARTS]) {
     const int groups = padded / GROUP, together = TOGETHER(R);
 #pragma GCC unroll 16
@@ -172,8 +195,8 @@ INLINE void group_rows(const int kind, const int R, const uint8_t *numbers, cons
             const int32_t *corrections = (const int32_t *)(record + i * stride + padded) + groups;
             for (int p = 0; p < PARTS; p++) total[i][p] = has_min(kind) ? (vi){0} : splat_int(corrections[group]);
         }
-        if (R == 1 && ONE_BY_ONE) dot_packed(kind, numbers, 0, 8, record + group * GROUP, total[0]);
-        else dot_quads(together, weights, 0, 8, record + group * GROUP, stride, is_nibbles(kind), total);
+        if (R == 1 && ONE_BY_ONE) dot_packed(kind, numbers, table, 0, 8, record + group * GROUP, total[0]);
+        else dot_quads(together, weights, 0, 8, record + group * GROUP, stride, is_unsigned(kind), total);
         for (int i = 0; i < together; i++) {
             const float *scales = (const float *)(record + i * stride + padded), *sums = scales + groups;
             for (int p = 0; p < PARTS; p++) {
@@ -204,7 +227,7 @@ INLINE void group_rows_q6(const int R, const uint8_t *numbers, const GroupBytes 
                 const int32_t *corrections = (const int32_t *)(record + i * stride + padded) + padded / GROUP + 2 * group;
                 for (int p = 0; p < PARTS; p++) total[i][p] = splat_int(corrections[h]);
             }
-            if (R == 1 && ONE_BY_ONE) dot_packed(KIND_Q6_K, numbers, 4 * h, 4 * h + 4, record + group * GROUP, total[0]);
+            if (R == 1 && ONE_BY_ONE) dot_packed(KIND_Q6_K, numbers, (vi){0}, 4 * h, 4 * h + 4, record + group * GROUP, total[0]);
             else dot_quads(together, weights, 4 * h, 4 * h + 4, record + group * GROUP, stride, 0, total);
             for (int i = 0; i < together; i++) {
                 const float *scales = (const float *)(record + i * stride + padded);
@@ -217,6 +240,7 @@ INLINE void group_rows_q6(const int R, const uint8_t *numbers, const GroupBytes 
 INLINE void grouped_tile(const int kind, const int R, const Linear *linear, const Activations *x, int tile, int row) {
     const Weight *weight = linear->weight;
     const uint8_t *data = weight->data + tile * weight->tile_bytes, *super = data, *records = x->data + row * x->stride;
+    const vi table = kind == KIND_Q4_TABLE ? table_of(weight) : (vi){0};
     vf acc[MOST_ROWS][PARTS];
     for (int r = 0; r < R; r++) for (int p = 0; p < PARTS; p++) acc[r][p] = (vf){0};
     for (int block = 0; block < weight->padded / BLOCK; block++) {
@@ -226,14 +250,14 @@ INLINE void grouped_tile(const int kind, const int R, const Linear *linear, cons
             const uint8_t *numbers = data + block_header(kind) + g * group_bytes(kind);
             GroupBytes decoded;
             vf d[PARTS], m[PARTS];
-            if (R > 1 || !ONE_BY_ONE) decode_group(kind, numbers, &decoded);
+            if (R > 1 || !ONE_BY_ONE) decode_group(kind, numbers, table, &decoded);
             if (TOGETHER(R) > 1) pair_quads(&decoded);
             if (kind == KIND_Q6_K) {
                 load_halves(super, d);
                 group_rows_q6(R, numbers, &decoded, data, d, g, records, x->stride, x->padded, 2 * block + g, acc);
             } else {
                 load_scales(kind, data, super, g, d, m);
-                group_rows(kind, R, numbers, &decoded, d, m, records, x->stride, x->padded, 2 * block + g, acc);
+                group_rows(kind, R, numbers, table, &decoded, d, m, records, x->stride, x->padded, 2 * block + g, acc);
             }
         }
         data += block_bytes(kind);
@@ -294,10 +318,11 @@ DEFINE_KIND(rows_q4_min, KIND_Q4_MIN)
 DEFINE_KIND(rows_q8, KIND_Q8)
 DEFINE_KIND(rows_q4_k, KIND_Q4_K)
 DEFINE_KIND(rows_q6_k, KIND_Q6_K)
+DEFINE_KIND(rows_q4_table, KIND_Q4_TABLE)
 
 void KERNEL(matmul)(const Linear *linear, const Activations *x, int tile0, int tile1, int rows, float *scratch) {
     static void (*const by_kind[KIND_COUNT])(const Linear *, const Activations *, int, int, int) = {
-        rows_f32, rows_bf16, rows_q4, rows_q4_min, rows_q8, rows_q4_k, rows_q6_k};
+        rows_f32, rows_bf16, rows_q4, rows_q4_min, rows_q8, rows_q4_k, rows_q6_k, rows_q4_table};
     (void)scratch;
     int panel = (int)(PANEL_BYTES / x->stride) / MOST_ROWS * MOST_ROWS;
     if (panel < MOST_ROWS) panel = MOST_ROWS;

@@ -5,7 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-typedef enum { SOURCE_F32, SOURCE_F16, SOURCE_BF16, SOURCE_Q4_0, SOURCE_Q4_1, SOURCE_Q8_0, SOURCE_Q5_0, SOURCE_Q4_K, SOURCE_Q6_K } Source;
+typedef enum { SOURCE_F32, SOURCE_F16, SOURCE_BF16, SOURCE_Q4_0, SOURCE_Q4_1, SOURCE_Q8_0, SOURCE_Q5_0, SOURCE_Q4_K, SOURCE_Q6_K,
+               SOURCE_IQ4_NL, SOURCE_IQ4_XS, SOURCE_MXFP4 } Source;
 
 int64_t trireme_padded_columns(int kind, int columns) {
     int unit = is_super(kind) ? SUPER : BLOCK;
@@ -93,6 +94,29 @@ static void encode_q4_min(Row row, int group, const float *values) {
     put_nibbles(row, group, nibbles);
 }
 
+/* The number of `table` nearest to each value times `factor`. */
+static void table_nibbles_of(const float *values, float factor, const int8_t *table, uint8_t *nibbles) {
+    uint8_t codes[GROUP];
+    for (int i = 0; i < GROUP; i++) {
+        float wanted = values[i] * factor;
+        codes[i] = 0;
+        for (uint8_t code = 1; code < 16; code++)
+            if (fabsf(wanted - table[code]) < fabsf(wanted - table[codes[i]])) codes[i] = code;
+    }
+    for (int i = 0; i < 16; i++) nibbles[i] = (uint8_t)(codes[i] | codes[i + 16] << 4);
+}
+
+/* The value of largest magnitude becomes the table's number of largest magnitude. */
+static void encode_q4_table(Row row, int group, const float *values, const int8_t *table) {
+    uint8_t nibbles[16];
+    int most = 1;
+    for (int code = 0; code < 16; code++) if (abs(table[code]) > abs(most)) most = table[code];
+    uint16_t d = float_to_half(largest(values, GROUP) / (float)most);
+    table_nibbles_of(values, inverse(half_to_float(d)), table, nibbles);
+    put_scale(row, group, d);
+    put_nibbles(row, group, nibbles);
+}
+
 static void bytes_of(const float *values, float factor, int8_t *bytes) {
     for (int i = 0; i < GROUP; i++) bytes[i] = (int8_t)rounded(values[i] * factor, -127, 127);
 }
@@ -125,6 +149,7 @@ static void encode_row(const Weight *weight, Row row, const float *values) {
         case KIND_Q4: encode_q4(row, group, part); break;
         case KIND_Q4_MIN: encode_q4_min(row, group, part); break;
         case KIND_Q8: encode_q8(row, group, part); break;
+        case KIND_Q4_TABLE: encode_q4_table(row, group, part, weight->table); break;
         default: encode_plain(row, group, part);
         }
     }
@@ -194,10 +219,29 @@ static void repack_q6_k(Row row, int super, const uint8_t *block) {
     }
 }
 
+/* half d; 8 high pairs of bits, 8 low nibbles of scales; 8 times 16 bytes as in Q4_0: w = d (s - 32) table[q] */
+static void repack_iq4_xs(Row row, int super, const uint8_t *block) {
+    uint16_t high = get_half(block, 1);
+    float d = half_to_float(get_half(block, 0));
+    for (int i = 0; i < 8; i++) {
+        int scale = (block[4 + i / 2] >> (i & 1 ? 4 : 0) & 15) | (high >> 2 * i & 3) << 4;
+        put_scale(row, super * 8 + i, float_to_half(d * (float)(scale - 32)));
+        put_nibbles(row, super * 8 + i, block + 8 + 16 * i);
+    }
+}
+
+/* e; 16 bytes as in Q4_0: w = 2^(e - 128) table[q], the table twice the floats of four bits. */
+static void repack_mxfp4(Row row, int group, const uint8_t *block) {
+    put_scale(row, group, float_to_half(ldexpf(1, block[0] - 128)));
+    put_nibbles(row, group, block + 1);
+}
+
 static const struct { int kind, columns, bytes; void (*repack)(Row, int, const uint8_t *); } sources[] = {
     [SOURCE_Q4_0] = {KIND_Q4, 32, 18, repack_q4_0},   [SOURCE_Q4_1] = {KIND_Q4_MIN, 32, 20, repack_q4_1},
     [SOURCE_Q8_0] = {KIND_Q8, 32, 34, repack_q8_0},   [SOURCE_Q5_0] = {KIND_Q8, 32, 22, repack_q5_0},
     [SOURCE_Q4_K] = {KIND_Q4_K, 256, 144, repack_q4_k}, [SOURCE_Q6_K] = {KIND_Q6_K, 256, 210, repack_q6_k},
+    [SOURCE_IQ4_NL] = {KIND_Q4_TABLE, 32, 18, repack_q4_0}, [SOURCE_IQ4_XS] = {KIND_Q4_TABLE, 256, 136, repack_iq4_xs},
+    [SOURCE_MXFP4] = {KIND_Q4_TABLE, 32, 17, repack_mxfp4},
 };
 
 typedef struct { const Weight *weight; int first, count, source; const uint8_t *from; int64_t stride; } Packing;
@@ -227,7 +271,7 @@ static void pack_rows(void *context, Worker *worker) {
 /* Writes `count` rows from row `first` on. Returns 0, or -1 when that source cannot become that kind. The tiles start zeroed. */
 int trireme_pack(const Weight *weight, int first, int count, int source, const void *from, int64_t stride) {
     int quantised = source > SOURCE_BF16;
-    if (quantised && (source > SOURCE_Q6_K || sources[source].kind != weight->kind || weight->columns % sources[source].columns)) return -1;
+    if (quantised && (source > SOURCE_MXFP4 || sources[source].kind != weight->kind || weight->columns % sources[source].columns)) return -1;
     if (!quantised && is_super(weight->kind)) return -1;
     Packing packing = {weight, first, count, source, from, stride};
     pool_run(pack_rows, &packing);
@@ -260,7 +304,8 @@ void dequantize_row(const Weight *weight, int index, float *output) {
         float minimum, scale = scale_of(weight, row, i, &minimum);
         int number;
         int nibble = at[column % 16 / 4 * 64 + row.lane * 4 + column % 4] >> (column >= 16 ? 4 : 0) & 15;
-        if (is_nibbles(weight->kind)) number = nibble;
+        if (weight->kind == KIND_Q4_TABLE) number = weight->table[nibble];
+        else if (is_nibbles(weight->kind)) number = nibble;
         else if (weight->kind == KIND_Q6_K)
             number = (nibble | (at[SIX_HIGH + column / 4 % 2 * 64 + row.lane * 4 + column % 4] >> (column / 8 * 2) & 3) << 4) - 32;
         else number = (int8_t)(at[column / 4 * 64 + row.lane * 4 + column % 4] - STORED_BIAS);

@@ -17,6 +17,7 @@ typedef enum {
     KIND_Q8,     /* half d[2][16]; int8:     w = d q           GGUF Q8_0, Q5_0 */
     KIND_Q4_K,   /* per 256: half d, dmin; per 32: u8 s, m;    w = d s q - dmin m */
     KIND_Q6_K,   /* per 256: half d;       per 16: int8 s;     w = d s (q - 32), q of six bits */
+    KIND_Q4_TABLE, /* half d[2][16]; nibbles:  w = d table[q]  GGUF IQ4_NL, IQ4_XS, MXFP4; NF4 */
     KIND_COUNT
 } Kind;
 
@@ -24,6 +25,7 @@ typedef struct {
     int32_t kind, rows, columns, padded; /* padded: columns rounded up to whole blocks */
     const uint8_t *data;                 /* ceil(rows / 16) tiles of tile_bytes */
     int64_t tile_bytes;
+    int8_t table[16]; /* of KIND_Q4_TABLE */
 } Weight;
 
 /* What happens to a row before it is multiplied. MUL kinds read a row of 2n: gate first, then up. */
