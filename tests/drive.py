@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,7 +142,10 @@ class ThreadGroup:
         monkeypatch.setattr(Backend, "comm", lambda self, rank, size, store: ThreadComm(rank, size, board, barrier))
         self.threads = ThreadPoolExecutor(size)
         # together: a worker's first step needs the others
-        self.workers = list(self.threads.map(lambda rank: LocalWorker(config, path, rank), range(size)))
+        ranks = [self.threads.submit(LocalWorker, config, path, rank) for rank in range(size)]
+        # Also where one is refused: the others need the stand-in above until they end. The true one would wait for other processes.
+        wait(ranks)
+        self.workers = [rank.result() for rank in ranks]
         first = self.workers[0]
         self.ready, self.depth, self.runner = first.ready, first.runner.depth, first.runner
 
