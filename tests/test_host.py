@@ -95,6 +95,15 @@ def test_a_backend_takes_no_more_than_the_container_has(root: pathlib.Path) -> N
     assert backend.kv_budget(1.0) == 3 * GIB // 8
 
 
+def test_cores_and_memory_are_known_without_linux(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert host.cores() == 7
+    asked = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 16384}  # macOS does not tell how many pages are free
+    monkeypatch.setattr(os, "sysconf", lambda name: asked[name] if name in asked else int("unknown name"))
+    assert host.memory() == (500 * 16384, 1000 * 16384)
+
+
 def test_doctor_shows_the_containers_limits(root: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["doctor"]) == 0 and "container" not in capsys.readouterr().out
     write(root, VERSION_2)

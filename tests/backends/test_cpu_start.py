@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trireme.backends import reason_against
+from trireme.backends.cpu import resident
 from trireme.command.early import TRIED
 
 if reason_against("cpu"):
@@ -54,6 +55,13 @@ def test_the_command_line_leaves_modules_of_torch_until_they_are_used(smollm2_pa
     assert answer[0].strip().startswith("Paris")
     assert not loaded or not deferring()
     assert shape == "torch.Size([2, 4])"
+
+
+def test_code_is_forgotten_only_where_the_system_shows_its_mappings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setattr(resident, "MAPPINGS", tmp_path / "smaps")
+    assert resident.forget_code.__wrapped__() == 0
 
 
 def deferring() -> bool:

@@ -11,6 +11,7 @@ import mmap
 import pathlib
 import re
 
+MAPPINGS = pathlib.Path("/proc/self/smaps")  # Linux alone has it
 _LARGE = 8 << 20  # bytes of code
 _HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+)")  # begin, end, rights, offset, device, the file's number
 
@@ -22,7 +23,7 @@ def forget_code() -> int:
     Returns how many libraries that were. Code that somebody has changed in memory, as debuggers do, stays.
     """
     try:
-        lines = pathlib.Path("/proc/self/smaps").read_text().splitlines()
+        lines = MAPPINGS.read_text().splitlines()
     except OSError:
         return 0
     advise = ctypes.CDLL(None).madvise
