@@ -16,6 +16,7 @@ import pytest
 import tiny_models
 from drive import Drive
 
+import trireme
 from trireme.backends import reason_against
 from trireme.backends.conformance import check_ops
 from trireme.cli import bench
@@ -63,6 +64,12 @@ def test_relative_links_resolve(page: pathlib.Path) -> None:
             assert anchor in anchors(target.read_text()), f"{page.name}: {link}"
 
 
+def test_pictures_exist_and_none_is_left_over() -> None:
+    named = {page.parent / name for page in PAGES for name in re.findall(r'(?:src|srcset)="([^"]+)"', page.read_text())}
+    named |= {page.parent / name for page in PAGES for name in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text())}
+    assert {path.resolve() for path in named} == set((ROOT / "docs/images").iterdir())
+
+
 def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ +(.+)$", FENCE.sub("", text), re.MULTILINE)
@@ -85,6 +92,11 @@ def test_every_page_is_reached_from_the_readme() -> None:
 def test_the_page_of_figures_is_short() -> None:
     words = (ROOT / "docs/benchmarks.md").read_text().replace("|", " ").split()
     assert len(words) <= 1000
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    newest, *_ = re.findall(r"^## \[([\d.]+)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest == trireme.__version__
 
 
 def test_files_that_are_named_exist() -> None:

@@ -12,6 +12,8 @@ import zipfile
 
 import pytest
 
+import trireme
+
 ROOT = pathlib.Path(__file__).parent.parent
 pytestmark = pytest.mark.wide
 
@@ -33,6 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_it_carries_kernels_and_says_what_machine_it_is_for(wheel: pathlib.Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert [name for name in names if name.endswith(".so")] and "-py3-none-manylinux_2_" in wheel.name
+    assert wheel.name.startswith(f"trireme_llm-{trireme.__version__}-")
     assert "trireme/api/web/index.html" in names and not [name for name in names if name.startswith("tests/")]
 
 

@@ -10,7 +10,7 @@ from trireme.types import Completion, Output, SamplingParams
 if TYPE_CHECKING:
     from trireme.llm import LLM
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["LLM", "Completion", "Output", "SamplingParams", "__version__"]
 
 

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from trireme import __version__
 from trireme.bench.flags import FLAGS
 from trireme.cli import serve
 from trireme.cli.bench import KINDS
@@ -29,6 +30,10 @@ def test_help_names_every_command_and_loads_no_torch() -> None:
     check = f"import sys\ntry:\n    exec({code!r})\nexcept SystemExit:\n    pass\nsys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0 and all(name in done.stdout for name in COMMANDS)
+
+
+def test_the_version_is_the_packages() -> None:
+    assert trireme("--version").stdout == f"trireme {__version__}\n"
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Any
 
+import trireme
 from trireme.api.app import _PAGE_HEADERS as PAGE_HEADERS
 from trireme.api.app import WEB
 
@@ -106,7 +107,7 @@ def _handler(fake: FakeServer) -> type[http.server.BaseHTTPRequestHandler]:
             elif path == "/v1/models":
                 self._json({"data": fake.models})
             elif path == "/version":
-                self._json({"version": "0.1.0"})
+                self._json({"version": trireme.__version__})
             elif path == "/load":
                 self._json(fake.load())
             else:

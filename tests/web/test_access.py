@@ -130,6 +130,24 @@ def test_a_script_that_does_not_run_is_told(browser: Any, fake: FakeServer) -> N
     page.context.close()
 
 
+def test_nothing_but_its_own_files_may_run_or_be_asked_for(page: Any) -> None:
+    page.evaluate("""() => {
+        window.refused = [];
+        document.addEventListener('securitypolicyviolation', (event) => window.refused.push(event.effectiveDirective));
+        const script = document.createElement('script');
+        script.textContent = 'window.ran = true';
+        const image = document.createElement('img');
+        image.src = 'https://elsewhere.invalid/pixel.png';
+        const style = document.createElement('style');
+        style.textContent = 'body { color: red }';
+        document.body.append(script, image, style);
+        fetch('https://elsewhere.invalid/').catch(() => {});
+    }""")
+    until(page, "window.refused.length >= 4")
+    assert sorted(page.evaluate("window.refused")) == ["connect-src", "img-src", "script-src-elem", "style-src-elem"]
+    assert page.evaluate("window.ran") is None
+
+
 def test_the_page_is_small() -> None:
     files = [file for file in pathlib.Path(WEB).iterdir() if file.is_file()]
     assert sum(len(gzip.compress(file.read_bytes())) for file in files) < 150_000

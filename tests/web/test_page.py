@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 from typing import Any
 
-from .acts import ask, until
+from .acts import ask, until, wait_for
 from .conftest import Seen
 from .corpus import HOSTILE
 from .fake_server import FakeServer
 
 
 def test_a_conversation(page: Any, fake: FakeServer) -> None:
-    fake.answer = "It is **four**."
+    fake.answer, fake.piece, fake.pause = "It is **four**.", 2, 0.02
     answer = ask(page, "What is 2 + 2?")
     assert answer.locator(".markdown").inner_html() == "<p>It is <strong>four</strong>.</p>"
-    assert "first after" in answer.locator(".note").inner_text()
-    fake.answer = "Five."
+    assert re.fullmatch(r"\d+ tokens · [\d.]+ tokens/s · first after [\d,]+ ms", answer.locator(".note").inner_text())
+    fake.answer, fake.piece = "Five.", 7
     ask(page, "And 2 + 3?")
     assert [(m["role"], m["content"]) for m in fake.requests[1]["messages"]] == [
         ("user", "What is 2 + 2?"),
@@ -136,6 +137,25 @@ def test_markdown_becomes_elements(page: Any, fake: FakeServer) -> None:
     ):
         assert part in html, (part, html)
     assert page.seen.errors == []
+
+
+def test_code_and_answers_can_be_copied(page: Any, fake: FakeServer) -> None:
+    fake.answer = "Run:\n\n```sh\nls -l\n```\nor not."
+    answer = ask(page)
+    assert answer.locator("figcaption span").inner_text() == "sh"
+
+    def pasted() -> str:
+        page.fill("#input", "")
+        page.focus("#input")
+        page.keyboard.press("Control+V")
+        return str(page.input_value("#input"))
+
+    for label, text in (("Copy the code", "ls -l"), ("Copy", fake.answer)):
+        answer.locator(f'[aria-label="{label}"]').click()
+        wait_for(lambda text=text: pasted() == text, label)
+    page.evaluate("void Object.defineProperty(navigator, 'clipboard', { value: undefined })")  # as without HTTPS
+    answer.locator('[aria-label="Copy the code"]').click()
+    wait_for(lambda: pasted() == "ls -l")
 
 
 def test_streaming_gives_the_same_as_the_whole(page: Any, fake: FakeServer) -> None:
