@@ -16,8 +16,10 @@ import gguf
 import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tests.hub import gguf_writer
+from tests.quant.packers import FORMATS
 from tests.serve.tiny_server_model import write_tokenizer
 from trireme.backends import open_backend
 from trireme.config import DeviceOptions
@@ -90,9 +92,30 @@ _GGUF_NAMES = {
     "input_layernorm": "attn_norm",
 }
 
+
+def _write_published(name: str, path: pathlib.Path, folder: pathlib.Path) -> None:
+    """A model whose layers' matrices are in a published format: other numbers than its own, about as large."""
+    tensors: dict[str, Tensor] = {}
+    for number, (place, values) in enumerate(sorted(load_file(path / "model.safetensors").items())):
+        if place.endswith("_proj.weight"):
+            packed, meant = FORMATS[name][0](*values.shape)
+            larger = values.std() / meant.std() * (1 + 0.02 * number)  # the packers draw the same numbers for each
+            ours = {end: tensor * larger.to(tensor.dtype) if end in _SCALES and tensor.is_floating_point() else tensor
+                    for end, tensor in packed.items()}  # fmt: skip
+            tensors |= {place.removesuffix(".weight") + end: tensor.contiguous() for end, tensor in ours.items()}
+        else:
+            tensors[place] = values
+    for file in path.glob("*.json"):
+        shutil.copy(file, folder)
+    save_file(tensors, folder / "model.safetensors")
+
+
+_SCALES = (".scales", ".weight_scale", ".weight_scale_inv")
+
 # By a form's name: writes the model in a folder, in that form, into another.
 FORMS: dict[str, Callable[[pathlib.Path, pathlib.Path], None]] = {
-    "Q4_0": lambda path, folder: _write_gguf("Q4_0", path, folder / "model.gguf"),
+    **{name: functools.partial(_write_published, name) for name in FORMATS},
+    **{kind: lambda path, folder, kind=kind: _write_gguf(kind, path, folder / "model.gguf") for kind in ("Q4_0", "Q8_0")},
 }
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trireme.ipc.messages import Admit
 from trireme.llm import LLM
-from trireme.types import FinishReason, Output, SamplingParams
+from trireme.types import Completion, FinishReason, Output, SamplingParams
 from trireme.worker.logits import Choice
 
 from .cover import Row
@@ -42,6 +42,13 @@ class Plain:
         if key not in self._known:
             self._known[key] = self.llm.generate(tokens, sampling)[0]
         return self._known[key]
+
+    def answers(self, tokens: list[int], sampling: SamplingParams) -> list[Completion]:
+        """The sequences that a request for several gets; with best_of, those that are likeliest per token."""
+        found = [self.answer(tokens, alone).completions[0] for alone in sequences(sampling)]
+        if len(found) > sampling.n:
+            found.sort(key=lambda c: -sum(entry.logprob for entry in c.logprobs or []) / len(c.logprobs or [0]))
+        return found[: sampling.n]
 
     def logits(self, tokens: list[int]) -> Tensor:
         """What follows each token but the last, computed in one step."""
@@ -89,13 +96,12 @@ class Bodies:
 
 
 def sequences(sampling: SamplingParams) -> list[SamplingParams]:
-    """Each sequence of a request as one of its own: their seeds follow from the first's."""
-    return [
-        msgspec.structs.replace(
-            sampling, n=1, seed=(sampling.seed or 0) + i, prompt_logprobs=None if i else sampling.prompt_logprobs
-        )
-        for i in range(sampling.n)
-    ]
+    """Each sequence of a request as one of its own: their seeds follow from the first's. Those of which the best are chosen have
+    log-probabilities to choose by."""
+    scored = 0 if sampling.logprobs is None and sampling.num_sequences > sampling.n else sampling.logprobs
+    whole = msgspec.structs.replace(sampling, n=1, best_of=None, logprobs=scored)
+    later = msgspec.structs.replace(whole, prompt_logprobs=None)
+    return [msgspec.structs.replace(later if i else whole, seed=(sampling.seed or 0) + i) for i in range(sampling.num_sequences)]
 
 
 def check(found: Output, sampling: SamplingParams, plain: Plain, tolerance: float) -> None:
@@ -108,15 +114,12 @@ def check(found: Output, sampling: SamplingParams, plain: Plain, tolerance: floa
 
 def check_same(found: Output, sampling: SamplingParams, plain: Plain) -> None:
     """The answer is the plain one: tokens, text, ends and log-probabilities."""
-    assert len(found.completions) == sampling.n
-    for completion, alone in zip(found.completions, sequences(sampling), strict=True):
-        expected = plain.answer(found.prompt_token_ids, alone)
-        plainly = expected.completions[0]
+    for completion, plainly in zip(found.completions, plain.answers(found.prompt_token_ids, sampling), strict=True):
         assert (completion.token_ids, completion.text) == (plainly.token_ids, plainly.text)
         assert (completion.finish_reason, completion.error) == (plainly.finish_reason, None)
-        _check_near(completion.logprobs, plainly.logprobs, EXACT)
-        if alone.prompt_logprobs is not None:
-            _check_near(found.prompt_logprobs, expected.prompt_logprobs, EXACT)
+        _check_near(completion.logprobs, plainly.logprobs if sampling.logprobs is not None else None, EXACT)
+    first = plain.answer(found.prompt_token_ids, sequences(sampling)[0])
+    _check_near(found.prompt_logprobs, first.prompt_logprobs, EXACT)
 
 
 def _check_near(found: list[Any] | None, expected: list[Any] | None, tolerance: float) -> None:
@@ -134,7 +137,7 @@ def check_near(found: Output, sampling: SamplingParams, plain: Plain, tolerance:
     """The plain body, given the tokens that were chosen, finds them as likely, and would have chosen them or others like them."""
     assert len(found.completions) == sampling.n
     errors: list[float] = []
-    for completion, alone in zip(found.completions, sequences(sampling), strict=True):
+    for completion, alone in zip(found.completions, sequences(sampling), strict=False):
         assert completion.error is None and completion.token_ids
         assert completion.finish_reason is FinishReason.STOP or len(completion.token_ids) == sampling.max_tokens
         tokens, start = [*found.prompt_token_ids, *completion.token_ids], len(found.prompt_token_ids)

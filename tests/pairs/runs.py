@@ -22,7 +22,7 @@ from .plain import Bodies, check
 from .table import ENGINE, REQUEST, form_of, given, tolerance_of
 
 PROMPT = [1 + token for token in tiny_models.prompt(36, seed=3)]
-EARLIER = [*PROMPT[:17], 7, 8, 9]  # begins as the prompt does
+EARLIER = [*PROMPT[:17], 7, 8, 9], [*PROMPT[:17], 9, 8, 7]  # begin as the prompt does
 MAX_TOKENS = 14
 Asked = tuple[list[int], SamplingParams]
 
@@ -46,12 +46,13 @@ def run(row: Row, forms: Forms, monkeypatch: pytest.MonkeyPatch) -> list[tuple[O
         return ThreadGroup(config, path, monkeypatch)
 
     monkeypatch.setattr("trireme.llm.open_ranks", ranks)
-    settings = given(row, ENGINE)
+    settings, windowed = given(row, ENGINE), row["windows"] != "no"
     path = str(forms.stored(form_of(row)))
     with LLM(path, threads=1, max_model_len=LENGTH, max_running=8, pack_cache="off", **settings) as llm:
         _check_steps(llm)
         if row["prefixes"] == "hit":
-            llm.generate(EARLIER, SamplingParams(max_tokens=2, temperature=0.0))
+            for earlier in EARLIER[: 1 + windowed]:  # windows can be resumed where two prompts were seen to part
+                llm.generate(earlier, SamplingParams(max_tokens=2, temperature=0.0))
         asked = [*neighbours(row), (PROMPT, request_of(row))]
         found = llm.generate([tokens for tokens, _ in asked], [sampling for _, sampling in asked])
         assert row["prefixes"] != "hit" or found[-1].cached_tokens >= 16

@@ -16,13 +16,16 @@ class Value:
     """A value of an option: what it adds to the engine's settings, or to the sampling parameters of a request.
 
     `tolerance`: how far log-probabilities may be, on average, from those of the plain body with the same type, weights and kind of
-    KV (and a single one ten times as far). With 0 the tokens are the plain body's own.
+    KV (and a single one ten times as far). With 0 the tokens are the plain body's own. A `wide` value runs a path of its own only
+    on a GPU; elsewhere another value stands for it, and it is in the larger table alone.
     """
 
     name: str
     given: dict[str, Any] = field(default_factory=dict)
     tolerance: float = 0.0
     form: str = ""  # of the model's file: a key of models.FORMS; safetensors without one
+    family: str = ""  # the family of models that has what the value is about; llama without one
+    wide: bool = False
 
 
 # Tolerances are twice to four times what was measured with the family that shows most of it.
@@ -39,6 +42,21 @@ ENGINE: dict[str, tuple[Value, ...]] = {
         Value("int8", {"quantize": "int8"}, tolerance=0.1),  # CPUs round activations to 8 bits, too
         Value("int4", {"quantize": "int4"}, tolerance=0.1),
         Value("Q4_0", {"quantize": "auto"}, tolerance=0.1, form="Q4_0"),
+        # Of published formats: those that the CPU packs in different ways, then those that it packs as one of these.
+        Value("AWQ", {"quantize": "auto"}, tolerance=0.1, form="awq"),
+        Value("GPTQ in an order", {"quantize": "auto"}, tolerance=0.1, form="gptq in an order"),
+        Value("fp8 blocks", {"quantize": "auto"}, tolerance=0.1, form="fp8 blocks"),
+        Value("MXFP4", {"quantize": "auto"}, tolerance=0.1, form="mxfp4"),
+        Value("fp8", {"quantize": "fp8"}, tolerance=0.1, wide=True),
+        Value("mxfp4", {"quantize": "mxfp4"}, tolerance=0.1, wide=True),
+        Value("GPTQ", {"quantize": "auto"}, tolerance=0.1, form="gptq 4 bit with zeros, version 1", wide=True),
+        Value("words of 4 bits", {"quantize": "auto"}, tolerance=0.1, form="words 4", wide=True),
+        Value("int8 by row", {"quantize": "auto"}, tolerance=0.1, form="int8 by row", wide=True),
+        Value("fp8 by row", {"quantize": "auto"}, tolerance=0.1, form="fp8 by row", wide=True),
+        Value("NVFP4", {"quantize": "auto"}, tolerance=0.1, form="nvfp4", wide=True),
+        Value("NF4", {"quantize": "auto"}, tolerance=0.1, form="nf4 plain", wide=True),
+        Value("bitsandbytes int8", {"quantize": "auto"}, tolerance=0.1, form="bitsandbytes int8", wide=True),
+        Value("Q8_0", {"quantize": "auto"}, tolerance=0.1, form="Q8_0", wide=True),
     ),
     "dtype": (
         Value("float32", {"dtype": "float32"}),
@@ -61,6 +79,7 @@ ENGINE: dict[str, tuple[Value, ...]] = {
         Value("enough", {"kv_tokens": 1024}),
         Value("short", {"kv_tokens": 80, "policy": "aggressive"}),  # requests are paused and come back
     ),
+    "windows": (Value("no"), Value("kept alone", {"kv_windows": "on"}, family="gemma3")),
     "ranks": (Value("1"), Value("2", {"tp": 2})),
 }
 
@@ -82,7 +101,7 @@ REQUEST: dict[str, tuple[Value, ...]] = {
     "grammar": (Value("none"), Value("letters", {"grammar": "start: /[a-zA-Z0-9 .,]{8,40}/"})),
     "logprobs": (Value("none"), Value("3", {"logprobs": 3})),
     "prompt logprobs": (Value("none"), Value("2", {"prompt_logprobs": 2})),
-    "sequences": (Value("1"), Value("3", {"n": 3})),
+    "sequences": (Value("1"), Value("3", {"n": 3}), Value("best of 4", {"n": 2, "best_of": 4})),
     "stop": (Value("none"), Value("strings", {"stop": ["8F", *"bdfhjlnprtvxz13579"]})),  # 8F: two tokens
 }
 
@@ -92,16 +111,16 @@ PLAINEST: Row = {option: known[0].name for option, known in (ENGINE | REQUEST | 
 
 EXCLUDED: tuple[tuple[str, str, str, str, str], ...] = (
     # option, value (or several), option, value (or several), why they never meet
-    ("backend", "reference", "weights", "int4", "the plain body has no weights of 4 bits of its own"),
-    ("backend", "cuda or cuda captured", "weights", "int4", "GPUs have no method of that name"),
     ("backend", "cpu or cpu recorded", "kv", "fp8", "floats of 8 bits are for GPUs; refused"),
     ("backend", "cuda or cuda captured", "kv", "int8", "GPUs keep floats of 8 bits instead; refused"),
-    ("weights", "int4", "kv", "fp8", "no backend has both"),
+    ("weights", "Q4_0 or Q8_0", "windows", "kept alone", "the GGUF files are llama's"),
     ("pages", "static", "prefixes", "hit", "a page that is one request's is never shared"),
     ("pages", "static", "memory", "short", "a page that holds the whole context never grows, so nobody is paused"),
+    ("windows", "kept alone", "memory", "short", "a row reserves its window: sequences so short are never paused"),
     ("prefixes", "hit", "prompt logprobs", "2", "a prompt whose log-probabilities are wanted is computed whole"),
     ("way", "server or stream", "rule", "banned", "no API has a name for it"),
     ("way", "stream", "prompt logprobs", "2", "only whole answers carry them"),
+    ("way", "stream", "sequences", "best of 4", "which are the best is known at the end; refused"),
 )
 
 
@@ -115,9 +134,10 @@ def excluded(options: Options) -> dict[Meeting, str]:
     return {pair: why for pair, why in pairs.items() if pair <= there}
 
 
-def on(*backends: str) -> Options:
-    """Every option on these backends, offline."""
-    return _fitting("backend", [value for value in ENGINE["backend"] if value.given["backend"] in backends], ENGINE | REQUEST)
+def on(*backends: str, wide: bool = False) -> Options:
+    """Every option on these backends, offline; with the values of the larger table alone if asked."""
+    known = {option: tuple(value for value in values if wide or not value.wide) for option, values in (ENGINE | REQUEST).items()}
+    return _fitting("backend", [value for value in ENGINE["backend"] if value.given["backend"] in backends], known)
 
 
 def served() -> Options:
@@ -167,6 +187,11 @@ def given(row: Row, options: Options) -> dict[str, Any]:
 def form_of(row: Row) -> str:
     """The form of the row's model file."""
     return "".join(value.form for value in values(row, ENGINE))
+
+
+def family_of(row: Row) -> str:
+    """The family of the row's model."""
+    return "".join(value.family for value in values(row, ENGINE)) or "llama"
 
 
 def tolerance_of(row: Row) -> float:

@@ -11,10 +11,10 @@ from trireme.backends import reason_against
 from .cover import Row
 from .plain import Bodies
 from .runs import PROMPT, check_row, request_of
-from .table import PLAINEST, REQUEST, alone, exact, on, rows, short
+from .table import PLAINEST, REQUEST, alone, exact, family_of, on, rows, short
 
 HERE = on("reference", "cpu")
-GPU = on("cuda")
+GPU = on("cuda", wide=True)
 ROWS = rows(exact(HERE)) + rows(HERE) + alone(HERE)
 GPU_ROWS = rows(exact(GPU)) + rows(GPU) + alone(GPU)
 OF_REQUESTS = [(option, value.name) for option, known in REQUEST.items() for value in known[1:]]
@@ -24,7 +24,7 @@ OF_REQUESTS = [(option, value.name) for option, known in REQUEST.items() for val
 def test_pairs(row: Row, bodies: Callable[[str], Bodies], monkeypatch: pytest.MonkeyPatch) -> None:
     if row["backend"] != "reference" and reason_against("cpu"):
         pytest.skip(f"cpu: {reason_against('cpu')}")
-    check_row(row, bodies("llama"), monkeypatch)
+    check_row(row, bodies(family_of(row)), monkeypatch)
 
 
 @pytest.mark.gpu
@@ -32,7 +32,7 @@ def test_pairs(row: Row, bodies: Callable[[str], Bodies], monkeypatch: pytest.Mo
 def test_pairs_on_a_gpu(row: Row, bodies: Callable[[str], Bodies], monkeypatch: pytest.MonkeyPatch) -> None:
     if reason_against("cuda"):
         pytest.skip(f"cuda: {reason_against('cuda')}")
-    check_row(row, bodies("llama"), monkeypatch)
+    check_row(row, bodies(family_of(row)), monkeypatch)
 
 
 @pytest.mark.parametrize(("option", "value"), OF_REQUESTS)

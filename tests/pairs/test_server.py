@@ -37,7 +37,7 @@ def answers(bodies: Callable[[str], Bodies], tmp_path_factory: pytest.TempPathFa
 def ask(client: httpx.Client, row: Row) -> list[dict[str, Any]]:
     """The row's request in the API's words; its choices, those of a stream put together."""
     s = request_of(row)
-    names = ("max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "n", "stop", "stop_token_ids", "min_tokens")
+    names = ("max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "n", "best_of", "stop", "stop_token_ids", "min_tokens")
     names += ("allowed_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "prompt_logprobs")
     body = {name: getattr(s, name) for name in names} | {"no_repeat_ngram_size": s.no_repeat_ngram}
     body |= {"model": MODEL, "prompt": PROMPT, "return_token_ids": True, "logit_bias": {str(t): b for t, b in s.logit_bias.items()}}
@@ -69,15 +69,14 @@ def add(whole: dict[str, Any], part: dict[str, Any]) -> None:
 @pytest.mark.parametrize("row", ROWS, ids=short)
 def test_answers_are_the_plain_ones(row: Row, answers: dict[str, list[dict]], bodies: Callable[[str], Bodies]) -> None:
     plain, choices = bodies("llama").of(PLAINEST), answers[short(row)]
-    assert len(choices) == request_of(row).n
-    for choice, alone in zip(choices, sequences(request_of(row)), strict=True):
-        expected = plain.answer(PROMPT, alone)
-        plainly = expected.completions[0]
+    asked = request_of(row)
+    first = plain.answer(PROMPT, sequences(asked)[0])
+    for choice, plainly in zip(choices, plain.answers(PROMPT, asked), strict=True):
         assert (choice["token_ids"], choice["text"]) == (plainly.token_ids, plainly.text)
         assert choice["finish_reason"] == str(plainly.finish_reason)
-        if alone.logprobs is not None:
+        if asked.logprobs is not None:
             found = choice["logprobs"]["token_logprobs"]
             assert found == pytest.approx([entry.logprob for entry in plainly.logprobs or []], abs=EXACT)
-        if alone.prompt_logprobs is not None:
-            for told, entry in zip(choice["prompt_logprobs"][1:], (expected.prompt_logprobs or [])[1:], strict=True):
-                assert entry and told[str(entry.token)]["logprob"] == pytest.approx(entry.logprob, abs=EXACT)
+    if asked.prompt_logprobs is not None:
+        for told, entry in zip(choices[0]["prompt_logprobs"][1:], (first.prompt_logprobs or [])[1:], strict=True):
+            assert entry and told[str(entry.token)]["logprob"] == pytest.approx(entry.logprob, abs=EXACT)

@@ -18,8 +18,12 @@ def met(found: list[Row]) -> set[tuple[Any, ...]]:
     return {pair for row in found for pair in itertools.combinations(row.items(), 2)}
 
 
-OFFLINE = {"+".join(backends): on(*backends) for backends in (["reference", "cpu"], ["cuda"])}
-EXACT = {f"{name}, exact": exact(options) for name, options in OFFLINE.items()}
+OFFLINE = {
+    "reference+cpu": on("reference", "cpu"),
+    "reference+cpu, the larger table": on("reference", "cpu", wide=True),
+    "cuda": on("cuda", wide=True),
+}
+EXACT = {f"{name}, exact": exact(OFFLINE[name]) for name in ("reference+cpu", "cuda")}
 
 
 @pytest.mark.parametrize(("name", "options"), (OFFLINE | EXACT | {"a server": served()}).items())
