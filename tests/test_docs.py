@@ -66,8 +66,8 @@ def test_relative_links_resolve(page: pathlib.Path) -> None:
 
 
 def test_the_page_of_memory_has_every_model_of_the_catalogue() -> None:
-    text = (ROOT / "docs/memory.md").read_text()
-    assert re.findall(r"^\| `([\w.-]+)`", text, re.MULTILINE) == list(CATALOGUE)
+    section = (ROOT / "docs/memory.md").read_text().partition("## Models that are known by name")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `([\w.-]+)`", section, re.MULTILINE)) == set(CATALOGUE)
 
 
 def test_pictures_exist_and_none_is_left_over() -> None:
