@@ -45,7 +45,7 @@ class ModelOptions:
     random_weights: bool = setting(False, "draw weights at random: for shapes and speed only")
     chat_template: str | None = setting(None, "a file with the chat template (Jinja) to use instead of the model's own")
     default_sampling: tuple[str, ...] = setting(
-        (), "NAME=VALUE, a sampling parameter that holds where a request says nothing; calm is temperature=0.2,top_p=0.9"
+        (), "NAME=VALUE, a sampling parameter for requests that do not set it; calm is temperature=0.2,top_p=0.9"
     )
 
 
