@@ -33,7 +33,7 @@ def test_perplexity_is_that_of_transformers(tmp_path: pathlib.Path, monkeypatch:
 
 def reading(likeliest: list[int], continuations: list[list[int]]) -> _Reading:
     tokens = [TokenLogprobs(7, -1.0, 1, [(token, -0.5)]) for token in likeliest]
-    return _Reading("int8", 10, tokens, tokens, continuations)
+    return _Reading("int8", "auto", 10, tokens, tokens, continuations)
 
 
 def test_agreement_counts_places_and_common_beginnings() -> None:

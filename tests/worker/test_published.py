@@ -111,3 +111,12 @@ def test_what_a_model_holds_is_said(tmp_path: pathlib.Path) -> None:
     worker = LocalWorker(config, packed)
     assert worker.ready.weights.startswith(shown["holds"]) and "packed as q8 (" in worker.ready.weights
     assert dict(inspect_model(config, packed))["understood"]
+
+
+@pytest.mark.parametrize("name", ["fp8 given", "nvfp4 of modelopt"])
+def test_scales_of_activations_are_said_to_be_unused(name: str, tmp_path: pathlib.Path) -> None:
+    packed, _ = write(tmp_path, name)
+    config = resolve({"backend": "reference", "max_model_len": 32, "kv_tokens": 64}, environ={})
+    worker = LocalWorker(config, packed)
+    assert "with scales of activations (not used: each token gets its own)" in worker.ready.weights
+    assert "dense, no kernel takes its" in worker.ready.weights

@@ -79,8 +79,12 @@ def quality_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", help="a text file to use instead of the opening of Alice's Adventures in Wonderland")
     parser.add_argument("--window", type=int, default=512, help="tokens that are read together")
     parser.add_argument("--continue-tokens", type=int, default=64, help="greedy tokens after the first part of each window")
+    parser.add_argument(
+        "--kv-dtype", nargs="+", default=["auto"], dest="kv_kinds", help="kinds of KV, each with each method [auto]"
+    )
+    parser.add_argument("--plain", action="store_true", help="also compute each by the plain bodies, of the same rounded values")
     parser.add_argument("--json", help="write the figures to this file")
-    add_settings(parser, skip=("quantize",))
+    add_settings(parser, skip=("quantize", "kv_dtype"))
 
 
 def peers_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""What a weight method costs in quality: perplexity of a public-domain text, and how often the greedy token is that of float32.
+"""What weight methods and kinds of KV cost in quality: perplexity of a public-domain text, and agreement with float32.
 
 Knows methods by name and texts; nothing of how weights are kept.
 """
@@ -9,14 +9,17 @@ import argparse
 import dataclasses
 import math
 import pathlib
-from collections.abc import Sequence
+import sys
 from importlib.resources import files
 
 import msgspec
 
+from trireme.backends import reason_against
+from trireme.bench.plain import offer_plain
 from trireme.command.fetch import fetched
 from trireme.command.flags import config_from
 from trireme.config import Config
+from trireme.errors import BadConfig
 from trireme.llm import LLM
 from trireme.types import SamplingParams, TokenLogprobs
 
@@ -24,27 +27,34 @@ FEW_TOKENS = 8  # a step of this size is computed like a decode step, on backend
 
 
 class Quality(msgspec.Struct, kw_only=True):
-    """The results of one method over the whole text. Agreement is with the first method measured."""
+    """The results of one method and kind of KV over the whole text. Agreement is with the first of them."""
 
     method: str
+    kv: str
     weight_bytes: int
     perplexity: float
     perplexity_few: float  # the same, computed in steps of FEW_TOKENS
     agreement: float  # share of places in the text where the likeliest next token is the same
     agreement_few: float
     greedy_tokens: float  # average number of tokens in its own continuations before the first that differs
+    plain: float | None = None  # perplexity by the plain bodies: the same rounded weights, activations and KV
+    plain_few: float | None = None
 
 
 def run(args: argparse.Namespace) -> int:
     config = fetched(config_from(args))
     text = pathlib.Path(args.text).read_text() if args.text else files("trireme.bench").joinpath("data/alice.txt").read_text()
-    results = compare(config, args.methods, text, args.window, args.continue_tokens)
+    if args.plain and (config.device.backend not in ("auto", "cpu") or reason_against("cpu")):
+        raise BadConfig("--plain compares with the rounding of the CPU's kernels.", "use --backend cpu")
+    results = compare(config, args, text)
     print(
-        f"{'method':<8}{'weights MB':>12}{'perplexity':>12}{'few rows':>10}{'agreement':>11}{'few rows':>10}{'greedy tokens':>15}"
+        f"{'method':<8}{'KV':<6}{'weights MB':>12}{'perplexity':>12}{'few rows':>10}{'plain':>10}{'few rows':>10}"
+        f"{'agreement':>11}{'few rows':>10}{'greedy tokens':>15}"
     )
     for r in results:
+        plain = "".join(f"{'' if value is None else f'{value:.3f}':>10}" for value in (r.plain, r.plain_few))
         print(
-            f"{r.method:<8}{r.weight_bytes / 1e6:>12.1f}{r.perplexity:>12.3f}{r.perplexity_few:>10.3f}"
+            f"{r.method:<8}{r.kv:<6}{r.weight_bytes / 1e6:>12.1f}{r.perplexity:>12.3f}{r.perplexity_few:>10.3f}{plain}"
             f"{r.agreement:>11.1%}{r.agreement_few:>10.1%}{r.greedy_tokens:>9.1f} of {args.continue_tokens}"
         )
     if args.json:
@@ -52,14 +62,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def compare(config: Config, methods: Sequence[str], text: str, window: int, continue_tokens: int) -> list[Quality]:
-    """Measures each method in turn and compares it with the first."""
+def compare(config: Config, args: argparse.Namespace, text: str) -> list[Quality]:
+    """Measures each method with each kind of KV in turn and compares it with the first."""
     results: list[Quality] = []
     first: _Reading | None = None
-    for method in methods:
-        reading = _Reading.take(config, method, text, window, continue_tokens)
-        first = first or reading
-        results.append(reading.beside(first))
+    for method in args.methods:
+        for kv in args.kv_kinds:
+            chosen = dataclasses.replace(config, cache=dataclasses.replace(config.cache, kv_dtype=kv))
+            reading = _Reading.take(chosen, method, text, args.window, args.continue_tokens)
+            first = first or reading
+            found = reading.beside(first)
+            if args.plain:
+                plain = dataclasses.replace(chosen.device, backend="reference")
+                model = dataclasses.replace(chosen.model, dtype="float32")
+                chosen = dataclasses.replace(chosen, device=plain, model=model)
+                same = _Reading.take(chosen, offer_plain(method), text, args.window, 0)
+                found.plain, found.plain_few = perplexity(same.whole), perplexity(same.few)
+            print(f"{method}, KV {kv}: {found.perplexity:.3f}", file=sys.stderr, flush=True)
+            results.append(found)
     return results
 
 
@@ -68,6 +88,7 @@ class _Reading:
     """What a method said of the text: of every token after a window's first, its log-probability and the likeliest instead."""
 
     method: str
+    kv: str
     weight_bytes: int
     whole: list[TokenLogprobs]
     few: list[TokenLogprobs]
@@ -82,22 +103,23 @@ class _Reading:
             windows = [part for part in windows if len(part) >= min(window // 2, len(ids))]
             whole = read(llm, windows)
             sampling = SamplingParams(temperature=0.0, max_tokens=continue_tokens, ignore_eos=True)
-            answers = llm.generate([part[: window // 4] for part in windows], sampling)
+            answers = llm.generate([part[: window // 4] for part in windows], sampling) if continue_tokens else []
             weight_bytes = llm.worker.ready.weight_bytes
         with LLM(config=_changed(config, method, FEW_TOKENS)) as llm:
             few = read(llm, windows)
-        return cls(method, weight_bytes, whole, few, [answer.token_ids for answer in answers])
+        return cls(method, config.cache.kv_dtype, weight_bytes, whole, few, [answer.token_ids for answer in answers])
 
     def beside(self, other: _Reading) -> Quality:
         common = [_common(a, b) for a, b in zip(self.continuations, other.continuations, strict=True)]
         return Quality(
             method=self.method,
+            kv=self.kv,
             weight_bytes=self.weight_bytes,
             perplexity=perplexity(self.whole),
             perplexity_few=perplexity(self.few),
             agreement=_agreement(self.whole, other.whole),
             agreement_few=_agreement(self.few, other.whole),
-            greedy_tokens=sum(common) / len(common),
+            greedy_tokens=sum(common) / max(len(common), 1),
         )
 
 

@@ -5,8 +5,7 @@ Knows pins alone; `registry` fetches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ class Entry:
     title: str
     licence: str
     files: tuple[ModelFile, ...]
-    sampling: Mapping[str, float] = field(default_factory=dict)  # what its makers recommend, where the file does not say it
 
     @property
     def size(self) -> int:
@@ -157,7 +155,6 @@ _ENTRIES = (
                 ),
             ),
         ),
-        {"top_k": 64, "top_p": 0.95},
     ),
     Entry(
         "qwen2.5-coder-1.5b",
@@ -177,7 +174,6 @@ _ENTRIES = (
                 ),
             ),
         ),
-        {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
     ),
     Entry(
         "tinyllama",
@@ -198,8 +194,3 @@ _ENTRIES = (
 )
 
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
-
-
-def recommended_sampling(file: str) -> Mapping[str, float]:
-    """What the makers of a model of the catalogue recommend to sample by. `file` is the name of one of its files."""
-    return next((entry.sampling for entry in _ENTRIES for known in entry.files if known.name == file), {})

@@ -33,4 +33,5 @@ def _format(entry: Weight | Composite) -> str:
     form = entry.form
     groups = f", groups of {form.group}" if form.group and "blocks" not in form.title and "groups" not in form.title else ""
     order = ", act order" if form.facts.get("ordered") else ""
-    return form.title + groups + order
+    inputs = ", with scales of activations (not used: each token gets its own)" if form.facts.get("inputs") else ""
+    return form.title + groups + order + inputs

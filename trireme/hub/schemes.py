@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -244,12 +245,12 @@ def _packed(tensors: Tensors, settings: Settings) -> Composite | None:
     """compressed-tensors' `weight_packed`: whole numbers in words, or floats of four bits in bytes."""
     if ".weight_packed" not in tensors:
         return None
-    _pass_over(tensors)
+    said = _pass_over(tensors)
     packed = tensors[".weight_packed"]
     if len(packed.shape) != 2:
         raise tensors.wrong(".weight_packed", f"has shape {list(packed.shape)}, which is no matrix")
     if packed.kind == "U8":
-        return _fp4(tensors, ".weight_packed")
+        return _fp4(tensors, ".weight_packed", said)
     tensors.kind(".weight_packed", "I32")
     rows, columns = _shape_said(tensors)
     fitting = [bits for bits in (2, 3, 4, 8) if packed.shape == (rows, -(-columns // (WORD // bits)))]
@@ -272,7 +273,7 @@ def _packed(tensors: Tensors, settings: Settings) -> Composite | None:
         parts["zeros"] = Part(tensors.kind(".weight_zero_point", "I32"), Along(0, WORD // bits), across)
     if not in_order:
         parts["order"] = Part(tensors[".weight_g_idx"], None, Along(0))
-    facts = {"ordered": not in_order, "symmetric": "zeros" not in parts}
+    facts = {"ordered": not in_order, "symmetric": "zeros" not in parts} | said
     form = Format(f"INT{bits}", "words", f"compressed-tensors W{bits}A16", bits, group, facts)
     return Composite(tensors.matrix, (rows, columns), form, parts)
 
@@ -284,7 +285,7 @@ def _shape_said(tensors: Tensors) -> tuple[int, int]:
     return int(said[0]), int(said[1])
 
 
-def _fp4(tensors: Tensors, codes: str) -> Composite:
+def _fp4(tensors: Tensors, codes: str, said: dict[str, Any]) -> Composite:
     """Floats of four bits, two in a byte. The scales are powers of two (MXFP4), or fp8 numbers times one scale of the whole matrix
     (NVFP4)."""
     packed, scales = tensors[codes], tensors[".weight_scale"]
@@ -295,23 +296,25 @@ def _fp4(tensors: Tensors, codes: str) -> Composite:
     tensors.shaped(".weight_scale", (rows, columns // group))
     parts = {"codes": Part(packed, Along(0), Along(1, 2)), "scales": Part(scales, Along(0), Along(1, group))}
     if group == 32:
-        return Composite(tensors.matrix, (rows, columns), Format("MXFP4", "fp4", "MXFP4", 4, 32), parts)
+        return Composite(tensors.matrix, (rows, columns), Format("MXFP4", "fp4", "MXFP4", 4, 32, said), parts)
     tensors.kind(".weight_scale", "F8_E4M3")
     divides = ".weight_global_scale" in tensors  # compressed-tensors stores a divisor, ModelOpt a factor
     whole = tensors.shaped(".weight_global_scale" if divides else ".weight_scale_2", (), (1,))
     parts["global"] = Part(whole)
-    return Composite(tensors.matrix, (rows, columns), Format("NVFP4", "fp4", "NVFP4", 4, 16, {"divides": divides}), parts)
+    return Composite(tensors.matrix, (rows, columns), Format("NVFP4", "fp4", "NVFP4", 4, 16, {"divides": divides} | said), parts)
 
 
 _FLOATS = ("F32", "BF16", "F16")
-# Tensors that stand beside a matrix and describe activations. They are ignored: activations are not quantized to four bits here,
-# and get no zero point.
-_OF_ACTIVATIONS = (".input_scale", ".input_zero_point", ".input_global_scale", ".weight_format")
+# Tensors beside a matrix that say how to quantize activations. They are not used: activations of eight bits get a scale for each
+# token, which is as fine or finer and cuts nothing off, and none are quantized to four bits.
+_OF_ACTIVATIONS = (".input_scale", ".input_zero_point", ".input_global_scale")
 
 
-def _pass_over(tensors: Tensors) -> None:
-    for suffix in _OF_ACTIVATIONS:
-        tensors.get(suffix)
+def _pass_over(tensors: Tensors) -> dict[str, Any]:
+    """Takes the tensors that are not used out of the checkpoint; the facts to say of them."""
+    tensors.get(".weight_format")
+    found = [suffix for suffix in _OF_ACTIVATIONS if suffix in tensors]
+    return {"inputs": True} if found else {}
 
 
 def _bytes(tensors: Tensors, settings: Settings) -> Composite | None:
@@ -319,10 +322,9 @@ def _bytes(tensors: Tensors, settings: Settings) -> Composite | None:
     weight = tensors.get(".weight")
     if weight is None or len(weight.shape) != 2 or weight.kind not in ("F8_E4M3", "F8_E5M2", "I8", "U8"):
         return None
+    said = _pass_over(tensors)
     if weight.kind == "U8":
-        _pass_over(tensors)
-        return _fp4(tensors, ".weight") if ".weight_scale_2" in tensors else None
-    _pass_over(tensors)
+        return _fp4(tensors, ".weight", said) if ".weight_scale_2" in tensors else None
     if ".SCB" in tensors:
         scale = tensors.kind(".SCB", "F32")
         tensors.shaped(".SCB", (weight.shape[0],))
@@ -333,11 +335,9 @@ def _bytes(tensors: Tensors, settings: Settings) -> Composite | None:
         return None
     form, scale_part = _scaled(tensors, weight, suffix, settings)
     parts = {"codes": Part(weight, Along(0), Along(1)), "scales": scale_part}
-    if ".input_scale" in tensors:
-        parts["input"] = Part(tensors.shaped(".input_scale", (), (1,)))
     if ".weight_zero_point" in tensors and np.any(tensors[".weight_zero_point"].mapped()):
         raise UnsupportedModel(f"The matrix {tensors.base} is stored in bytes with zero points.", _OTHER)
-    return Composite(tensors.matrix, weight.shape, form, parts)
+    return Composite(tensors.matrix, weight.shape, replace(form, facts={**form.facts, **said}), parts)
 
 
 def _scaled(tensors: Tensors, weight: Weight, suffix: str, settings: Settings) -> tuple[Format, Part]:

@@ -69,7 +69,6 @@ class Grouped:
     zeros: Tensor | None = None
     of: Tensor | None = None  # [columns] the group of each
     table: Tensor | None = None  # float32
-    input_scale: Tensor | None = None  # the fixed scale by which activations are quantized, if the checkpoint has one
 
     def numbers(self) -> Tensor:
         """What the codes stand for, as float32."""
@@ -247,8 +246,7 @@ def _bytes(stored: Composite, device: torch.device | str) -> Grouped:
     codes = _cut(stored, "codes", codes.view(torch.uint8)).view(codes.dtype)
     scales = _by_row(stored, "scales", _tensor(stored, "scales", device)) / stored.form.facts.get("over", 1.0)
     group, of = _groups(stored, device)
-    given = _tensor(stored, "input", device).float().reshape(()) if "input" in stored.parts else None
-    return Grouped(codes, scales, group, None, of, input_scale=given)
+    return Grouped(codes, scales, group, None, of)
 
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
