@@ -23,6 +23,7 @@ from trireme.cli import bench
 from trireme.cli.main import COMMANDS
 from trireme.config import DeviceOptions, ScheduleOptions
 from trireme.errors import UnsupportedModel
+from trireme.hub.catalogue import CATALOGUE
 from trireme.llm import LLM
 from trireme.models import MODELS
 from trireme.models.llama import Llama
@@ -62,6 +63,11 @@ def test_relative_links_resolve(page: pathlib.Path) -> None:
         assert target.exists() and target.is_relative_to(ROOT), f"{page.name}: {link}"
         if anchor and target.suffix == ".md":
             assert anchor in anchors(target.read_text()), f"{page.name}: {link}"
+
+
+def test_the_page_of_memory_has_every_model_of_the_catalogue() -> None:
+    section = (ROOT / "docs/memory.md").read_text().partition("## Models that are known by name")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `([\w.-]+)`", section, re.MULTILINE)) == set(CATALOGUE)
 
 
 def test_pictures_exist_and_none_is_left_over() -> None:

@@ -45,7 +45,7 @@ class ModelOptions:
     random_weights: bool = setting(False, "draw weights at random: for shapes and speed only")
     chat_template: str | None = setting(None, "a file with the chat template (Jinja) to use instead of the model's own")
     default_sampling: tuple[str, ...] = setting(
-        (), "NAME=VALUE, a sampling parameter that holds where a request says nothing; calm is temperature=0.2,top_p=0.9"
+        (), "NAME=VALUE, a sampling parameter for requests that do not set it; calm is temperature=0.2,top_p=0.9"
     )
 
 
@@ -66,8 +66,9 @@ class CacheOptions:
     page_size: int = setting(16, "KV slots per page: 1 is token attention, N is paged, 0 is static (one page per request)")
     kv_dtype: str = setting(
         "auto",
-        "type of keys and values: auto is the activations' own; int8 has a scale per head; fp8 (e4m3) is for GPUs",
-        ("auto", "int8", "fp8"),
+        "type of keys and values: auto is the activations' own; int8 has a scale per token and head, int4 one per 32 numbers; "
+        "fp8 (e4m3) takes the scales of the checkpoint where it has them",
+        ("auto", "int8", "fp8", "int4"),
     )
     kv_tokens: int | None = setting(None, "KV slots in all (default: what fits in the memory fraction)")
     kv_windows: str = setting(

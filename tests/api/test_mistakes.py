@@ -95,7 +95,12 @@ FIELDS: list[tuple[Any, Any, str | None, str]] = [
         "logit_bias[...] is a string; it must be a number. Fix: send a number without quotes",
     ),
     (_chat(tool_choice="maybe"), ChatRequest, "tool_choice", f"tool_choice is 'maybe'; it must be {TOOL_CHOICES}."),
-    (_chat(tool_choice={}), ChatRequest, "tool_choice", "tool_choice.function is missing; it must be an object."),
+    (
+        _chat(tool_choice={"function": {}}),
+        ChatRequest,
+        "tool_choice.function",
+        "tool_choice.function.name is missing; it must be a string.",
+    ),
     (
         _chat(tools=[{"type": "retrieval", "function": {"name": "f"}}]),
         ChatRequest,

@@ -310,3 +310,42 @@ def test_responses_tell_of_their_input(sdk: openai.OpenAI, http: httpx.Client) -
 
 def test_tokenize_without_either_field_says_what_to_send(http: httpx.Client) -> None:
     assert 'send "prompt"' in http.post("/tokenize", json={"model": MODEL}).json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_only_allowed_tools_are_called(http: httpx.Client, path: str) -> None:
+    names, chat = ("weather", "clock"), "chat" in path
+
+    def tool(name: str) -> dict:
+        return {"type": "function", "function": {"name": name}} if chat else {"type": "function", "name": name}
+
+    def asked(mode: str, *allowed: str) -> httpx.Response:
+        choice = {"mode": mode, "tools": [tool(name) for name in allowed]}
+        choice = {"type": "allowed_tools", **({"allowed_tools": choice} if chat else choice)}
+        question = "What is the weather in Rome?"
+        body = {"messages": [{"role": "user", "content": question}], "max_tokens": 48} if chat else {"input": question}
+        more = {} if chat else {"max_output_tokens": 48}
+        return http.post(path, json={**body, **more, "temperature": 0, "tools": [tool(n) for n in names], "tool_choice": choice})
+
+    for name in names:
+        answer = asked("required", name).json()
+        called = answer["choices"][0]["message"]["tool_calls"][0]["function"] if chat else answer["output"][0]
+        assert called["name"] == name
+    unknown = asked("auto", "nothing")
+    assert unknown.status_code == 400 and "'nothing', which is not in tools" in unknown.json()["error"]["message"]
+    nameless = http.post(path, json={"messages": [{"role": "user", "content": "Hi"}], "tool_choice": {}}) if chat else unknown
+    assert nameless.status_code == 400
+    assert asked("required").status_code == 400  # none is allowed, and one is required
+    assert asked("auto", "clock").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_custom_tools_are_refused_by_name(http: httpx.Client, path: str) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "input": "Hi", "max_tokens": 1, "max_output_tokens": 1}
+    body = {name: body[name] for name in (("messages", "max_tokens") if "chat" in path else ("input", "max_output_tokens"))}
+    for more in (
+        {"tools": [{"type": "custom", "name": "x", "custom": {"name": "x"}}]},
+        {"tool_choice": {"type": "custom", "name": "x"}},
+    ):
+        refused = http.post(path, json={**body, **more})
+        assert refused.status_code == 400 and "'custom'" in refused.json()["error"]["message"]

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trireme.backends.cpu import library
+from trireme.backends.cpu.library import KV_KINDS
 from trireme.backends.cpu.program import Program, Sequences, Transform
 from trireme.backends.cpu.weights import PackedWeight
 from trireme.errors import BackendUnavailable, UnsupportedModel
-from trireme.ops import Choosing
+from trireme.ops import CacheSpec, Choosing, KVCache, kv_kinds
 
 try:
     ISAS = library.available_isas()
@@ -376,7 +377,7 @@ def test_rope_writes_rotated_keys_into_slots(interleaved: bool, rotary: int) -> 
     q, k, v = (part.unflatten(-1, (-1, width)) for part in work.split([heads * width, kv_heads * width, kv_heads * width], -1))
     program = Program()
     table = torch.cat([angles.cos(), angles.sin()], -1)
-    program.rope_store(q, k, v, positions, slots, table, (keys, values), interleaved=interleaved)
+    program.rope_store(q, k, v, positions, slots, table, KVCache(keys, values), interleaved=interleaved)
     program.run()
 
     def rotated(x: torch.Tensor) -> torch.Tensor:
@@ -405,7 +406,7 @@ def test_rope_with_norms_and_int8_cache() -> None:
     program = Program()
     both = Transform(weight=norms[0], bias=norms[1], epsilon=1e-6)
     positions, slots = ints(0, 1, 2), ints(3, 1, 0)
-    program.rope_store(q, k, v, positions, slots, None, (keys, values), scales, both)
+    program.rope_store(q, k, v, positions, slots, None, KVCache(keys, values, scales, kind="int8"), both)
     program.run()
     zero = torch.zeros(width)
     expected_k = transform_reference("rms_norm", plain_k, norms[1] - 1, zero)
@@ -415,6 +416,24 @@ def test_rope_with_norms_and_int8_cache() -> None:
             step = expected[token].abs().amax(-1, keepdim=True) / 127
             assert torch.allclose(scale[slot].double()[:, None], step, rtol=1e-5)
             assert ((cache[slot].double() * step - expected[token]).abs() <= 0.501 * step).all(), "not the nearest byte"
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+@pytest.mark.parametrize("width", [64, 80, 20])
+def test_kept_as_the_plain_body_keeps_it(kind: str, width: int, isa: str) -> None:
+    """To the bit: every number of fp8, numbers between two of them, zeros, and what is no number."""
+    fp8 = torch.arange(256).to(torch.uint8).view(kv_kinds.FP8).float()
+    found = torch.cat([fp8, (fp8[1:] + fp8[:-1]) / 2, torch.randn(5 * width), 600 * torch.randn(width), torch.zeros(width)])
+    found = torch.cat([found, torch.randn(width) * 1e-3, torch.full((width,), 0.3)])
+    x = found[: len(found) // (3 * width) * 3 * width].view(-1, 3, width)
+    made = [cache_of(kind, torch.zeros_like(x), torch.zeros_like(x)) for _ in range(2)]
+    made[0].put(x, x, torch.arange(len(x)))
+    slots, program = torch.arange(len(x), dtype=torch.int32), Program()
+    query, key, value = (x.clone() for _ in range(3))
+    program.rope_store(query, key, value, slots, slots, None, made[1])
+    program.run()
+    for plain, ours in zip(made[0].at(slots.long()), made[1].at(slots.long()), strict=True):
+        assert torch.equal(plain.nan_to_num(7e7), ours.nan_to_num(7e7))
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **o: object) -> torch.Tensor:
@@ -449,7 +468,18 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
-def run_attention(lengths: tuple[tuple[int, int], ...], kv_heads: int, width: int, int8: bool, **options: object) -> float:
+def cache_of(kind: str, keys: torch.Tensor, values: torch.Tensor) -> KVCache:
+    """Keys and values kept as this kind by the plain body; an fp8 cache has factors of its own."""
+    heads, width = keys.shape[1:]
+    zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype)  # noqa: E731
+    cache = KVCache.allocate(CacheSpec((heads, width), (heads, width), kind), len(keys), torch.float32, zeros)
+    if kind == "fp8":
+        cache.factors = torch.linspace(0.01, 0.3, heads), torch.linspace(0.5, 0.02, heads)
+    cache.put(keys, values, torch.arange(len(keys)))
+    return cache
+
+
+def run_attention(lengths: tuple[tuple[int, int], ...], kv_heads: int, width: int, kind: str, **options: object) -> float:
     """The largest error over all sequences, with pages scattered and in order."""
     generator = torch.Generator().manual_seed(1)
     heads = 6
@@ -457,11 +487,8 @@ def run_attention(lengths: tuple[tuple[int, int], ...], kv_heads: int, width: in
     order = torch.randperm(2 * sum(pages), generator=generator)[: sum(pages)].int()
     order[: sum(pages) // 2] = order[: sum(pages) // 2].sort().values  # scattered pages and rising ones
     keys, values = (torch.randn(2 * sum(pages) * PAGE, kv_heads, width, generator=generator) for _ in range(2))
-    scales, plain = None, (keys, values)
-    if int8:
-        scales = tuple((t.abs().amax(-1) / 127).contiguous() for t in (keys, values))
-        keys, values = ((t / s[..., None]).round().to(torch.int8) for t, s in zip(plain, scales, strict=True))
-        plain = tuple(t.float() * s[..., None] for t, s in zip((keys, values), scales, strict=True))
+    cache = cache_of(kind, keys, values)
+    plain = cache.at(torch.arange(len(keys)))
     news, contexts = [n for n, _ in lengths], [c for _, c in lengths]
     wide = torch.randn(sum(news), heads * width + 5, generator=generator)
     query = wide[:, : heads * width].unflatten(-1, (heads, width))
@@ -472,7 +499,7 @@ def run_attention(lengths: tuple[tuple[int, int], ...], kv_heads: int, width: in
     starts = torch.tensor([0, *np.cumsum(news)], dtype=torch.int32)
     page_rows = torch.arange(1, len(lengths) + 1, dtype=torch.int32)
     sequences = Sequences(starts, ints(*contexts), table, page_rows, PAGE)
-    program.attention(query, output, (keys, values), sequences, width**-0.5, scales=scales, **options)  # type: ignore[arg-type]
+    program.attention(query, output, cache, sequences, width**-0.5, **options)  # type: ignore[arg-type]
     program.run()
     worst = 0.0
     for row, (new, context) in enumerate(lengths):
@@ -484,37 +511,37 @@ def run_attention(lengths: tuple[tuple[int, int], ...], kv_heads: int, width: in
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
-def test_attention(variant: str, int8: bool) -> None:
-    assert run_attention(LENGTHS, 2, 64, int8, **VARIANTS[variant]) < 2e-5
+@pytest.mark.parametrize("kind", KV_KINDS)
+def test_attention(variant: str, kind: str) -> None:
+    assert run_attention(LENGTHS, 2, 64, kind, **VARIANTS[variant]) < 2e-5
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rounded_attention(variant: str, isa: str) -> None:
     """AMX multiplies prompt chunks as bf16 where it may."""
-    assert run_attention(LENGTHS, 2, 64, False, rounded=True, **VARIANTS[variant]) < (0.02 if isa == "amx" else 2e-5)
+    assert run_attention(LENGTHS, 2, 64, "plain", rounded=True, **VARIANTS[variant]) < (0.02 if isa == "amx" else 2e-5)
 
 
 @pytest.mark.parametrize(("kv_heads", "width"), [(6, 64), (1, 80), (3, 128), (2, 20), (2, 256)])
 def test_attention_shapes(kv_heads: int, width: int, isa: str) -> None:
-    assert run_attention(((1, 90), (17, 100)), kv_heads, width, False) < 2e-5
-    assert run_attention(((1, 90), (17, 100)), kv_heads, width, False, rounded=True) < (0.02 if isa == "amx" else 2e-5)
+    assert run_attention(((1, 90), (17, 100)), kv_heads, width, "plain") < 2e-5
+    assert run_attention(((1, 90), (17, 100)), kv_heads, width, "plain", rounded=True) < (0.02 if isa == "amx" else 2e-5)
 
 
 @pytest.mark.parametrize("threads", [1, 5])
 def test_long_contexts_are_split_among_threads(threads: int) -> None:
     library.set_threads(threads)
-    assert run_attention(((1, 3000), (2, 40)), 2, 64, False) < 2e-5
-    assert run_attention(((1, 3000),), 2, 64, False, window=700, sinks=VARIANTS["sinks"]["sinks"]) < 2e-5
+    assert run_attention(((1, 3000), (2, 40)), 2, 64, "plain") < 2e-5
+    assert run_attention(((1, 3000),), 2, 64, "plain", window=700, sinks=VARIANTS["sinks"]["sinks"]) < 2e-5
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
+@pytest.mark.parametrize("kind", KV_KINDS)
 @pytest.mark.parametrize(("kv_heads", "width"), [(6, 64), (3, 64), (1, 64), (6, 256), (2, 20)])
-def test_kv_heads_of_single_queries_go_together(kv_heads: int, width: int, int8: bool) -> None:
+def test_kv_heads_of_single_queries_go_together(kv_heads: int, width: int, kind: str) -> None:
     """Beside a prompt and other queries, split and not, with fewer heads together than there are where their rows are wide."""
     library.set_threads(2)
-    assert run_attention(((1, 700), (3, 290), (1, 5), (1, 256), (40, 40)), kv_heads, width, int8) < 2e-5
-    assert run_attention(((1, 900),), kv_heads, width, int8, **VARIANTS["everything"]) < 2e-5
+    assert run_attention(((1, 700), (3, 290), (1, 5), (1, 256), (40, 40)), kv_heads, width, kind) < 2e-5
+    assert run_attention(((1, 900),), kv_heads, width, kind, **VARIANTS["everything"]) < 2e-5
 
 
 # --- the pool and the build -------------------------------------------------------------------------------------------------

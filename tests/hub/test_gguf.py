@@ -13,10 +13,13 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.hub.gguf_writer import TYPES, gguf_bytes, llama_metadata, llama_tensors, random_tensor, write
 from trireme.errors import BadCheckpoint, TriremeError, UnsupportedModel
+from trireme.hub.advice import advised
+from trireme.hub.catalogue import CATALOGUE
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.gguf import KINDS, read_gguf
 from trireme.hub.tokenizer import Tokenizer
 from trireme.hub.weights import BLOCKS
+from trireme.types import SamplingParams
 
 
 def test_files_read_as_the_library_reads_them(tmp_path: pathlib.Path) -> None:
@@ -79,6 +82,22 @@ def test_llama_rows_come_in_the_checkpoints_order(tmp_path: pathlib.Path, versio
     assert checkpoint.config["rope_theta"] == 500000.0
     assert checkpoint.eos_token_ids() == [4, 3]
     assert "lm_head.weight" not in checkpoint
+
+
+def test_what_the_makers_recommend_to_sample_by(tmp_path: pathlib.Path) -> None:
+    """From the metadata; for models of the catalogue whose file does not say it, from the catalogue."""
+    said = {"temp": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "penalty_repeat": 1.05, "penalty_last_n": 64}
+    metadata = llama_metadata(**{f"general.sampling.{name}": value for name, value in said.items()})
+    known = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05}
+    assert advised(Checkpoint.open(write(tmp_path / "m.gguf", metadata, llama_tensors())).generation) == known
+    off = llama_metadata(**{"general.sampling.top_k": -1, "general.sampling.temp": float("nan"), "general.sampling.top_p": "high"})
+    assert advised(Checkpoint.open(write(tmp_path / "off.gguf", off, llama_tensors())).generation) == {}
+    name = CATALOGUE["qwen2.5-coder-1.5b"].files[0].name
+    theirs = {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
+    assert advised(Checkpoint.open(write(tmp_path / name, llama_metadata(), llama_tensors())).generation) == theirs
+    assert advised(Checkpoint.open(write(tmp_path / name, metadata, llama_tensors())).generation) == known
+    for entry in CATALOGUE.values():
+        SamplingParams(**entry.sampling).check(1 << 31)
 
 
 def test_gemma3_norms_are_given_an_offset(tmp_path: pathlib.Path) -> None:

@@ -67,10 +67,10 @@ def test_answers_to_one_prompt_are_what_each_is_alone(backend: str, page_size: i
                 assert [s.logprob for s in a.logprobs or []] == pytest.approx([s.logprob for s in b.logprobs or []], abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["plain", "int8", "fp8"])
+@pytest.mark.parametrize("kind", ["plain", "int8", "fp8", "int4"])
 def test_copied_slots_hold_what_was_copied(kind: str) -> None:
     cache = KVCache.allocate(
-        CacheSpec((2, 4), (2, 4), kind), 12, torch.float32, lambda shape, dtype: torch.zeros(shape, dtype=dtype)
+        CacheSpec((2, 40), (2, 40), kind), 12, torch.float32, lambda shape, dtype: torch.zeros(shape, dtype=dtype)
     )
     for tensor in (cache.k, cache.v, *(cache.scales or ())):
         tensor.copy_(torch.randint(1, 100, tensor.shape).to(tensor.dtype))

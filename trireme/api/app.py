@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from trireme.api.anthropic.messages import Anthropic
+from trireme.api.llama.completion import LlamaCompletion
 from trireme.api.native.generate import Native
 from trireme.api.ollama.chat import Ollama
 from trireme.api.openai.chat_completions import ChatCompletions
@@ -82,12 +83,13 @@ class _Handlers:
 
     def __init__(self, service: Service, shelf: Shelf):
         self.service = service
-        self.probes, self.admin = Probes(service), Admin(service)
         self.chat, self.completions = ChatCompletions(service), Completions(service)
+        self.probes, self.admin = Probes(service, self.chat.job), Admin(service)
         self.responses = Responses(service, shelf)
         self.files = Files(shelf)
         self.batches = Batches(shelf, self.files, {"/v1/chat/completions": self.chat, "/v1/completions": self.completions})
         self.anthropic, self.native, self.ollama = Anthropic(service), Native(service), Ollama(service)
+        self.llama = LlamaCompletion(service)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Any) -> AsyncIterator[None]:
@@ -115,6 +117,8 @@ class _Handlers:
             RouteEntry("POST", "/tokenize", probes.tokenize),
             RouteEntry("POST", "/detokenize", probes.detokenize),
             RouteEntry("GET", "/tokenizer_info", probes.tokenizer_info),
+            RouteEntry("GET", "/props", probes.props),
+            RouteEntry("POST", "/apply-template", probes.apply_template),
         ]
 
     def _openai(self) -> list[RouteEntry]:
@@ -142,7 +146,7 @@ class _Handlers:
         ]
 
     def _others(self) -> list[RouteEntry]:
-        anthropic, native, ollama = self.anthropic, self.native, self.ollama
+        anthropic, native, ollama, llama = self.anthropic, self.native, self.ollama, self.llama
         return [
             RouteEntry("POST", "/v1/messages", anthropic.messages, Shape.ANTHROPIC, True),
             RouteEntry("POST", "/v1/messages/count_tokens", anthropic.count_tokens, Shape.ANTHROPIC),
@@ -152,6 +156,8 @@ class _Handlers:
             RouteEntry("POST", "/tokens", native.tokens, Shape.TGI),
             RouteEntry("GET", "/token_load", native.token_load, Shape.TGI),
             RouteEntry("GET", "/info", native.info, Shape.TGI),
+            RouteEntry("POST", "/completion", llama.completion, generates=True),
+            RouteEntry("POST", "/infill", llama.infill, generates=True),
             RouteEntry("POST", "/api/chat", ollama.chat, Shape.OLLAMA, True),
             RouteEntry("POST", "/api/generate", ollama.generate, Shape.OLLAMA, True),
             RouteEntry("GET", "/api/tags", ollama.tags, Shape.OLLAMA),

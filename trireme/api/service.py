@@ -11,11 +11,13 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+import trireme
 from trireme.api.operation.metrics import Meter, Metrics
 from trireme.api.parameters.grammars import GrammarCheck
 from trireme.api.transport.failures import Failure
@@ -47,6 +49,7 @@ class Flight:
     def __init__(self, stream: Stream, meter: Meter):
         self._stream, self._meter = stream, meter
         self._cause = "disconnect"
+        self.opened = self.first = self.last = time.monotonic()  # submitted; the first and the last tokens came
         stream.watch = self._watch
 
     @property
@@ -62,6 +65,9 @@ class Flight:
     def _watch(self, piece: Piece) -> None:
         """Counts a piece, and raises the error if the piece ends the answer with one."""
         self._meter.take(piece)
+        self.last = time.monotonic()
+        if self.first == self.opened:
+            self.first = self.last
         if piece.finish_reason is FinishReason.ERROR:
             self._cause = "error"
             raise self._failure(piece)
@@ -113,6 +119,12 @@ class Service:
     @property
     def info(self) -> ModelInfo:
         return self.client.info
+
+    @property
+    def fingerprint(self) -> str:
+        """Stands for what an answer may depend on besides the request: the program, the model, and how it is computed."""
+        facts = (trireme.__version__, self.info.path, self.info.created, self.info.backend, self.info.dtype)
+        return f"fp_{hashlib.blake2b(repr((*facts, self.config.model.quantize)).encode(), digest_size=6).hexdigest()}"
 
     def names(self, call: Call) -> list[str]:
         """The names of the model that the caller may use."""

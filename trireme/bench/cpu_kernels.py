@@ -16,6 +16,7 @@ from trireme.backends.cpu.library import isa, library, set_isa, set_threads
 from trireme.backends.cpu.program import Program, Sequences
 from trireme.backends.cpu.weights import PackedWeight
 from trireme.llm import LLM
+from trireme.ops import KVCache
 from trireme.types import SamplingParams
 
 SHAPES = ((960, 576), (3072, 576), (576, 1536), (8192, 2048))  # out × in: layers of SmolLM2-135M, and a larger one
@@ -82,7 +83,7 @@ def attention_speed(tokens: int, context: int) -> tuple[float, float]:
     numbers = lambda *values: torch.tensor(values, dtype=torch.int32)  # noqa: E731
     pages = torch.arange(context, dtype=torch.int32)[None]
     sequences = Sequences(numbers(0, tokens), numbers(context), pages, numbers(0), 1)
-    program.attention(query, output.view(tokens, -1), (keys, values), sequences, 0.125)
+    program.attention(query, output.view(tokens, -1), KVCache(keys, values), sequences, 0.125)
     seconds = best_seconds(program.run)
     pairs = tokens * (context - tokens) + tokens * (tokens + 1) // 2
     return seconds * 1e3, 4 * pairs * heads * width / seconds / 1e9

@@ -5,7 +5,8 @@ Knows pins alone; `registry` fetches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Entry:
     title: str
     licence: str
     files: tuple[ModelFile, ...]
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what its makers recommend, where the file does not say it
 
     @property
     def size(self) -> int:
@@ -155,6 +157,7 @@ _ENTRIES = (
                 ),
             ),
         ),
+        {"top_k": 64, "top_p": 0.95},
     ),
     Entry(
         "qwen2.5-coder-1.5b",
@@ -174,6 +177,7 @@ _ENTRIES = (
                 ),
             ),
         ),
+        {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
     ),
     Entry(
         "tinyllama",
@@ -194,3 +198,8 @@ _ENTRIES = (
 )
 
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+
+
+def recommended_sampling(file: str) -> Mapping[str, float]:
+    """What the makers of a model of the catalogue recommend to sample by. `file` is the name of one of its files."""
+    return next((entry.sampling for entry in _ENTRIES for known in entry.files if known.name == file), {})

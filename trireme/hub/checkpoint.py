@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from trireme.errors import BadCheckpoint, ModelNotFound
+from trireme.hub.catalogue import recommended_sampling
 from trireme.hub.composite import Composite
 from trireme.hub.gguf import GgufFile, read_gguf
 from trireme.hub.gguf_models import config_of, generation_of, weights_of
@@ -56,7 +57,8 @@ class Checkpoint:
         if gguf:
             file = read_gguf(gguf)
             config = config_of(file)
-            return cls(gguf, config, weights_of(file, config), generation_of(file), source=file)
+            generation = {**recommended_sampling(gguf.name), **generation_of(file)}
+            return cls(gguf, config, weights_of(file, config), generation, source=file)
         llama2c = llama2c_files(path)
         if llama2c:
             return cls(path, *read_llama2c(llama2c[0]))

@@ -263,15 +263,36 @@ def weights_of(file: GgufFile, config: Config) -> dict[str, Weight]:
 _ENDS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"}
 
 
+# What the makers recommend to sample by: the end of `general.sampling.NAME`, our name, and the range in which it means something.
+_SAMPLING = {
+    "temp": ("temperature", 0.0, 100.0),
+    "top_k": ("top_k", 0, (1 << 31) - 1),
+    "top_p": ("top_p", 0.0, 1.0),
+    "min_p": ("min_p", 0.0, 1.0),
+    "penalty_repeat": ("repetition_penalty", 0.0, 100.0),
+}
+
+
 def generation_of(file: GgufFile) -> Config:
-    """The settings of generation_config.json: the tokens that begin and end a text."""
+    """The settings of generation_config.json: the tokens that begin and end a text, and the sampling that the makers recommend."""
     ends = [_token_id(file, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     tokens, kinds = file.metadata.get("tokenizer.ggml.tokens"), file.metadata.get("tokenizer.ggml.token_type")
     if isinstance(tokens, list) and isinstance(kinds, np.ndarray) and len(kinds) == len(tokens):
         ends += [int(i) for i in np.flatnonzero(kinds == 3) if tokens[i] in _ENDS]
     generation: Config = {"eos_token_id": list(dict.fromkeys(i for i in ends if i is not None))}
     bos = _token_id(file, "tokenizer.ggml.bos_token_id")
+    generation |= _recommended(file)
     return generation if bos is None else generation | {"bos_token_id": bos}
+
+
+def _recommended(file: GgufFile) -> Config:
+    """The sampling parameters in the metadata. A value outside of its range, such as top_k -1, means that it is off."""
+    found: Config = {}
+    for name, (ours, above, most) in _SAMPLING.items():
+        value = file.metadata.get(f"general.sampling.{name}")
+        if isinstance(value, int | float) and not isinstance(value, bool) and above < value <= most:
+            found[ours] = round(value, 6)  # float32: 0.949999988
+    return found
 
 
 def _token_id(file: GgufFile, key: str) -> int | None:

@@ -7,15 +7,15 @@ step's layout as numpy on the host and as tensors on the device, and no layers. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-FP8 = torch.float8_e4m3fn
-FP8_MOST = 448.0  # larger numbers are clamped to this
+from trireme.ops import kv_kinds
+
 Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]  # makes a tensor of zeros on a device
 
 
@@ -23,8 +23,7 @@ Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]  # makes a tensor of ze
 class CacheSpec:
     """What a layer caches for each token: keys and values, each with the shape (heads, numbers of a head).
 
-    `kind` names the storage: "plain" is the activations' own type, "int8" is bytes with a float32 scale per head, "fp8" is floats
-    of eight bits (e4m3).
+    `kind` names the storage, as `kv_kinds` describes.
     """
 
     k: tuple[int, int]
@@ -38,28 +37,42 @@ class CacheSpec:
         """The shapes that take memory of their own."""
         return (self.k,) if self.shared else (self.k, self.v)
 
+    def as_kind(self, kind: str) -> CacheSpec:
+        """The same heads, kept as another kind; refused if the kind cannot keep heads of their size."""
+        for _, width in self.kept:
+            kv_kinds.check_head(kind, width)
+        return replace(self, kind=kind)
+
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        of_head = {"int8": lambda width: width + 4, "fp8": lambda width: width}.get(self.kind, lambda width: width * dtype.itemsize)
-        return sum(heads * of_head(width) for heads, width in self.kept)
+        return sum(heads * kv_kinds.bytes_of_head(self.kind, width, dtype) for heads, width in self.kept)
 
 
 @dataclass
 class KVCache:
-    """The slots of one layer. k, v: [slots, heads, numbers of a head]; an int8 cache stands for k * scale."""
+    """The slots of one layer. k, v: [slots, heads, numbers], as `kind` keeps them."""
 
     k: Tensor
     v: Tensor
-    scales: tuple[Tensor, Tensor] | None = None  # of k and v: [slots, heads] float32
+    scales: tuple[Tensor, Tensor] | None = None  # of k and v, where the kind has scales for each slot: [slots, heads, ...]
     shared: bool = False  # whether v is a part of k
     band: int = 0  # which of the step's views has its slots
+    kind: str = "plain"
+    value_dim: int = 0  # how many numbers a value has, if they are not as many as are kept
+    factors: tuple[Tensor, Tensor] | None = None  # of fp8, where the checkpoint has them: [heads] float32 for k and v
 
     @classmethod
     def allocate(cls, spec: CacheSpec, num_slots: int, dtype: torch.dtype, zeros: Zeros) -> KVCache:
-        kept = {"int8": torch.int8, "fp8": FP8}.get(spec.kind, dtype)
-        made = [zeros((num_slots, *shape), kept) for shape in spec.kept]
-        scales = [zeros((num_slots, heads), torch.float32) for heads, _ in spec.kept] if spec.kind == "int8" else []
-        k, v = made[0], made[0][..., : spec.v[1]] if spec.shared else made[1]
-        return cls(k, v, (scales[0], scales[-1]) if scales else None, spec.shared)
+        made, scales = [], []
+        for heads, width in spec.kept:
+            count, kept = kv_kinds.stored(spec.kind, width, dtype)
+            made.append(zeros((num_slots, heads, count), kept))
+            beside = kv_kinds.scales_of(spec.kind, width)
+            if beside:
+                scales.append(zeros((num_slots, heads, *beside[0]), beside[1]))
+        k, v = made[0], made[-1]
+        if spec.shared and spec.kind != "int4":
+            v = k[..., : spec.v[1]]
+        return cls(k, v, (scales[0], scales[-1]) if scales else None, spec.shared, 0, spec.kind, spec.v[1])
 
     @property
     def is_alike(self) -> bool:
@@ -70,18 +83,30 @@ class KVCache:
         """Copies the slots `source` to the slots `target`. All are read before any is written."""
         kept = [self.k] if self.shared else [self.k, self.v]
         for tensor in (*kept, *(self.scales or ())):
-            plain = tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
+            plain = _bytes(tensor)
             plain.index_copy_(0, target, plain.index_select(0, source))
+
+    def put(self, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        """Keeps the keys and values of these slots; v is ignored if it is a part of k."""
+        for i, (kept, new) in enumerate(((self.k, k), (self.v, v))[: 1 if self.shared else 2]):
+            values, scales = kv_kinds.pack(self.kind, new, self.factors[i] if self.factors else None)
+            _bytes(kept).index_copy_(0, slots, _bytes(values.to(kept.dtype)))
+            if scales is not None and self.scales is not None:
+                self.scales[i].index_copy_(0, slots, scales)
 
     def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of these slots."""
-        if self.k.dtype == FP8:
-            k, v = (kept.view(torch.uint8)[slots].view(FP8).float() for kept in (self.k, self.v))
-            return k, v
-        if self.scales is None:
-            return self.k[slots], self.v[slots]
-        k, v = (kept[slots] * scale[slots].unsqueeze(-1) for kept, scale in zip((self.k, self.v), self.scales, strict=True))
-        return k, v
+        found = []
+        for i, kept in enumerate((self.k, self.v)):
+            scales, factor = self.scales[i][slots] if self.scales else None, self.factors[i] if self.factors else None
+            found.append(kv_kinds.unpack(self.kind, _bytes(kept)[slots], scales, factor))
+        k, v = found
+        return k, v[..., : self.value_dim or v.shape[-1]]
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """The bytes of fp8, because torch does not index that type; anything else as it is."""
+    return x.view(torch.uint8) if x.dtype == kv_kinds.FP8 else x
 
 
 @dataclass(frozen=True)

@@ -108,10 +108,11 @@ EXACT = dict.fromkeys(ALL, 0.0)
 ROUNDED = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # one rounding of the result
 SUMMED = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # sums, in any order, of products
 # Keys and values in fewer bits, by kind: a number half way between two codes may be rounded
-# either way, which is an error of 1/127 (int8) or 1/8 (fp8) of the largest.
+# either way, which is an error of 1/127 (int8), 1/8 (fp8) or 2/15 (int4) of the largest.
 KEPT = {
     "int8": {torch.float32: 1e-2, torch.bfloat16: 3e-2, torch.float16: 1e-2},
     "fp8": dict.fromkeys(ALL, 0.13),
+    "int4": dict.fromkeys(ALL, 0.15),
 }
 CHAINED = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}  # several ops, rounded between
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trireme.ops.attention import FP8, FP8_MOST, AttentionKind, AttentionPlan, KVCache, StepLayout
+from trireme.ops import kv_kinds
+from trireme.ops.attention import AttentionKind, AttentionPlan, KVCache, StepLayout
 from trireme.ops.choosing import Choosing, sample
 
 Projection = Callable[[Tensor], Tensor]  # a linear layer, whatever its weights are stored as
@@ -87,8 +88,7 @@ class Ops:
 
     def quantize_int8(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Each row as int8 with one scale: x ≈ q * scale.  scale: [tokens, 1] float32"""
-        scale = (x.float().abs().amax(-1, keepdim=True) / 127.0).clamp_min(1e-30)
-        return (x.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
+        return kv_kinds.int8(x)
 
     def linear_int8(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
         """x (weight * scale)ᵀ + bias, the weights kept as int8.  weight: [out, in] int8; scale: [out] float32"""
@@ -165,19 +165,12 @@ class Ops:
     def store_kv(self, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor) -> None:
         """cache[slots[i]] = (k[i], v[i]).  k, v: [tokens, kv_heads, head_dim]; a slot below 0 is skipped
 
-        An int8 cache stores each head as quantize_int8 does. An fp8 cache rounds, and clamps to its largest number. If values are
-        parts of keys, v is ignored.
+        Keys and values are kept as `kv_kinds` says of the cache's kind. If values are parts of keys, v is ignored.
         """
         live = slots >= 0
         if not bool(live.all()):
             k, v, slots = k[live], v[live], slots[live]
-        for i, (kept, new) in enumerate(((cache.k, k), (cache.v, v))[: 1 if cache.shared else 2]):
-            if cache.scales is not None:
-                new, scale = self.quantize_int8(new)
-                cache.scales[i].index_copy_(0, slots.long(), scale.squeeze(-1))
-            elif kept.dtype == FP8:  # torch cannot index-copy fp8, so it copies the bytes
-                new, kept = new.clamp(-FP8_MOST, FP8_MOST).to(FP8).view(torch.uint8), kept.view(torch.uint8)
-            kept.index_copy_(0, slots.long(), new.to(kept.dtype))
+        cache.put(k, v, slots.long())
 
     def plan_attention(self, layout: StepLayout) -> AttentionPlan:
         """Computes what `attention` needs to know of a step, once for all layers."""
@@ -188,7 +181,7 @@ class Ops:
 
         q: [tokens, heads, numbers of a key]; result: [tokens, heads, numbers of a value]
         """
-        out, begin = q.new_empty((*q.shape[:2], cache.v.shape[-1])), 0
+        out, begin = q.new_empty((*q.shape[:2], cache.value_dim or cache.v.shape[-1])), 0
         for slots, n in plan:
             seen = slots[-(kind.window + n - 1) :] if kind.window and n else slots
             out[begin : begin + n] = _attend(q[begin : begin + n], *cache.at(seen), kind)

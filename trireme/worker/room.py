@@ -87,7 +87,7 @@ def _of_kind(config: Config, backend: Backend, specs: dict[int, CacheSpec]) -> d
     kind = "plain" if config.cache.kv_dtype == "auto" else config.cache.kv_dtype
     if kind not in backend.kv_kinds:
         raise BadConfig(f"The backend {backend.name} keeps no {kind} KV.", "use --kv-dtype auto")
-    return {key: dataclasses.replace(spec, kind=kind) for key, spec in specs.items()}
+    return {key: spec.as_kind(kind) for key, spec in specs.items()}
 
 
 def _agreed(needs: _Needs, split: dict[int, int], group: Group, backend: Backend) -> bool:

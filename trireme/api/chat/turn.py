@@ -302,6 +302,16 @@ def tools_of(tools: list[Tool] | None) -> list[dict[str, Any]]:
     ]
 
 
+def allowed_of(tools: list[dict[str, Any]], allowed: list[str] | None) -> list[dict[str, Any]]:
+    """The tools that tool_choice allows; None: all."""
+    if allowed is None:
+        return tools
+    known = {tool["function"]["name"] for tool in tools}
+    if missing := [name for name in allowed if name not in known]:
+        raise BadRequest(f"tool_choice allows {missing[0][:64]!r}, which is not in tools.", "send it", "tool_choice")
+    return [tool for tool in tools if tool["function"]["name"] in allowed]
+
+
 # Used for a tool that describes no parameters: it takes none.
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 

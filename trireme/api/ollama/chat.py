@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 import trireme
-from trireme.api.chat.turn import ChatJob, ChatResult, Conversation, bounded, messages_of, open_chat, tools_of
+from trireme.api.chat.turn import ChatJob, ChatResult, Conversation, allowed_of, bounded, messages_of, open_chat, tools_of
 from trireme.api.ollama.card import model_facts
 from trireme.api.ollama.protocol import (
     OllamaChatRequest,
@@ -46,13 +46,13 @@ class Ollama:
         model = self._model(request.model, call)
         if not request.messages:  # a request without messages asks the server to load the model
             return json_reply(_line(model, {"message": {"role": "assistant", "content": ""}}, request.load_reason))
-        choice, named = choice_of(request.tool_choice)
+        choice = choice_of(request.tool_choice)
         job = ChatJob(
             messages=messages_of([message_of(message) for message in request.messages]),
             sampling=await self._sampling(request),
-            tools=tools_of(request.tools),
-            tool_choice=choice,
-            named=named,
+            tools=allowed_of(tools_of(request.tools), choice.allowed),
+            tool_choice=choice.how,
+            named=choice.named,
             template=thinking_of(request),
             context=self._context(request),
         )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from trireme.api.chat.turn import template_variables
-from trireme.api.openai.protocol import ContentPart, FunctionCall, JsonSchema, Message, NamedTool, ResponseFormat, Tool, ToolCall
+from trireme.api.openai.protocol import ContentPart, FunctionCall, JsonSchema, Message, ResponseFormat, Tool, ToolCall, ToolChoice
 from trireme.api.transport.fields import OtherFields
 from trireme.errors import BadRequest
 from trireme.types import DRAWN, Draw
@@ -103,7 +103,7 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
 
     messages: list[OllamaMessage] = []
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
 
 
 class OllamaGenerateRequest(OllamaRequest, kw_only=True):

@@ -5,9 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from trireme.api.chat.turn import ChatJob, ChatPiece, ChatResult, Conversation, messages_of, open_chat, template_variables, tools_of
+from trireme.api.chat.turn import (
+    ChatJob,
+    ChatPiece,
+    ChatResult,
+    Conversation,
+    allowed_of,
+    messages_of,
+    open_chat,
+    template_variables,
+    tools_of,
+)
 from trireme.api.openai.completions import usage_of
 from trireme.api.openai.logprobs import LogprobWriter
 from trireme.api.openai.protocol import (
@@ -20,16 +30,17 @@ from trireme.api.openai.protocol import (
     ChatLogprobs,
     ChatRequest,
     FunctionDelta,
+    Timings,
     ToolCallDelta,
     Usage,
     choice_of,
 )
+from trireme.api.openai.timings import timings_of
 from trireme.api.parameters.constraints import constrained
 from trireme.api.parameters.sampling import sampling_of, top_logprobs
-from trireme.api.service import Service
+from trireme.api.service import Flight, Service
 from trireme.api.transport.http import DONE, Call, EventAround, Events, Reply, event, json_reply, openai_event_failure
 from trireme.errors import BadRequest
-from trireme.serve.answers import Answer
 from trireme.types import SamplingParams, TokenLogprobs
 
 
@@ -47,16 +58,16 @@ class ChatCompletions:
         if request.stream:
             return Events(writer.stream(conversation), failed=openai_event_failure)
         results = await conversation.whole()
-        return json_reply(writer.whole(results, usage_of([conversation.flight.answer])))
+        return json_reply(writer.whole(results, conversation.flight))
 
     async def job(self, request: ChatRequest) -> ChatJob:
-        choice, named = choice_of(request.tool_choice)
+        choice = choice_of(request.tool_choice)
         return ChatJob(
             messages=messages_of(request.messages),
             sampling=await constrained(self.service, self._sampling(request), request.response_format, request.structured_outputs),
-            tools=tools_of(request.tools),
-            tool_choice=choice,
-            named=named,
+            tools=allowed_of(tools_of(request.tools), choice.allowed),
+            tool_choice=choice.how,
+            named=choice.named,
             parallel=request.parallel_tool_calls is not False,
             template=template_variables(request.chat_template_kwargs, reasoning_effort=request.reasoning_effort),
             add_generation_prompt=request.add_generation_prompt,
@@ -91,17 +102,23 @@ class _Writer:
 
     def __init__(self, service: Service, request: ChatRequest, id: str, model: str):
         self._request, self._id, self._model = request, id, model
-        self._created = int(time.time())
+        self._created, self._fingerprint = int(time.time()), service.fingerprint
         self._arounds: dict[int, EventAround] = {}
         options = request.stream_options
         # If the client asks for the usage at the end, every chunk must have the field.
         self._no_usage = None if options and options.include_usage else UNSET
         self._counts = bool(options and options.continuous_usage_stats)
-        self._plain = not request.logprobs and not request.return_token_ids and not self._counts
+        self._plain = not request.logprobs and not request.return_token_ids and not self._counts and not request.timings_per_token
         self._logprobs = LogprobWriter(service.client.tokenizer, as_ids=request.return_tokens_as_token_ids)
 
-    def whole(self, results: list[ChatResult], usage: Usage) -> ChatAnswer:
-        return ChatAnswer(self._id, self._created, self._model, [self._choice(i, r) for i, r in enumerate(results)], usage)
+    def whole(self, results: list[ChatResult], flight: Flight) -> ChatAnswer:
+        choices = [self._choice(i, r) for i, r in enumerate(results)]
+        answer = ChatAnswer(self._id, self._created, self._model, choices, usage_of([flight.answer]))
+        answer.system_fingerprint, answer.timings = self._fingerprint, self._timings(flight)
+        return answer
+
+    def _timings(self, flight: Flight) -> Timings | UnsetType:
+        return timings_of(flight) if self._request.timings_per_token else UNSET
 
     def _choice(self, index: int, result: ChatResult) -> ChatChoice:
         message = AnswerMessage(result.content if result.content or not result.calls else None)
@@ -120,19 +137,23 @@ class _Writer:
         for index in range(len(answer.completions)):
             yield event(self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content=""))))
         async for piece in conversation:
-            if (written := self._event(piece, answer)) is not None:
+            if (written := self._event(piece, conversation.flight)) is not None:
                 yield written
         if options and options.include_usage:
             yield event(self._chunk(None, usage_of([answer])))
         yield DONE
 
-    def _event(self, piece: ChatPiece, answer: Answer) -> bytes | None:
+    def _event(self, piece: ChatPiece, flight: Flight) -> bytes | None:
         """Returns None if the piece has nothing to show yet, for example in the middle of a tag."""
         delta = piece.delta
         if self._plain and delta.content and not delta.reasoning and not delta.calls and piece.finish is None:
             return self._around(piece.index).event(delta.content)
         choice = self._chunk_choice(piece)
-        return None if choice is None else event(self._chunk(choice, usage_of([answer]) if self._counts else None))
+        if choice is None:
+            return None
+        chunk = self._chunk(choice, usage_of([flight.answer]) if self._counts else None)
+        chunk.timings = self._timings(flight)
+        return event(chunk)
 
     def _around(self, index: int) -> EventAround:
         """The text around the content in an event that has only content."""
@@ -159,7 +180,9 @@ class _Writer:
 
     def _chunk(self, choice: ChatChunkChoice | None, usage: Usage | None = None) -> ChatChunk:
         choices = [choice] if choice is not None else []
-        return ChatChunk(self._id, self._created, self._model, choices, usage=usage if usage is not None else self._no_usage)
+        chunk = ChatChunk(self._id, self._created, self._model, choices, usage=usage if usage is not None else self._no_usage)
+        chunk.system_fingerprint = self._fingerprint
+        return chunk
 
     def _written(self, entries: list[TokenLogprobs] | None) -> ChatLogprobs | None:
         if not self._request.logprobs:

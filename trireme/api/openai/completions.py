@@ -22,6 +22,7 @@ from trireme.api.openai.protocol import (
     PromptTokensDetails,
     Usage,
 )
+from trireme.api.openai.timings import timings_of
 from trireme.api.parameters.constraints import constrained
 from trireme.api.parameters.sampling import sampling_of, top_logprobs
 from trireme.api.service import MAX_SEQUENCES, Flight, Service, merged, outputs
@@ -114,7 +115,7 @@ class _Writer:
 
     def __init__(self, service: Service, request: CompletionRequest, id: str, model: str):
         self._service, self._request, self._id, self._model = service, request, id, model
-        self._created = int(time.time())
+        self._created, self._fingerprint = int(time.time()), service.fingerprint
         self._top = request.logprobs
         self._n = request.n or 1
         self._offsets: dict[int, int] = {}  # for each choice of a stream: the number of characters already sent
@@ -123,7 +124,8 @@ class _Writer:
         # If the client asks for the usage at the end, every chunk must have the field.
         self._no_usage = None if options and options.include_usage else UNSET
         self._counts = bool(options and options.continuous_usage_stats)
-        self._plain = request.logprobs is None and not request.return_token_ids and not self._counts
+        self._timed = request.timings_per_token
+        self._plain = request.logprobs is None and not request.return_token_ids and not self._counts and not self._timed
         self._logprobs: LogprobWriter | None = None
         if request.logprobs is not None or request.prompt_logprobs is not None:
             skip = request.skip_special_tokens is not False
@@ -146,26 +148,26 @@ class _Writer:
                 if self._request.return_token_ids:
                     choice.token_ids = completion.token_ids
                 choices.append(choice)
-        return self._answer(choices, usage_of([flight.answer for flight in flights]))
+        return self._answer(choices, usage_of([flight.answer for flight in flights]), flights)
 
     async def stream(self, call: Call, flights: Sequence[Flight]) -> AsyncIterator[bytes]:
         answers = [flight.answer for flight in flights]
         if len(flights) == 1:
             async for piece in flights[0]:
-                yield self._event(0, piece, answers)
+                yield self._event(0, piece, flights)
         else:
             async for number, piece in merged(call, flights):
-                yield self._event(number, piece, answers)
+                yield self._event(number, piece, flights)
         options = self._request.stream_options
         if options and options.include_usage:
             yield event(self._answer([], usage_of(answers)))
         yield DONE
 
-    def _event(self, number: int, piece: Piece, answers: Sequence[Answer]) -> bytes:
+    def _event(self, number: int, piece: Piece, flights: Sequence[Flight]) -> bytes:
         index = number * self._n + piece.index
         if self._plain and index in self._offsets and piece.finish_reason is None:
             return self._around(index).event(piece.text)
-        echo, echoed = ("", None) if index in self._offsets else self._echo(answers[number])
+        echo, echoed = ("", None) if index in self._offsets else self._echo(flights[number].answer)
         offset = self._offsets.get(index, len(echo))
         self._offsets[index] = offset + len(piece.text)
         choice = CompletionChoice(index, echo + piece.text)
@@ -173,7 +175,8 @@ class _Writer:
         choice.logprobs = self._piece_logprobs(piece, offset, echoed)
         if self._request.return_token_ids:
             choice.token_ids = piece.token_ids
-        return event(self._answer([choice], usage_of(answers) if self._counts else None))
+        usage = usage_of([flight.answer for flight in flights]) if self._counts else None
+        return event(self._answer([choice], usage, flights))
 
     def _around(self, index: int) -> EventAround:
         """The text around the content in an event that has only text."""
@@ -181,8 +184,12 @@ class _Writer:
             self._arounds[index] = EventAround(lambda text: self._answer([CompletionChoice(index, text)], None))
         return self._arounds[index]
 
-    def _answer(self, choices: list[CompletionChoice], usage: Usage | None) -> CompletionAnswer:
-        return CompletionAnswer(self._id, self._created, self._model, choices, usage if usage is not None else self._no_usage)
+    def _answer(self, choices: list[CompletionChoice], usage: Usage | None, flights: Sequence[Flight] = ()) -> CompletionAnswer:
+        found = CompletionAnswer(self._id, self._created, self._model, choices, usage if usage is not None else self._no_usage)
+        found.system_fingerprint = self._fingerprint
+        if self._timed and flights:
+            found.timings = timings_of(*flights)
+        return found
 
     def _piece_logprobs(self, piece: Piece, offset: int, echoed: CompletionLogprobs | None) -> CompletionLogprobs | None:
         if self._logprobs is None or self._top is None:

@@ -37,7 +37,7 @@ _NEUTRAL = {
 _HARMLESS = frozenset(
     {
         *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction"),
-        *("cache_prompt", "id_slot", "slot_id", "request_id", "spaces_between_special_tokens", "timings_per_token", "verbosity"),
+        *("cache_prompt", "id_slot", "slot_id", "request_id", "spaces_between_special_tokens", "verbosity"),
         *("detokenize", "guided_decoding_backend", "guided_whitespace_pattern"),
     }
 )

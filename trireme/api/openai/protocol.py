@@ -5,13 +5,14 @@ Fields after `# beyond OpenAI` are this server's own; other servers of open mode
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from trireme.api.openai.other_fields import CHAT, COMPLETIONS
 from trireme.api.transport.fields import OtherFields
+from trireme.errors import BadRequest
 from trireme.types import Draw
 
 
@@ -68,6 +69,7 @@ class SamplingFields(Draw, kw_only=True):
     skip_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool = False
     return_token_ids: bool = False
+    timings_per_token: bool = False
     structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None
     cache_salt: str | None = None
@@ -122,11 +124,41 @@ class NamedTool(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
-def choice_of(given: str | NamedTool | None) -> tuple[str, str | None]:
-    """How a tool is chosen, and the name of the one that must be called."""
-    if isinstance(given, NamedTool):
-        return "required", given.function.name
-    return given or "auto", None
+class AllowedTools(msgspec.Struct):
+    tools: list[NamedTool]
+    mode: Literal["auto", "required"] = "auto"
+
+
+class ToolChoice(msgspec.Struct):
+    """Either one tool that must be called, or those that may be."""
+
+    type: Literal["function", "allowed_tools"] = "function"
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class Choice(NamedTuple):
+    """How a turn's tools are chosen."""
+
+    how: str = "auto"  # auto, none or required
+    named: str | None = None  # the one tool that must be called
+    allowed: list[str] | None = None  # the only tools that may be called; None: all
+
+
+def choice_of(given: str | ToolChoice | None) -> Choice:
+    if not isinstance(given, ToolChoice):
+        return Choice(given or "auto")
+    allowed = given.allowed_tools
+    if given.type == "allowed_tools":
+        if allowed is None:
+            cause = "tool_choice.allowed_tools is missing; a choice of that type needs it."
+            fix = 'send "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "..."}}]}'
+            raise BadRequest(cause, fix, "tool_choice")
+        return Choice(allowed.mode, None, [tool.function.name for tool in allowed.tools])
+    if given.function is None:
+        cause = "tool_choice.function is missing; it must be an object."
+        raise BadRequest(cause, 'send "function": {"name": "..."}', "tool_choice")
+    return Choice("required", given.function.name)
 
 
 class ContentPart(msgspec.Struct):
@@ -166,7 +198,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     # beyond OpenAI
@@ -207,6 +239,20 @@ class CompletionRequest(SamplingFields, kw_only=True):
             self.max_tokens = self.n_predict
         if self.logprobs is None and self.n_probs:
             self.logprobs = self.n_probs
+
+
+class Timings(msgspec.Struct):
+    """How long an answer took, in the words of llama.cpp's server. Of several sequences, the tokens of all count."""
+
+    cache_n: int
+    prompt_n: int  # without those found in the cache
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -271,6 +317,8 @@ class ChatChunk(msgspec.Struct):
     model: str
     choices: list[ChatChunkChoice]
     object: str = "chat.completion.chunk"
+    system_fingerprint: str | None = None
+    timings: Timings | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
 
 
@@ -297,6 +345,8 @@ class ChatAnswer(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     object: str = "chat.completion"
+    system_fingerprint: str | None = None
+    timings: Timings | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -322,6 +372,8 @@ class CompletionAnswer(msgspec.Struct):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     object: str = "text_completion"
+    system_fingerprint: str | None = None
+    timings: Timings | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct):
@@ -342,16 +394,21 @@ class ModelList(msgspec.Struct):
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """POST /tokenize: a prompt, or the messages of a conversation"""
+    """POST /tokenize: a prompt, the messages of a conversation, or, as llama.cpp's clients ask, content"""
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
+    # with content
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
 
 
 class TokenizeAnswer(msgspec.Struct):
@@ -370,3 +427,4 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 class DetokenizeAnswer(msgspec.Struct):
     prompt: str
+    content: str  # the same, as llama.cpp's clients read it

@@ -15,13 +15,22 @@ from typing import Any
 import msgspec
 
 from trireme.api.chat.parsing import CallDelta, Delta
-from trireme.api.chat.turn import ChatJob, ChatResult, Conversation, chat_tokens, open_chat, template_variables, tools_of
+from trireme.api.chat.turn import (
+    ChatJob,
+    ChatResult,
+    Conversation,
+    allowed_of,
+    chat_tokens,
+    open_chat,
+    template_variables,
+    tools_of,
+)
 from trireme.api.openai.logprobs import LogprobWriter
 from trireme.api.openai.response_events import ResponseEvents
 from trireme.api.openai.responses_protocol import (
     ResponsesRequest,
-    ResponseToolChoice,
     listed_item,
+    response_choice,
     response_format,
     response_messages,
     response_tools,
@@ -130,15 +139,14 @@ class Responses:
         return [*before, *({name: value for name, value in item.items() if value is not None} for item in given)]
 
     async def _job(self, request: ResponsesRequest, items: list[dict[str, Any]]) -> ChatJob:
-        choice = request.tool_choice
-        named = choice.name if isinstance(choice, ResponseToolChoice) else None
+        choice = response_choice(request.tool_choice)
         effort = request.reasoning.effort if request.reasoning else None
         return ChatJob(
             messages=response_messages(items, request.instructions),
             sampling=await constrained(self.service, self._sampling(request), response_format(request.text), None),
-            tools=tools_of(response_tools(request.tools)),
-            tool_choice=choice if isinstance(choice, str) else "required" if named else "auto",
-            named=named,
+            tools=allowed_of(tools_of(response_tools(request.tools)), choice.allowed),
+            tool_choice=choice.how,
+            named=choice.named,
             parallel=request.parallel_tool_calls is not False,
             template=template_variables(None, reasoning_effort=effort),
         )

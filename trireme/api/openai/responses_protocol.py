@@ -8,7 +8,7 @@ import msgspec
 
 from trireme.api.chat.turn import arguments_of
 from trireme.api.openai.other_fields import RESPONSES
-from trireme.api.openai.protocol import FunctionDefinition, JsonSchema, ResponseFormat, Tool
+from trireme.api.openai.protocol import Choice, FunctionDefinition, JsonSchema, ResponseFormat, Tool
 from trireme.api.transport.fields import OtherFields
 from trireme.errors import BadRequest
 from trireme.types import Draw
@@ -39,9 +39,29 @@ class ResponseTool(msgspec.Struct):
     strict: bool | None = None
 
 
+class ResponseToolName(msgspec.Struct):
+    name: str
+    type: Literal["function"] = "function"
+
+
 class ResponseToolChoice(msgspec.Struct):
-    type: str
+    type: Literal["function", "allowed_tools"]
     name: str | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[ResponseToolName] | None = None
+
+
+def response_choice(given: str | ResponseToolChoice | None) -> Choice:
+    if not isinstance(given, ResponseToolChoice):
+        return Choice(given or "auto")
+    if given.type == "function":
+        if not given.name:
+            raise BadRequest("tool_choice.name is missing; it must be a string.", 'send "name": "..."', "tool_choice")
+        return Choice("required", given.name)
+    if given.tools is None:
+        cause = "tool_choice.tools is missing; a choice of type 'allowed_tools' needs it."
+        raise BadRequest(cause, 'send "tools": [{"type": "function", "name": "..."}]', "tool_choice")
+    return Choice(given.mode, None, [tool.name for tool in given.tools])
 
 
 class InputPart(msgspec.Struct):
@@ -166,6 +186,9 @@ def _bad_tool(tool: ResponseTool, number: int) -> tuple[str, str, str]:
     """The refusal of a tool: its cause, a fix, and the field."""
     if tool.type == "function":
         return f"tools[{number}].name is missing; it must be a string.", 'send "name": "..."', f"tools[{number}].type"
+    if tool.type == "custom":
+        cause = f"tools[{number}].type is 'custom'; models here call tools with JSON alone."
+        return cause, "offer a function with one parameter, a string", f"tools[{number}].type"
     cause = f"tools[{number}].type is {tool.type[:40]!r}; this server runs no tools of its own."
     return cause, "send tools of type 'function'", f"tools[{number}].type"
 

@@ -9,6 +9,7 @@ import msgspec
 
 import trireme
 from trireme.api.anthropic.protocol import CountRequest, MessagesRequest
+from trireme.api.llama.completion import InfillRequest, LlamaRequest
 from trireme.api.native.generate import GenerateRequest, TokensRequest
 from trireme.api.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from trireme.api.openai.protocol import (
@@ -38,6 +39,9 @@ _BODIES: dict[str, type] = {
     "/generate": GenerateRequest,
     "/generate_stream": GenerateRequest,
     "/tokens": TokensRequest,
+    "/completion": LlamaRequest,
+    "/infill": InfillRequest,
+    "/apply-template": ChatRequest,
     "/tokenize": TokenizeRequest,
     "/admin/reload": ReloadRequest,
     "/detokenize": DetokenizeRequest,

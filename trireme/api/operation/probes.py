@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime
 import platform
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trireme
 from trireme.api.chat.turn import ChatJob, chat_tokens, messages_of, template_variables, tools_of
 from trireme.api.openai.protocol import (
+    ChatRequest,
     DetokenizeAnswer,
     DetokenizeRequest,
     ModelCard,
@@ -27,8 +29,9 @@ from trireme.types import SamplingParams
 class Probes:
     """The handlers of the routes about the server."""
 
-    def __init__(self, service: Service):
-        self.service = service
+    def __init__(self, service: Service, chat_job: Callable[[ChatRequest], Awaitable[ChatJob]]):
+        """`chat_job`: makes the turn of a chat request, which /apply-template shows."""
+        self.service, self._chat_job = service, chat_job
 
     async def live(self, call: Call) -> Reply:
         """Answers 200 while every process responds, and 503 when one hangs."""
@@ -109,6 +112,8 @@ class Probes:
         request = await call.read(TokenizeRequest)
         service = self.service
         service.check_model(request.model, call)
+        if request.content is not None and request.prompt is None and request.messages is None:
+            return json_reply({"tokens": await self._content_tokens(request, request.content)})
         if (request.prompt is None) == (request.messages is None):
             fix = 'send "prompt": "..."' if request.prompt is None else "leave one of them out"
             raise BadRequest("/tokenize takes either prompt or messages.", fix, "prompt")
@@ -128,12 +133,48 @@ class Probes:
             spelled = [service.client.tokenizer.token_text(token) for token in tokens]
         return json_reply(TokenizeAnswer(len(tokens), service.info.max_model_len, tokens, spelled))
 
+    async def _content_tokens(self, request: TokenizeRequest, content: str) -> list[Any]:
+        """The tokens in the form of llama.cpp's server: ids, or ids with pieces. A piece beyond UTF-8 is a list of bytes."""
+        special = {"add_special": request.add_special, "allow_special": request.parse_special}
+        await self.service.check_text(len(content))
+        tokens = await self.service.with_tokenizer(len(content), lambda tokenizer: tokenizer.encode(content, **special))
+        if not request.with_pieces:
+            return tokens
+        return [{"id": token, "piece": _piece(self.service.client.tokenizer.token_bytes(token))} for token in tokens]
+
+    async def props(self, call: Call) -> Reply:
+        """What clients of llama.cpp's server ask for first."""
+        service, tokenizer = self.service, self.service.client.tokenizer
+        sampling, _ = chat_advice(service.info.generation, service.config.model.default_sampling)
+        return json_reply(
+            {
+                "default_generation_settings": {"n_ctx": service.info.max_model_len, "params": sampling},
+                "total_slots": service.config.schedule.max_running,
+                "model_alias": service.names(call)[0],
+                "model_path": service.info.name,
+                "chat_template": tokenizer.chat_template or "",
+                "bos_token": _spelled(tokenizer, tokenizer.bos_token_id) or "",
+                "eos_token": _spelled(tokenizer, tokenizer.eos_token_id) or "",
+                "modalities": {"vision": False, "audio": False},
+                "build_info": f"trireme {trireme.__version__}",
+                "is_sleeping": service.client.state().name == "sleeping",
+            }
+        )
+
+    async def apply_template(self, call: Call) -> Reply:
+        """The text of the prompt that a chat with these messages would send to the model."""
+        request = await call.read(ChatRequest)
+        self.service.check_model(request.model, call)
+        tokens = await chat_tokens(self.service, await self._chat_job(request))
+        text = await self.service.with_tokenizer(len(tokens), lambda t: t.decode(tokens, skip_special_tokens=False))
+        return json_reply({"prompt": text})
+
     async def detokenize(self, call: Call) -> Reply:
         request = await call.read(DetokenizeRequest)
         self.service.check_model(request.model, call)
         self.service.check_tokens(request.tokens, "tokens")
         text = await self.service.with_tokenizer(len(request.tokens), lambda t: t.decode(request.tokens, skip_special_tokens=False))
-        return json_reply(DetokenizeAnswer(text))
+        return json_reply(DetokenizeAnswer(text, text))
 
     async def tokenizer_info(self, call: Call) -> Reply:
         """What evaluation harnesses ask for before they send token ids."""
@@ -149,6 +190,13 @@ class Probes:
                 "add_bos_token": tokenizer.add_bos,
             }
         )
+
+
+def _piece(spelled: bytes) -> str | list[int]:
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return list(spelled)
 
 
 def _spelled(tokenizer: Any, token: int | None) -> str | None:

@@ -26,7 +26,7 @@ PROMPT_ROOM = 512  # tokens of a step with prompts that is recorded; with more, 
 
 class Cpu(Backend):
     name = "cpu"
-    kv_kinds = ("plain", "int8")
+    kv_kinds = ("plain", "int8", "fp8", "int4")
     layers = {Attention: CpuAttention, GatedMLP: CpuGatedMLP}
     methods = METHODS
     coarse_few_rows = True  # to whole numbers of 8 bits; those of many to bf16 where the CPU multiplies that

@@ -18,6 +18,7 @@ SOURCES = {
     name: i
     for i, name in enumerate(("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q5_0", "q4_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"))
 }
+KV_KINDS = {name: i for i, name in enumerate(("plain", "int8", "fp8", "int4"))}
 ISAS = ("amx", "avx512vnni", "avx2", "bf16", "i8mm", "dotprod", "portable")  # best first
 TRANSFORMS = {
     name: i
@@ -76,6 +77,7 @@ class RopeStoreStruct(Structure):
         ("epsilon", c_float),
         ("offset", c_float),
         *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        ("kv_kind", c_int32),
     ]
 
 
@@ -99,8 +101,7 @@ class AttentionStruct(Structure):
         ("scale", c_float),
         ("softcap", c_float),
         *((name, c_void_p) for name in ("slopes", "sinks", "keys", "values", "key_scales", "value_scales")),
-        ("causal", c_int32),
-        ("rounded", c_int32),
+        *((name, c_int32) for name in ("kv_kind", "causal", "rounded")),
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trireme.backends.cpu.library import CHOOSING
+from trireme.backends.cpu.library import CHOOSING, KV_KINDS
 from trireme.backends.cpu.program import PLAIN, Live, Program, Sequences, Transform
 from trireme.backends.cpu.tape import Tape
 from trireme.backends.cpu.weights import PackedWeight
@@ -128,7 +128,7 @@ class CpuOps(Ops):
     ) -> None:
         """Applies norm and rope to q and k in place, and stores k and v."""
         index, slots = index.to(torch.int32), slots.to(torch.int32)
-        self.run("rope_store", q, k, v, index, slots, table, (cache.k, cache.v), cache.scales, norms)
+        self.run("rope_store", q, k, v, index, slots, table, cache, norms)
 
     def qkv_rope_store(
         self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, index: Tensor, cache: KVCache, slots: Tensor
@@ -153,7 +153,7 @@ class CpuOps(Ops):
         flat = output.view(len(q), -1)
         slopes, sinks = (None if x is None else x.float().contiguous() for x in (kind.slopes, kind.sinks))
         options = {"window": kind.window, "softcap": kind.softcap, "slopes": slopes, "sinks": sinks, "rounded": rounded}
-        self.run("attention", q, flat, (cache.k, cache.v), plan.sequences, kind.scale, cache.scales, **options)
+        self.run("attention", q, flat, cache, plan.sequences, kind.scale, **options)
         return output
 
     # --- the tables of running requests -----------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class CpuOps(Ops):
 
 def readable(cache: KVCache) -> bool:
     """Whether the kernels read and write this kind of KV."""
-    return cache.is_alike and (cache.k.dtype == torch.float32 or cache.scales is not None)
+    return cache.is_alike and cache.kind in KV_KINDS and (cache.kind != "plain" or cache.k.dtype == torch.float32)
 
 
 def _rows(x: Tensor) -> bool:

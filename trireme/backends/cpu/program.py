@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trireme.backends.cpu.library import (
+    KV_KINDS,
     OPS,
     TRANSFORMS,
     AppendTokensStruct,
@@ -31,7 +32,7 @@ from trireme.backends.cpu.library import (
     library,
 )
 from trireme.backends.cpu.weights import PackedWeight
-from trireme.ops import Choosing
+from trireme.ops import Choosing, KVCache
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,7 @@ class Program:
         positions: Tensor,
         slots: Tensor,
         table: Tensor | None,
-        cache: tuple[Tensor, Tensor],
-        scales: tuple[Tensor, Tensor] | None = None,
+        cache: KVCache,
         norms: Transform = PLAIN,
         interleaved: bool = False,
     ) -> None:
@@ -138,19 +138,17 @@ class Program:
             *(query.shape[1], key.shape[1], query.shape[2], rotary, interleaved),
             *(pointer(positions), pointer(slots), cosine, sine, 0 if table is None else table.stride(0)),
             *(pointer(norms.weight), pointer(norms.bias), norms.epsilon, norms.offset),
-            *(pointer(t) for t in cache),
-            *(pointer(t) for t in scales or (None, None)),
+            *_kept(cache),
         )
-        self._add("rope_store", len(query), args, table, cache, scales, norms)
+        self._add("rope_store", len(query), args, table, cache, norms)
 
     def attention(
         self,
         query: Tensor,
         output: Tensor,
-        cache: tuple[Tensor, Tensor],
+        cache: KVCache,
         sequences: Sequences,
         scale: float,
-        scales: tuple[Tensor, Tensor] | None = None,
         window: int = 0,
         softcap: float = 0.0,
         slopes: Tensor | None = None,
@@ -161,11 +159,10 @@ class Program:
         """output = attention of query [tokens, heads, head_dim] over the slots of its sequences; rounded: in bf16 where faster."""
         args = AttentionStruct(
             *(sequences.pointer, *_rows(query), *_rows(output)),
-            *(query.shape[1], cache[0].shape[1], query.shape[2], window, scale, softcap),
-            *(pointer(slopes), pointer(sinks), *(pointer(t) for t in cache)),
-            *(*(pointer(t) for t in scales or (None, None)), causal, rounded),
+            *(query.shape[1], cache.k.shape[1], query.shape[2], window, scale, softcap),
+            *(pointer(slopes), pointer(sinks), *_kept(cache), causal, rounded),
         )
-        self._add("attention", len(query), args, cache, sequences, scales, slopes, sinks)
+        self._add("attention", len(query), args, cache, sequences, slopes, sinks)
 
     def embedding(self, table: PackedWeight, tokens: Tensor, output: Tensor, scale: float = 1.0) -> None:
         """output = rows of the table named by tokens (int32), times scale"""
@@ -205,6 +202,12 @@ class Program:
 def _rows(tensor: Tensor) -> tuple[int, int]:
     assert tensor.stride(-1) == 1 and tensor.dtype == torch.float32, (tensor.shape, tensor.stride(), tensor.dtype)
     return tensor.data_ptr(), tensor.stride(0)
+
+
+def _kept(cache: KVCache) -> tuple[int | None, ...]:
+    """Where a cache's keys and values, and what scales them, lie; and its kind."""
+    scales = cache.scales or cache.factors or (None, None)
+    return *(pointer(t) for t in (cache.k, cache.v, *scales)), KV_KINDS[cache.kind]
 
 
 def _transform(transform: Transform) -> TransformStruct:

@@ -233,10 +233,10 @@ static void finish(const Work *work, AttentionState *state) {
     attention_finish(state);
 }
 
-/* Whole tiles pay from a few queries on; int8 caches and odd widths go the other way. */
+/* Whole tiles pay from a few queries on; caches not of floats and odd widths go the other way. */
 void attention_amx(const Attention *args, const AttentionTask *task, float *scratch) {
     int rows = task->queries * (args->heads / args->kv_heads), width = args->head_dim, groups = (rows + 15) / 16;
-    if (rows < 8 || rows > ROWS || task->queries < 2 || width % 32 || width > MOST_WIDTH || args->key_scales || !args->rounded) {
+    if (rows < 8 || rows > ROWS || task->queries < 2 || width % 32 || width > MOST_WIDTH || args->kv_kind != KV_F32 || !args->rounded) {
         attention_avx512vnni(args, task, scratch);
         return;
     }

@@ -5,6 +5,7 @@
  * query may have several KV heads, whose rows of a slot lie side by side: it takes a block of all of them before the next one.
  *   logits: softcap · tanh(s / softcap);  + slope · (key - query);  masked outside (query - window, query] */
 #include "attention.h"
+#include "kv.h"
 #include "vector.h"
 
 #if defined(ISA_AVX2)
@@ -99,10 +100,6 @@ INLINE void dot_block(const AttentionState *state, const int R, int row) {
         }
 }
 
-static void decode(const int8_t *from, float scale, float *to, int width) {
-    for (int i = 0; i < width; i++) to[i] = (float)from[i] * scale;
-}
-
 /* Points keys and values at `count` slots, and asks for them unless that was done beside the block before; the rest of the block
  * repeats the last one and is masked later. */
 static void gather(AttentionState *state, const int32_t *slots, int count, int asked) {
@@ -110,15 +107,15 @@ static void gather(AttentionState *state, const int32_t *slots, int count, int a
     int64_t width = args->head_dim;
     for (int j = 0; j < count; j++) {
         int64_t row = (int64_t)slots[j] * args->kv_heads + state->kv_head;
-        if (!args->key_scales) {
+        if (args->kv_kind == KV_F32) {
             state->keys[j] = (const float *)args->keys + row * width;
             state->values[j] = (const float *)args->values + row * width;
             if (!asked) ask_for(state->keys[j], (int)width), ask_for(state->values[j], (int)width);
             continue;
         }
         float *key = state->decoded + j * width, *value = key + KEYS * width;
-        decode((const int8_t *)args->keys + row * width, args->key_scales[row], key, (int)width);
-        decode((const int8_t *)args->values + row * width, args->value_scales[row], value, (int)width);
+        kv_get(args->kv_kind, args->keys, args->key_scales, row, state->kv_head, key, (int)width);
+        kv_get(args->kv_kind, args->values, args->value_scales, row, state->kv_head, value, (int)width);
         state->keys[j] = key;
         state->values[j] = value;
     }
@@ -126,11 +123,11 @@ static void gather(AttentionState *state, const int32_t *slots, int count, int a
 }
 
 /* How many of the next block's slots are worth asking for, and which: the task's own, or the next task's, which this core is likely
- * to take. One KV head's rows lie apart, and are asked for at once; int8 caches are decoded as they are gathered. */
+ * to take. One KV head's rows lie apart, and are asked for at once; what is kept in fewer bits is decoded as it is gathered. */
 static int slots_ahead(const AttentionState *state, int key0, int32_t *slots) {
     const Attention *args = state->args;
     int left = args->sequences->context_lengths[state->task->sequence] - key0, count = left < KEYS ? left : KEYS;
-    if (state->task->kv_heads == 1 || args->key_scales || count <= 0) return 0;
+    if (state->task->kv_heads == 1 || args->kv_kind != KV_F32 || count <= 0) return 0;
     slots_from(args->sequences, state->task->sequence, key0, count, slots);
     return count;
 }

@@ -16,7 +16,7 @@ typedef struct {
     float *output;                       /* [rows][head_dim], not yet divided by total */
     float *top, *total, *factor;         /* per row: maximum so far, sum so far, what older output is to be scaled by */
     float *logits;                       /* [rows][KEYS] of one KV head after the other */
-    float *decoded;                      /* int8 caches: 2 · KEYS · head_dim floats */
+    float *decoded;                      /* caches not of floats: 2 · KEYS · head_dim floats */
     const float *keys[KEYS], *values[KEYS];
     int coming;                          /* rows of the next block that are asked for beside the work on this one */
     const float *coming_keys[KEYS], *coming_values[KEYS];

@@ -2,7 +2,8 @@
  *
  *   half-split   (a, b) = (x[i], x[i + r/2]);  interleaved  (a, b) = (x[2i], x[2i + 1])
  *   (a, b) ← (a cos θ - b sin θ, b cos θ + a sin θ)
- *   int8 cache   q = round(x · 127 / max|x|), one scale per slot and head */
+ * Keys and values are kept as kv.h says. */
+#include "kv.h"
 #include "vector.h"
 
 static void rotate(const RopeStore *rope, float *x, int position) {
@@ -35,18 +36,6 @@ static void norm_head(const RopeStore *rope, const float *weight, float *x) {
     for (int i = 0; i < rope->head_dim; i++) x[i] *= factor * (weight[i] + rope->offset);
 }
 
-static void put(void *cache, float *scales, int64_t row, const float *x, int width) {
-    if (!scales) {
-        memcpy((float *)cache + row * width, x, (size_t)width * 4);
-        return;
-    }
-    float largest = 0;
-    for (int i = 0; i < width; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
-    float factor = largest > 0 ? 127.0f / largest : 0;
-    for (int i = 0; i < width; i++) ((int8_t *)cache)[row * width + i] = (int8_t)lrintf(x[i] * factor);
-    scales[row] = largest / 127.0f;
-}
-
 /* Heads 0 .. heads are queries; then come the keys (with their values). */
 void KERNEL(rope_store)(const RopeStore *rope, int token, int head) {
     int is_query = head < rope->heads, kv = head - rope->heads, width = rope->head_dim;
@@ -56,6 +45,7 @@ void KERNEL(rope_store)(const RopeStore *rope, int token, int head) {
     if (rope->cosine) rotate(rope, x, rope->positions[token]);
     if (is_query || !rope->keys || rope->slots[token] < 0) return;
     int64_t row = (int64_t)rope->slots[token] * rope->kv_heads + kv;
-    put(rope->keys, rope->key_scales, row, x, width);
-    put(rope->values, rope->value_scales, row, rope->value + token * rope->value_stride + kv * width, width);
+    const float *value = rope->value + token * rope->value_stride + kv * width;
+    kv_put(rope->kv_kind, rope->keys, rope->key_scales, row, kv, x, width);
+    kv_put(rope->kv_kind, rope->values, rope->value_scales, row, kv, value, width);
 }

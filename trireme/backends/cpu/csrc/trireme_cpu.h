@@ -73,6 +73,15 @@ typedef struct {
     int32_t width, accumulate;
 } RowMap;
 
+/* How keys and values are kept, in [slots, kv_heads, head_dim] numbers of this kind:
+ *   KV_F32   floats
+ *   KV_INT8  bytes;  x = q · scale       scales: float [slots, kv_heads]
+ *   KV_FP8   e4m3;   x = q · factor      scales: float [kv_heads], or null for 1
+ *   KV_INT4  two of 0 .. 15 a byte, number i in the low and i + head_dim / 2 in the high bits;
+ *            x = q · scale + low         scales: half [slots, kv_heads, groups of 32 numbers][scale, low] */
+typedef enum { KV_F32, KV_INT8, KV_FP8, KV_INT4 } KVKind;
+enum { KV_GROUP = 32 };
+
 /* Rotates query and key in place (after an optional norm of each head) and writes key and value into their slots. */
 typedef struct {
     float *query, *key, *value;
@@ -83,8 +92,9 @@ typedef struct {
     int64_t table_stride;
     const float *query_norm, *key_norm;
     float epsilon, offset;
-    void *keys, *values; /* [slots, kv_heads, head_dim] float, or int8 where the scales are given; null: not stored */
-    float *key_scales, *value_scales;
+    void *keys, *values; /* of kv_kind; null: not stored */
+    void *key_scales, *value_scales;
+    int32_t kv_kind;
 } RopeStore;
 
 /* The sequences of a step and where their keys and values lie. Token p of sequence s is in slot
@@ -106,9 +116,8 @@ typedef struct {
     int32_t heads, kv_heads, head_dim, window; /* window: keys seen, the query's own included; 0: all */
     float scale, softcap;
     const float *slopes, *sinks; /* per head: ALiBi slope; logit of a key without a value */
-    const void *keys, *values;
-    const float *key_scales, *value_scales;
-    int32_t causal, rounded; /* rounded: products may be of bf16, where that is faster */
+    const void *keys, *values, *key_scales, *value_scales;
+    int32_t kv_kind, causal, rounded; /* rounded: products may be of bf16, where that is faster */
 } Attention;
 
 /* output[r] = row tokens[r] of the table, times scale */
