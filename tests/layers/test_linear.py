@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from trireme.backends import open_backend
 from trireme.config import DeviceOptions
-from trireme.errors import BadConfig
+from trireme.errors import BadConfig, UnsupportedModel
 from trireme.hub.weights import Weight
 from trireme.layers import MLP, Embedding, Env, GatedMLP, Head, Linear, Module, Rows
 from trireme.parallel import Group, Mesh
@@ -74,6 +75,26 @@ def test_chosen_rows_in_their_order() -> None:
     weight = torch.from_numpy(STORED["home.mixed.weight"])
     torch.testing.assert_close(layer(x), x @ weight[[7, 0, 3, 4, 5]].T)
     assert layer.widths == [3, 2]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_matrices_stored_in_the_other_order(size: int) -> None:
+    """As GPT-2 has them, beside the layer of transformers that computes with them so."""
+    x, theirs = torch.randn(4, 24), Conv1D(48, 24)
+    STORED["home.c_attn.weight"] = theirs.weight.detach().numpy()
+    STORED["home.c_attn.bias"] = np.zeros(48, np.float32)
+    rows = [Rows("c_attn", 48, slice(16 * i, 16 * i + 16)) for i in range(3)]  # q, k and v
+    for layer in build(Linear, 1, 24, rows, cut="out", bias=True, turned=True):
+        torch.testing.assert_close(layer(x), theirs(x), atol=1e-5, rtol=1e-5)
+    chosen = [5, 40, 2]
+    (layer,) = build(Linear, 1, 24, [Rows("c_attn", 48, np.array(chosen))], turned=True)
+    torch.testing.assert_close(layer(x), theirs(x)[:, chosen], atol=1e-5, rtol=1e-5)
+    ranks = build(Linear, size, 24, {"c_attn": 48}, cut="in", turned=True)
+    torch.testing.assert_close(sum(rank(x[:, rank.columns]) for rank in ranks), theirs(x), atol=1e-5, rtol=1e-5)
+    with pytest.raises(UnsupportedModel, match=r"home\.c_attn\.weight .*Q8_0"):
+        Linear(Env(BACKEND), 64, {"c_attn": 32}, turned=True).load(
+            lambda name, _: Weight(name, "Q8_0", np.zeros((64, 34), "u1")), "home.own"
+        )
 
 
 @pytest.mark.parametrize("size", [2, 3])

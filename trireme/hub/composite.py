@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from trireme.errors import UnsupportedModel
 from trireme.hub.weights import Weight
 
 
@@ -105,6 +106,12 @@ class Composite:
     def columns(self, span: slice) -> Composite:
         """A span of columns; it need not fall on groups."""
         return self._cut(self._rows, self._columns[span])
+
+    def turned(self) -> Composite:
+        raise UnsupportedModel(
+            f"{self.name} is a quantized matrix that would have to be turned, which only plain matrices can be.",
+            "use the model in float32, float16 or bfloat16",
+        )
 
     def part(self, index: int) -> Composite:
         """One matrix of a stack."""

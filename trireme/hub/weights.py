@@ -12,7 +12,7 @@ import pathlib
 
 import numpy as np
 
-from trireme.errors import BadCheckpoint
+from trireme.errors import BadCheckpoint, UnsupportedModel
 
 # GGUF block type: (values per block, bytes per block)
 BLOCKS: dict[str, tuple[int, int]] = {
@@ -124,6 +124,15 @@ class Weight:
                 )
             start, stop = start // values * size, stop // values * size
         return self._cut(self._mapped[..., slice(start, stop, step)], self._row_ids)
+
+    def turned(self) -> Weight:
+        """A matrix that is stored [in, out], as [out, in]."""
+        if self.kind in BLOCKS or self._row_ids is not None or self._mapped.ndim != 2:
+            raise UnsupportedModel(
+                f"{self.name} is stored as {self.kind} of shape {self.shape} and must be turned; only plain matrices can be.",
+                "use a file in float32, float16 or bfloat16",
+            )
+        return self._cut(self._mapped.T, None)
 
     def part(self, index: int) -> Weight:
         """Entry `index` of the first axis, as a tensor of one axis less (an expert of a stacked tensor)."""

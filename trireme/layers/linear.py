@@ -31,7 +31,7 @@ class Linear(Module):
     """y = x Wᵀ + b, cut over the tensor-parallel group by output ("out") or by input ("in").
 
     `outs` names the checkpoint matrices stacked into W, so that q/k/v or gate/up are one matmul: {name: rows}, cut in units of
-    `unit`, or exactly the rows given. Names are read beside this layer's own path.
+    `unit`, or exactly the rows given. Names are read beside this layer's own path. `turned`: they are stored [in, out].
     """
 
     weight: WeightMethod
@@ -46,8 +46,9 @@ class Linear(Module):
         unit: int = 1,
         bias: bool = False,
         columns: slice | None = None,
+        turned: bool = False,
     ):
-        self.env, self.n_in, self.cut, self.bias = env, n_in, cut, bias
+        self.env, self.n_in, self.cut, self.bias, self.turned = env, n_in, cut, bias, turned
         if isinstance(outs, dict):
             outs = [Rows(name, n, env.tp.span(n, unit) if cut == "out" else slice(0, n)) for name, n in outs.items()]
         self.parts = outs
@@ -59,7 +60,9 @@ class Linear(Module):
         prefix = f"{home}." if home else ""
         parts = []
         for part in self.parts:
-            stored = read(f"{prefix}{part.name}.weight", (part.total, self.n_in)).rows(part.rows)
+            shape = (self.n_in, part.total) if self.turned else (part.total, self.n_in)
+            stored = read(f"{prefix}{part.name}.weight", shape)
+            stored = (stored.turned() if self.turned else stored).rows(part.rows)
             parts.append(stored.columns(self.columns) if self.cut == "in" else stored)
         self.weight = self.env.weights(parts, self._load_bias(read, prefix))
 

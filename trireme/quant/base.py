@@ -44,6 +44,9 @@ class Stored(Protocol):
 
     def columns(self, span: slice) -> Stored: ...
 
+    def turned(self) -> Stored:
+        """A matrix that is stored [in, out], as [out, in]."""
+
     def raw(self) -> np.ndarray: ...
 
     def release(self) -> None:
@@ -64,6 +67,9 @@ class Noise:
 
     def columns(self, span: slice) -> Noise:
         return Noise(f"{self.name}|{span}", (*self.shape[:-1], len(range(*span.indices(self.shape[-1])))))
+
+    def turned(self) -> Noise:
+        return Noise(self.name, self.shape[::-1])
 
     def raw(self) -> np.ndarray:
         raise TypeError(f"{self.name} is random: it has no bytes")
