@@ -100,8 +100,8 @@ def _write_published(name: str, path: pathlib.Path, folder: pathlib.Path) -> Non
         if place.endswith("_proj.weight"):
             packed, meant = FORMATS[name][0](*values.shape)
             larger = values.std() / meant.std() * (1 + 0.02 * number)  # the packers draw the same numbers for each
-            ours = {end: tensor * larger.to(tensor.dtype) if end in _SCALES and tensor.is_floating_point() else tensor
-                    for end, tensor in packed.items()}  # fmt: skip
+            scales = {end for end in packed if end in _SCALES and packed[end].element_size() > 1}  # in bytes they have no room
+            ours = {end: tensor * larger.to(tensor.dtype) if end in scales else tensor for end, tensor in packed.items()}
             tensors |= {place.removesuffix(".weight") + end: tensor.contiguous() for end, tensor in ours.items()}
         else:
             tensors[place] = values

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from drive import Drive, Run, ThreadGroup
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.quant.packers import FORMATS
@@ -100,6 +101,22 @@ def test_a_format_on_the_cpu(name: str, tmp_path: pathlib.Path, monkeypatch: pyt
     for place in range(len(PROMPT)):
         far = (got.logits[place] - wanted.logits[place]).abs().max() / wanted.logits[place].abs().max()
         assert far < 0.05, (place, far)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_format_answers_as_transformers_does_with_its_values(name: str, tmp_path: pathlib.Path) -> None:
+    packed, plain = write(tmp_path, name)
+    run = Drive(packed, backend="reference", max_model_len=32, kv_tokens=64).run("a", PROMPT)
+    config = transformers.LlamaConfig(**CONFIG | {"num_attention_heads": 2, "num_key_value_heads": 1})
+    config.num_attention_heads, config.num_key_value_heads = HEADS, KV_HEADS  # it would refuse heads that are wider than the model
+    model = transformers.LlamaForCausalLM(config).float().eval()
+    model.load_state_dict(load_file(plain / "model.safetensors"))
+    with torch.no_grad():
+        (wanted,) = model(torch.tensor([PROMPT + run.tokens[:-1]])).logits
+    assert len(wanted) == len(PROMPT) + len(run.tokens) - 1
+    assert wanted[len(PROMPT) - 1 :].argmax(-1).tolist() == run.tokens
+    for place, logits in enumerate(wanted):
+        torch.testing.assert_close(run.logits[place], logits, rtol=2e-4, atol=2e-4)
 
 
 def test_what_a_model_holds_is_said(tmp_path: pathlib.Path) -> None:
