@@ -76,6 +76,7 @@ class CacheOptions:
         "layers that see only the last tokens keep only those: auto is where the memory is too small for all",
         ("auto", "on", "off"),
     )
+    checkpoint_tokens: int = setting(1024, "recurrent layers: tokens between two kept states, from which a prompt can be resumed")
     memory_fraction: float = setting(0.9, "share of the device's memory for weights, workspace and KV")
     prefix_cache: bool = setting(True, "reuse the KV of prompts that begin alike")
 

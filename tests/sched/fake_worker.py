@@ -69,11 +69,15 @@ class FakeWorker:
     tells: bool = False  # keeps no sampled token
     likeness: float = 0.5  # how often a draft is what will be sampled
     windows: tuple[BandSize, ...] = ()  # bands behind the first
+    states: int | None = None  # kept places for states; None: no layer keeps a state
 
     def __post_init__(self) -> None:
         self.sizes = [self.num_pages, *(band.num_pages for band in self.windows)]
         self.slots: list[dict[int, int]] = [{} for _ in self.sizes]  # by band
         self.rows: dict[int, Row] = {}
+        # The digest of what a state has seen, by its place: a number of kept ones, or (row, 0 or 1), a row's own two.
+        self.places: dict[int | tuple[int, int], int] = {}
+        self.newest: dict[int, int | tuple[int, int]] = {}  # by row
         self.answers: deque[Sampled] = deque()
         self.plans: list[Plan] = []
         self.kept = 0  # drafts
@@ -88,6 +92,8 @@ class FakeWorker:
             assert admit.row not in self.rows, "admitted to a row that was not released"
             self.rows[admit.row] = Row(admit, len(self.sizes))
         self._fork(plan)
+        self.newest |= {admit.row: (admit.row, 0) for admit in plan.admit} | {fork.row: (fork.row, 0) for fork in plan.forks}
+        self.newest |= dict(plan.resumes)
         for row, band, count in plan.trims:
             assert 0 <= count < self.rows[row].ends[band]
             self.rows[row].trim(band, count)
@@ -102,6 +108,7 @@ class FakeWorker:
             plan.rows, plan.starts, plan.counts, plan.logits, plan.samples, plan.drafts or [0] * len(plan.rows), strict=True
         )
         results = [self._compute(*column) for column in columns]
+        self._pass_states(plan, results)
         # Writes of one step come before its reads, as on a device: rows must not step on each other.
         for row, _, _, digests, start in results:
             self._verify(row, digests, start)
@@ -122,23 +129,43 @@ class FakeWorker:
         read = []
         for fork in plan.forks:
             parent = self.rows[fork.row if fork.parent == NO_PARENT else fork.parent]
-            live = fork.length % self.page_size or self.page_size
+            live = fork.length % self.page_size
+            assert [band for band, _, _ in fork.copies] == (list(range(len(self.sizes))) if live and self.num_pages else [])
             held = [[self.slots[band].get(at * self.page_size + i) for i in range(live)] for band, at, _ in fork.copies]
             read.append((fork, parent, held))
         for fork, parent, held in read:
             if fork.parent != NO_PARENT:
                 assert fork.row not in self.rows, "forked into a row that was not released"
                 row = self.rows[fork.row] = parent.forked(fork.row, fork.length, fork.seed)
-                for band, table in enumerate(row.tables):
+                for band in range(len(row.tables)):
                     row.trim(band, -(-fork.length // self.page_size))
-                    assert not fork.copies or table[fork.length // self.page_size] == fork.copies[band][1]
-                for band, _, target in fork.copies:
+                for band, page, target in fork.copies:
+                    assert row.tables[band][fork.length // self.page_size] == page
                     row.tables[band][fork.length // self.page_size] = target
             for (band, _, target), digests in zip(fork.copies, held, strict=True):
                 for i in range(self.page_size):
                     self.slots[band].pop(target * self.page_size + i, None)
                 copied = {target * self.page_size + i: digest for i, digest in enumerate(digests) if digest is not None}
                 self.slots[band] |= copied
+
+    def _pass_states(self, plan: Plan, results: list) -> None:
+        """Each row's state goes from its newest place to the next. All are read while all are written."""
+        if self.states is None:
+            assert not plan.keeps and not plan.resumes
+            return
+        keeps, written, read = dict(plan.keeps), {}, set()
+        assert keeps.keys() <= set(plan.rows) and all(0 <= place < self.states for place in keeps.values())
+        assert dict(plan.resumes).keys() <= set(plan.rows), "resumed in a plan that computes nothing of the row"
+        for number, (_, _, _, digests, start) in zip(plan.rows, results, strict=True):
+            before = self.newest[number]
+            if start:
+                assert self.places.get(before) == digests[start - 1], f"the state of row {number} at {start} is another's"
+                read.add(before)
+            after = keeps.get(number, (number, 1) if before == (number, 0) else (number, 0))
+            assert after not in written, "two rows write one state"
+            written[after], self.newest[number] = digests[-1], after
+        assert not read & written.keys(), "a state is written while it is read"
+        self.places |= written
 
     def _tell(self, plan: Plan) -> None:
         for row, token in zip(plan.told_rows, plan.told_tokens, strict=True):

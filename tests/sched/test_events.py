@@ -12,6 +12,7 @@ from tests.sched.test_scheduler import EOS, STEMS, House, limit_of
 from trireme.ipc.messages import NO_PARENT
 
 FEW, MANY = 300, 10_000
+TWO_BANDS = ((5, 72), (13, 96))
 HOUSES: dict[str, dict] = {
     "plain": {},
     "groups": {"max_running": 4, "slots": 160},
@@ -27,6 +28,21 @@ HOUSES: dict[str, dict] = {
     "windows, no cache": {"windows": ((9, 80),), "prefix_cache": False, "slots": 160},
     "windows, drafts": {"windows": ((9, 96),), "drafts": 5, "depth": 2, "likeness": 0.7},
     "windows, told": {"windows": ((9, 96),), "tells": True, "depth": 2},
+    "windows, groups": {"windows": TWO_BANDS, "max_running": 4, "slots": 160},
+    "windows, groups, no cache": {
+        "windows": TWO_BANDS,
+        "max_running": 4,
+        "slots": 160,
+        "prefix_cache": False,
+        "depth": 2,
+    },
+    "states": {"states": 9},
+    "states, one place": {"states": 1, "depth": 2, "slots": 56},
+    "states, groups": {"states": 6, "max_running": 4, "slots": 160, "depth": 3},
+    "states, groups, no cache": {"states": 4, "max_running": 4, "slots": 160, "prefix_cache": False, "depth": 2},
+    "states, groups, static": {"states": 4, "max_running": 4, "page_size": 0},
+    "states, tight": {"states": 12, "page_size": 1, "slots": 60, "depth": 2},
+    "states and windows, groups": {"states": 12, "windows": TWO_BANDS, "max_running": 4, "slots": 160, "depth": 2},
     "told": {"tells": True, "depth": 2},
     "told, tight": {"tells": True, "depth": 3, "page_size": 1, "slots": 60},
 }
@@ -37,6 +53,7 @@ USED = {
     "tight": {"pauses"},
     "told": {"told"},
     "windows": {"windowed"},
+    "states": {"kept states", "resumed"},
 }
 
 
@@ -78,6 +95,8 @@ def _used(house: House) -> Counter[str]:
         used["copies"] += sum(len(fork.copies) for fork in plan.forks)
         used["told"] += len(plan.told_rows)
         used["trims"] += len(plan.trims)
+        used["kept states"] += len(plan.keeps)
+        used["resumed"] += len(plan.resumes)
         used["windowed"] += sum(band > 0 for band in plan.page_bands)
         used["drafts"] += sum(plan.drafts)
     used["kept"], used["refused"] = house.worker.kept, used["drafts"] - house.worker.kept

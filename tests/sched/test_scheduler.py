@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.sched.fake_worker import FakeWorker, solo
 from trireme.config import ScheduleOptions
 from trireme.errors import BadRequest, Overloaded
-from trireme.ipc.messages import ALL, NO_PARENT, BandSize, Sampled
+from trireme.ipc.messages import ALL, NO_PARENT, ONE_STATE, BandSize, Sampled
 from trireme.sched.capacity import Capacity
 from trireme.sched.engine import Engine
 from trireme.sched.plan import Draft
@@ -45,20 +45,20 @@ class House:
     likeness: float = 0.5
     tells: bool = False
     windows: tuple[tuple[int, int], ...] = ()  # of the bands behind the first: tokens kept, and slots for all
+    states: int | None = None  # kept places; None: no layer keeps a state
+    spacing: int = 8  # of kept states
 
     def __post_init__(self) -> None:
         size = self.page_size or MAX_MODEL_LEN
         num_pages = (self.slots or SLOTS[self.page_size]) // size
         windows = tuple(BandSize(keep, slots // size, size) for keep, slots in self.windows if self.page_size)
-        bands = (BandSize(ALL, num_pages, size), *windows) if windows else ()
+        states = () if self.states is None else (BandSize(ONE_STATE, self.states, 1),)
+        bands = (BandSize(ALL, num_pages, size), *windows, *states)
         options = ScheduleOptions(self.policy, self.max_running, self.max_step_tokens, self.max_waiting)
-        self.scheduler = Scheduler(
-            options,
-            Capacity(num_pages, self.page_size, MAX_MODEL_LEN, self.prefix_cache, tells=self.tells, bands=bands, forks=not windows),
-            clock=lambda: 0.0,
-            seed=0,
-        )
-        self.worker = FakeWorker(num_pages, size, self.depth, self.fails, self.tells, self.likeness, windows)
+        kinds = {"tells": self.tells, "bands": bands, "checkpoint_tokens": self.spacing}
+        capacity = Capacity(num_pages, self.page_size, MAX_MODEL_LEN, self.prefix_cache, **kinds)
+        self.scheduler = Scheduler(options, capacity, clock=lambda: 0.0, seed=0)
+        self.worker = FakeWorker(num_pages, size, self.depth, self.fails, self.tells, self.likeness, windows, self.states)
         self.dice = random.Random(1)
         self.engine = Engine(self.scheduler, self.worker)
         self.tokens: dict[str, list[int]] = {}

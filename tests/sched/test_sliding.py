@@ -1,97 +1,19 @@
-"""Windows in the scheduler: whatever a row reads of its window is its own, however rows come and go, and prefixes are found."""
+"""Layers that do not keep every token, in the scheduler: whatever a row reads of its window and its state is its own, however rows
+come and go, and prefixes are found where they can be resumed."""
 
 from __future__ import annotations
 
-import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sched.fake_worker import FakeWorker, Row, solo
-from tests.sched.test_scheduler import ARRIVALS, EOS, MAX_MODEL_LEN, House, limit_of
-from trireme.config import ScheduleOptions
-from trireme.ipc.messages import ALL, BandSize, Plan, RowNote
-from trireme.sched.capacity import Capacity
-from trireme.sched.engine import Engine
-from trireme.sched.scheduler import Scheduler
+from tests.sched.fake_worker import solo
+from tests.sched.test_scheduler import ARRIVALS, EOS, House, limit_of
+from trireme.ipc.messages import NO_PARENT
 
-
-class WindowWorker(FakeWorker):
-    """Keeps a second page table, of a band of which each step reads the window alone."""
-
-    window: BandSize
-
-    def launch(self, plan: Plan) -> None:
-        if not hasattr(self, "tables"):
-            self.tables: dict[int, dict[int, int]] = {}  # by row: pages by their place
-            self.ends: dict[int, int] = {}
-            self.kept_slots: dict[int, int] = {}
-            self.starts: dict[int, int] = {}
-        for admit in plan.admit:
-            self.tables[admit.row], self.ends[admit.row] = {}, admit.begins[1]
-        for row, band, count in plan.trims:
-            if band:
-                self.ends[row] = count
-        bands = plan.page_bands or [0] * len(plan.page_rows)
-        for row, page, band in zip(plan.page_rows, plan.page_ids, bands, strict=True):
-            if band:
-                assert 0 <= page < self.window.num_pages
-                self.tables[row][self.ends[row]] = page
-                self.ends[row] += 1
-        own = [(row, page) for row, page, band in zip(plan.page_rows, plan.page_ids, bands, strict=True) if not band]
-        rows, pages = [row for row, _ in own], [page for _, page in own]
-        trims = [trim for trim in plan.trims if trim[1] == 0]
-        super().launch(msgspec.structs.replace(plan, page_rows=rows, page_ids=pages, page_bands=[], trims=trims))
-
-    def _place(self, row: Row, position: int) -> int:
-        size = self.window.page_size
-        return self.tables[row.admit.row][position // size] * size + position % size
-
-    def _compute(
-        self, number: int, start: int, count: int, logits: int, samples: bool, drafts: int
-    ) -> tuple[Row, list[int], RowNote | None, list[int], int]:
-        row, new, note, digests, begun = super()._compute(number, start, count, logits, samples, drafts)
-        end = len(row.tokens) if samples else start + count
-        begin = end - (count - drafts)
-        written = digests + [-1] * (begin + count - len(digests))
-        for position in range(begin, begin + count):
-            self.kept_slots[self._place(row, position)] = written[position]
-        self.starts[number] = begin
-        return row, new, note, digests, begun
-
-    def _verify(self, row: Row, digests: list[int], start: int) -> None:
-        super()._verify(row, digests, start)
-        for position in range(max(self.starts[row.admit.row] - self.window.keep + 1, 0), len(digests)):
-            found = self.kept_slots.get(self._place(row, position))
-            assert found == digests[position], f"the window's KV at position {position} is another's"
-
-
-class WindowHouse(House):
-    """A house whose model has a band of windows, tight enough that rows wait for it and tails are evicted."""
-
-    keep, window_slots = 6, 90
-
-    def __post_init__(self) -> None:
-        self.slots = self.slots or 160
-        super().__post_init__()
-        pages = self.slots // self.page_size
-        window = BandSize(self.keep, self.window_slots // self.page_size, self.page_size)
-        capacity = Capacity(
-            pages,
-            self.page_size,
-            MAX_MODEL_LEN,
-            self.prefix_cache,
-            bands=(BandSize(ALL, pages, self.page_size), window),
-            forks=False,
-        )
-        options = ScheduleOptions(self.policy, self.max_running, self.max_step_tokens, self.max_waiting)
-        self.scheduler = Scheduler(options, capacity, clock=lambda: 0.0, seed=0)
-        self.worker = WindowWorker(pages, self.page_size, self.depth)
-        self.worker.window = window
-        self.engine = Engine(self.scheduler, self.worker)
-
-
+# Tight enough that rows wait for windows and places, and that tails are dropped.
 HOUSES = st.builds(
-    WindowHouse,
+    House,
     page_size=st.sampled_from([1, 4]),
     depth=st.sampled_from([1, 2, 3]),
     policy=st.sampled_from(["past_future", "aggressive", "conservative"]),
@@ -99,12 +21,13 @@ HOUSES = st.builds(
     max_running=st.integers(1, 5),
     max_step_tokens=st.sampled_from([1, 3, 8, 64]),
     slots=st.sampled_from([64, 160]),
+    windows=st.sampled_from([(), ((6, 90),), ((3, 56), (11, 100))]),
+    states=st.sampled_from([None, 0, 1, 3, 20]),
+    spacing=st.sampled_from([1, 8, 100]),
 )
 
 
-@settings(max_examples=80, deadline=None)
-@given(house=HOUSES, arrivals=st.lists(ARRIVALS, min_size=1, max_size=10))
-def test_every_window_is_the_rows_own(house: WindowHouse, arrivals: list[dict]) -> None:
+def traffic(house: House, arrivals: list[dict]) -> None:
     expected, aborts, clock = {}, {}, 0
     for number, arrival in enumerate(arrivals):
         for _ in range(arrival["wait"]):
@@ -114,25 +37,112 @@ def test_every_window_is_the_rows_own(house: WindowHouse, arrivals: list[dict]) 
                 house.scheduler.abort(id)
                 del aborts[id], expected[id]
                 house.scheduler.check()
-        id, how = str(number), {name: arrival[name] for name in ("max_tokens", "salt", "priority", "prompt_logprobs")}
+        id, how = str(number), {name: arrival[name] for name in ("max_tokens", "salt", "priority", "prompt_logprobs", "n")}
         house.add(id, arrival["prompt"], seed=number % 3, **how)
-        expected[id] = solo(arrival["prompt"], number % 3, {EOS}, limit_of(house, arrival["prompt"], arrival["max_tokens"]))
+        limit = limit_of(house, arrival["prompt"], arrival["max_tokens"])
+        for other in range(arrival["n"]):
+            expected[f"{id}/{other}" if other else id] = solo(arrival["prompt"], number % 3 + other, {EOS}, limit)
         if arrival["abort"] is not None:
             aborts[id] = clock + arrival["abort"]
     house.run()
     for id, tokens in expected.items():
         assert house.tokens[id] == tokens
-    windows = house.scheduler.memory.windows
-    windows.forget(list(windows.tails))
-    assert all(len(band.pool) == band.size.num_pages for band in windows.bands)
+    tails = house.scheduler.memory.tails
+    tails.forget(list(tails.by_page))
+    assert all(len(band.pool) == band.size.num_pages for band in tails.windows.bands)
+    assert tails.states is None or len(tails.states.pool) == house.states
 
 
-def test_a_branch_is_resumed_the_second_time_it_is_met() -> None:
-    house = WindowHouse(max_step_tokens=64, slots=400, page_size=4)
+@settings(max_examples=80, deadline=None)
+@given(house=HOUSES, arrivals=st.lists(ARRIVALS, min_size=1, max_size=10))
+def test_every_window_and_state_is_the_rows_own(house: House, arrivals: list[dict]) -> None:
+    traffic(house, arrivals)
+
+
+@pytest.mark.wide
+@settings(max_examples=4000, deadline=None)
+@given(house=HOUSES, arrivals=st.lists(ARRIVALS, min_size=1, max_size=20))
+def test_every_window_and_state_is_the_rows_own_in_long_traffic(house: House, arrivals: list[dict]) -> None:
+    traffic(house, arrivals)
+
+
+BOUNDED: list[dict] = [{"windows": ((6, 400),)}, {"states": 40}, {"windows": ((6, 400),), "states": 40}]
+
+
+def found(house: House) -> dict[str, int]:
+    return {item.id: item.cached_tokens for item in reversed(house.all)}
+
+
+@pytest.mark.parametrize("kept", BOUNDED)
+def test_a_branch_is_resumed_the_second_time_it_is_met(kept: dict) -> None:
+    house = House(max_step_tokens=64, slots=400, page_size=4, spacing=100, **kept)
     for id, tail in (("a", [2]), ("b", [3]), ("c", [4])):
         house.add(id, [1] * 21 + tail * 5, max_tokens=3, seed=1, ignore_eos=True)
         house.run()
     house.add("d", [1] * 21 + [4] * 5 + house.tokens["c"], max_tokens=3, seed=1, ignore_eos=True)
     house.run()
-    found = {item.id: item.cached_tokens for item in reversed(house.all)}
-    assert found == {"a": 0, "b": 0, "c": 20, "d": 28}
+    # The end of an answer has a window's tail. A state is kept at the last whole page of the prompt.
+    assert found(house) == {"a": 0, "b": 0, "c": 20, "d": 24 if "states" in kept else 28}
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("page_size", [0, 1, 4, 16])
+@pytest.mark.parametrize("kept", BOUNDED)
+def test_a_group_goes_on_from_one_prompt(kept: dict, page_size: int, prefix_cache: bool) -> None:
+    """Also those that find no row at once, when the row that computed the prompt has long gone."""
+    house = House(page_size=page_size, prefix_cache=prefix_cache, max_step_tokens=64, max_running=3, slots=400, **kept)
+    prompt = list(range(10, 31))
+    house.add("0", prompt, n=7, max_tokens=5, ignore_eos=True)
+    house.run()
+    for number in range(7):
+        assert house.tokens[f"0/{number}" if number else "0"] == solo(prompt, number, set(), 5)
+    assert sum(sum(plan.counts) for plan in house.worker.plans) == 21 + 6 + 7 * 4, "the prompt was computed more than once"
+    forks = [fork for plan in house.worker.plans for fork in plan.forks]
+    assert len(forks) == 6 and {fork.parent == NO_PARENT for fork in forks} == {True, False}
+
+
+def test_without_a_place_for_its_state_each_computes_the_prompt() -> None:
+    house = House(states=0, max_step_tokens=64, slots=400)
+    house.add("0", [2] * 20, n=3, max_tokens=4, ignore_eos=True)
+    house.run()
+    assert not any(plan.forks or plan.keeps for plan in house.worker.plans)
+    assert all(house.tokens[name] == solo([2] * 20, seed, set(), 4) for seed, name in enumerate(("0", "0/1", "0/2")))
+
+
+def test_states_are_kept_at_a_distance_in_prompts_and_in_answers() -> None:
+    """A paused row and a longer prompt go on from the newest; the place of the one longest not used is taken first."""
+    house = House(states=40, spacing=8, max_step_tokens=64, slots=400)
+    house.add("a", list(range(10, 29)), max_tokens=20, ignore_eos=True)
+    house.run()
+    ends = [
+        start + count for plan in house.worker.plans for start, count in zip(plan.starts, plan.counts, strict=True) if plan.keeps
+    ]
+    assert ends == [8, 16, 24, 32]  # the last whole page of the prompt ends at 16, too
+    whole = list(range(10, 29)) + house.tokens["a"]
+    for id, length, cached in (("b", 37, 32), ("c", 30, 24), ("d", 21, 16), ("e", 17, 16), ("f", 16, 8)):
+        house.add(id, whole[:length], max_tokens=1)
+        house.run()
+        assert found(house)[id] == cached, id
+
+
+def test_the_place_of_the_state_longest_not_used_is_taken() -> None:
+    house = House(states=2, spacing=100, max_step_tokens=64, slots=400)
+    for id, first in (("a", 1), ("b", 2), ("a again", 1), ("c", 3), ("a once more", 1), ("b again", 2)):
+        house.add(id, [first] * 13, max_tokens=1)
+        house.run()
+    assert found(house) == {"a": 0, "b": 0, "a again": 12, "c": 0, "a once more": 12, "b again": 0}
+
+
+@pytest.mark.parametrize("kept", [{"states": 0}, {"windows": ((5, 24),)}])
+def test_pages_that_were_computed_again_do_not_stand_twice(kept: dict) -> None:
+    """A prompt that cannot be resumed is computed again. The cached pages may not stay beside its own: no memory would be
+    left for it to go on."""
+    house = House(slots=64, max_running=2, max_step_tokens=8, **kept)
+    prompt = list(range(10, 50))
+    for id, tokens in (("a", prompt), ("other", [1] * 30), ("b", prompt), ("c", [*prompt[:38], 1, 1])):
+        house.add(id, tokens, max_tokens=4, ignore_eos=True)
+        house.run()
+        tree = house.scheduler.memory.tree
+        assert tree is not None and tree.num_pages <= 16
+        assert house.tokens[id] == solo(tokens, 0, set(), 4)
+    assert found(house)["b"] == 0, "b was to be computed again"

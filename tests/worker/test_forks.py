@@ -67,6 +67,41 @@ def test_answers_to_one_prompt_are_what_each_is_alone(backend: str, page_size: i
                 assert [s.logprob for s in a.logprobs or []] == pytest.approx([s.logprob for s in b.logprobs or []], abs=1e-4)
 
 
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tiny_models.save("gemma3", tmp_path_factory.mktemp("gemma3"))
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize(
+    "backend, rows, page_size", [("reference", 3, 4), *(("cpu", *case) for case in ((2, 0), (8, 1), (8, 4), (2, 16)))]
+)
+def test_forks_take_over_what_windows_keep(
+    backend: str, rows: int, page_size: int, prefix_cache: bool, windowed: pathlib.Path
+) -> None:
+    """Whole pages of a window are shared, its open page is copied; layers that keep all are forked beside them."""
+    if reason_against(backend):
+        pytest.skip(f"{backend}: {reason_against(backend)}")
+    settings: dict[str, Any] = {"backend": backend, "dtype": "float32", "max_model_len": LENGTH, "page_size": page_size}
+    drive = Drive(windowed, full=False, max_running=rows, kv_windows="on", prefix_cache=prefix_cache, **settings)
+    assert len(drive.worker.ready.bands) == (2 if page_size else 1)
+    plans = plans_of(drive)
+    lengths = (21, 1, 40)
+    for length in lengths:
+        drive.add(f"{length}", prompt(length, 5), n=5, seed=10, max_tokens=14, temperature=1.0)
+    drive.finish()
+    copied = {band for plan in plans for fork in plan.forks for band, _, _ in fork.copies}
+    assert copied == {0: {0}, 1: set()}.get(page_size, {0, 1})
+    if not prefix_cache:
+        assert sum(sum(plan.counts) for plan in plans) == sum(lengths) + 3 * (4 + 5 * 13), "a prompt was computed twice"
+    alone = Drive(windowed, full=False, kv_windows="off", **settings)
+    for length in lengths:
+        for other in range(5):
+            name = f"{length}/{other}" if other else f"{length}"
+            run = alone.run(f"{name} alone", prompt(length, 5), max_tokens=14, temperature=1.0, seed=10 + other)
+            assert drive.runs[name].tokens == run.tokens, name
+
+
 @pytest.mark.parametrize("kind", ["plain", "int8", "fp8", "int4"])
 def test_copied_slots_hold_what_was_copied(kind: str) -> None:
     cache = KVCache.allocate(

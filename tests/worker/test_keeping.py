@@ -13,6 +13,7 @@ from tiny_models import prompt
 from torch import Tensor
 
 from trireme.errors import OutOfMemory
+from trireme.ipc.messages import ONE_STATE
 from trireme.layers import Attention, Batch, Embedding, Env, Head, Module, RMSNorm, Rope
 from trireme.models import MODELS, ModelConfig, cache_specs
 from trireme.models.config import read_config
@@ -135,7 +136,6 @@ def test_keys_that_do_not_agree_are_refused(folder: pathlib.Path) -> None:
 def test_a_state_is_its_sequences_own(folder: pathlib.Path, backend: str, graphs: bool) -> None:
     """Rows change hands in every order; each sequence has the sum of its own tokens, however its prompt was cut."""
     drive = opened(folder, "Sums", backend=backend, graphs=graphs, full=False, max_running=2, max_step_tokens=6)
-    assert not drive.worker.ready.shares_prefixes
     weight = drive.worker.model.embed
     for i, tokens in enumerate([*PROMPTS, *PROMPTS]):
         drive.add(f"{i}", tokens, max_tokens=3 + i % 3)
@@ -159,9 +159,15 @@ def test_a_pause_begins_the_state_anew(folder: pathlib.Path) -> None:
 
 
 def test_states_take_memory_of_every_row(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = opened(folder, "Sums", max_running=3)
-    assert small.worker.ready.kv_bytes == 2 * 4 * CONFIG["hidden_size"] * 8
+    small = opened(folder, "Sums", max_running=3, checkpoint_tokens=64)
+    kept = 256 // 64 + 2 * 3
+    assert [(band.keep, band.num_pages) for band in small.worker.ready.bands[1:]] == [(ONE_STATE, kept)]
+    assert small.worker.ready.kv_bytes == (2 * 4 + kept) * CONFIG["hidden_size"] * 8
     monkeypatch.setattr(type(small.worker.backend), "kv_budget", lambda self, fraction: 100 * CONFIG["hidden_size"] * 8)
+    tight = opened(folder, "Sums", max_running=9)
+    assert tight.worker.ready.bands[1].num_pages == (100 - 20) // 10
+    none = opened(folder, "Sums", max_running=45)
+    assert none.worker.ready.bands[1].num_pages == 0 and not none.worker.ready.shares_prefixes
     with pytest.raises(OutOfMemory):
         opened(folder, "Sums", max_running=100)
 

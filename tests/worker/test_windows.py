@@ -107,13 +107,6 @@ def test_pauses_go_on_from_their_tails(folder: pathlib.Path) -> None:
     assert computed_anew < 45, "paused rows did not go on from where they were"
 
 
-def test_several_answers_to_one_prompt(folder: pathlib.Path) -> None:
-    drive = opened(folder)
-    assert not drive.scheduler.capacity.forks
-    runs = answers(drive, [PROMPTS[3]] * 3)
-    assert runs[0] == runs[1] == runs[2]
-
-
 def test_memory_is_divided_where_it_is_short(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four layers of 2 x 2 heads of 16: 1024 bytes a token, 256 in the one that keeps all."""
 
@@ -149,5 +142,5 @@ def test_nothing_of_a_window_is_left_behind(folder: pathlib.Path) -> None:
             drive.scheduler.abort(f"{i - 2}")
     drive.finish()
     windows = drive.scheduler.memory.windows
-    windows.forget(list(windows.tails))
+    drive.scheduler.memory.tails.forget(list(drive.scheduler.memory.tails.by_page))
     assert all(len(band.pool) == band.size.num_pages for band in windows.bands)

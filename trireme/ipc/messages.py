@@ -40,8 +40,8 @@ class Fork(msgspec.Struct, array_like=True):
 
 
 class Plan(msgspec.Struct, array_like=True, tag="plan"):
-    """What every rank computes in one step. Changes are applied in this order: release, admit, forks, trims, pages, told. Then the
-    step is computed."""
+    """What every rank computes in one step. Changes are applied in this order: release, admit, forks, resumes, trims, pages, told.
+    Then the step is computed."""
 
     step: int
     release: list[int]  # rows whose requests have left
@@ -60,6 +60,8 @@ class Plan(msgspec.Struct, array_like=True, tag="plan"):
     told_tokens: list[int] = []
     drafts: list[int] = []  # beside rows: how many of its last tokens are drafts; empty: none. Such a row's start is the most it
     # can be: a row that samples begins where the tokens end that the worker knows
+    resumes: list[tuple[int, int]] = []  # (row, place): the row goes on from the state in this kept place
+    keeps: list[tuple[int, int]] = []  # (row, place): its state after this step goes to this kept place, where it goes on from
 
 
 class RowNote(msgspec.Struct, array_like=True):
@@ -95,7 +97,7 @@ class BandSize(msgspec.Struct, array_like=True, frozen=True):
     """The memory of one band (layers with the same KV needs): what they keep of a sequence, and how many pages there are."""
 
     keep: int  # ALL tokens, a number (only the last so many), or ONE_STATE instead of tokens
-    num_pages: int  # for states: the number of states
+    num_pages: int  # for states: the number of kept places, beside those that every row has of its own
     page_size: int  # slots per page; for static caches the whole context; 1 for states
 
     def pages_of_row(self, length: int) -> int:

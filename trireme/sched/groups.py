@@ -7,7 +7,7 @@ before the prompt does: each request computes the last token itself, to get logi
 from __future__ import annotations
 
 from trireme.ipc.messages import NO_PARENT
-from trireme.sched.memory import Found, Holding, Memory
+from trireme.sched.memory import Found, Lease, Memory
 from trireme.sched.request import NO_ROW, Task
 
 
@@ -20,7 +20,7 @@ class Group:
         self.num_waiting = size  # requests that have not had the prompt computed
         self.has_begun = False  # whether one of them has had a row
         self.leader: Task | None = None  # computes the prompt, or has done so
-        self.lease: Holding | None = None
+        self.lease: Lease | None = None
         self.pauses = 0  # how often the leader had been paused when it had computed the prompt
 
     @property
@@ -61,7 +61,7 @@ class Groups:
         group = self._of.get(task)
         if group is None or group.lease is None:
             return None
-        return self._memory.leased(group.lease, task.num_prompt - 1)
+        return self._memory.leased(group.lease)
 
     def seated(self, task: Task) -> None:
         """Notes that the task has a row and computes the prompt for its whole group: it becomes the leader."""
@@ -80,14 +80,21 @@ class Groups:
             self.leave(task)
 
     def computed(self, task: Task) -> None:
-        """Notes that the task has computed its prompt. Its pages are leased for the members of its group that still wait."""
+        """Notes that the task has computed its prompt. What it has up to the last token is leased for the members of its group that
+        still wait; if that cannot be, the next of them computes the prompt again."""
         group = self._of.get(task)
         if group is None:
             return
         if group.num_waiting > 1:
             group.lease, group.pauses = self._memory.lease(task.row, task.num_prompt - 1), task.pauses
-            self._leased.append(group)
+            if group.lease is not None:
+                self._leased.append(group)
         self.leave(task)
+
+    def fork_at(self, task: Task) -> int:
+        """Where others of its group will go on from what the task computes; 0 if there are none."""
+        group = self._of.get(task)
+        return task.num_prompt - 1 if group is not None and group.num_waiting > 1 else 0
 
     def leave(self, task: Task) -> None:
         """Notes that the task has its prompt or has ended, so that it no longer waits."""

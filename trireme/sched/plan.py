@@ -27,6 +27,8 @@ class Draft:
     admit: list[Admit] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     trims: list[tuple[int, int, int]] = field(default_factory=list)
+    resumes: list[tuple[int, int]] = field(default_factory=list)
+    keeps: list[tuple[int, int]] = field(default_factory=list)
     page_rows: list[int] = field(default_factory=list)
     page_ids: list[int] = field(default_factory=list)
     page_bands: list[int] = field(default_factory=list)
@@ -117,6 +119,8 @@ def launch(draft: Draft, table: Rows, step: int, page_size: int) -> tuple[Plan, 
         samples=chosen,
         forks=draft.forks,
         trims=draft.trims,
+        resumes=draft.resumes,
+        keeps=draft.keeps,
     )
     prompt_tokens = sum(count for count in draft.counts if count > 1)
     epochs = table.epoch[rows]

@@ -21,15 +21,14 @@ from trireme.sched.capacity import Capacity
 from trireme.sched.door import Door
 from trireme.sched.flights import Flights
 from trireme.sched.groups import Groups
-from trireme.sched.memory import NOTHING, Found, Memory
+from trireme.sched.memory import NOTHING, Found, Memory, Opened
 from trireme.sched.pace import Pace
-from trireme.sched.plan import MOST_SCORED, Draft, Flight, launch, repeat, settle
+from trireme.sched.plan import Draft, Flight, launch, repeat, settle
 from trireme.sched.policy import Policy, policy_by_name
 from trireme.sched.radix import Root
 from trireme.sched.request import NO_ROW, Task, Waiting
 from trireme.sched.rows import Rows
 from trireme.sched.stats import Counts, Stats
-from trireme.sched.windows import Windows
 from trireme.types import FinishReason, Progress, Request
 
 LEARNED = frozenset({FinishReason.STOP, FinishReason.LENGTH})  # finish reasons from which the policy learns answer lengths
@@ -49,8 +48,8 @@ class Scheduler:
         self.options, self.policy, self.capacity = options, policy or policy_by_name(options.policy), capacity
         static = capacity.page_size == 0
         caching = capacity.prefix_cache and not (static or capacity.whole_prompts)
-        windows = Windows(capacity.bands, capacity.slots_per_page, options.max_running)
-        self.memory = Memory(capacity.num_pages, capacity.slots_per_page, caching and capacity.num_pages > 0, windows)
+        caching = caching and capacity.num_pages > 0
+        self.memory = Memory(capacity.num_pages, capacity.slots_per_page, caching, capacity.tails(options.max_running, caching))
         self.rows = Rows(options.max_running)
         self.version = 0  # of the weights; the prefix cache finds only what this version computed
         self.holds = False  # whether requests that have not begun stay in the queue
@@ -78,25 +77,12 @@ class Scheduler:
             tasks.append(task)
             self._tasks[request.id] = task
             self._waiting.put(task)
-        if self.capacity.forks:
-            self._groups.form(tasks)
+        self._groups.form(tasks)
 
     def _check(self, request: Request) -> None:
-        length, sampling = len(request.tokens), request.sampling
         if request.id in self._tasks:
             raise BadRequest(f"A request with the id {request.id!r} is already here.", "give every request its own id", "id")
-        if not length:
-            raise BadRequest("The prompt is empty.", "give at least one token", "prompt")
-        keeps = self.memory.num_pages > 0
-        if not keeps and sampling.max_tokens != 0:
-            raise BadRequest("This model reads prompts and writes nothing.", "ask for max_tokens 0", "max_tokens")
-        if length >= self.capacity.longest + (not keeps):
-            cause = f"The prompt has {length} tokens; prompt and answer together may have {self.capacity.longest}."
-            raise BadRequest(cause, "shorten the prompt, or serve with a larger max_model_len and kv_tokens", "prompt")
-        most = min(self.options.max_step_tokens, MOST_SCORED if sampling.prompt_logprobs is not None else length)
-        if self.capacity.whole_prompts and length > most:
-            cause = f"The prompt has {length} tokens; this model computes a prompt in one step, which may have {most}."
-            raise BadRequest(cause, "shorten the prompt, or serve with a larger max_step_tokens", "prompt")
+        self.capacity.check(request, self.options.max_step_tokens)
 
     def abort(self, id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
         """Ends a request at once, even with steps in flight; returns whether it existed. No Progress follows."""
@@ -134,7 +120,10 @@ class Scheduler:
             stuck = len(self.rows) and not self._flights and not draft.paused
             assert not stuck, f"{len(self.rows)} rows wait for memory and nothing moves: {self.stats()}"
             return None
-        return self._launched(*launch(draft, self.rows, self._flights.step + 1, self.memory.page_size))
+        plan, flight = launch(draft, self.rows, self._flights.step + 1, self.memory.page_size)
+        if flight.repeats:
+            flight.repeats = min(flight.repeats, self.memory.tails.steps_before(self.rows.scheduled[flight.rows]))
+        return self._launched(plan, flight)
 
     def _launched(self, plan: Plan, flight: Flight) -> Plan:
         self._flights.begin(flight)
@@ -156,7 +145,7 @@ class Scheduler:
         rows, memory = self.rows, self.memory
         if not len(generating):
             return
-        most = min(self.num_drafts, draft.budget // len(generating) - 1)
+        most = min(self.num_drafts, draft.budget // len(generating) - 1) if memory.tails.states is None else 0
         drafts = rows.drafts(generating, most) if most > 0 else None
         lacking, count = self._lacking(generating, drafts)
         if count > memory.available and drafts is not None:
@@ -170,6 +159,7 @@ class Scheduler:
                 self._grow(np.repeat(generating, lacking).tolist(), draft)
                 rows.num_pages[generating] += lacking
             draft.put_generating(generating, drafts)
+            draft.keeps += memory.tails.keep_generating(generating, rows.scheduled[generating])
             return
         for row, grows in zip(generating.tolist(), lacking.tolist(), strict=True):
             if rows.tasks[row] is None:
@@ -180,6 +170,7 @@ class Scheduler:
                 self._grow([row], draft)
                 rows.num_pages[row] += 1
             draft.put(row, 1)
+            draft.keeps += memory.tails.keep_generating(np.array([row]), rows.scheduled[[row]])
 
     def _lacking(self, generating: np.ndarray, drafts: np.ndarray | None) -> tuple[np.ndarray, int]:
         """How many pages each of these rows lacks for its next token and its drafts, and the sum of these."""
@@ -198,9 +189,9 @@ class Scheduler:
         start, held = int(rows.scheduled[row]), int(rows.num_pages[row])
         count = min(int(min(rows.total[row], rows.fixed.need[row])) - start, draft.budget)
         if start + count > memory.reach(row, held):
-            self._groups.end_leases()
+            self._give_way()
             count = min(count, memory.reach(row, held) - start)
-        count = memory.windows.cut(row, start, count)
+        count = count if self.capacity.whole_prompts else memory.tails.cut(row, start, count)
         if self.capacity.whole_prompts and start + count < rows.fixed.num_prompt[row]:
             return
         if rows.scoring[row]:
@@ -211,13 +202,21 @@ class Scheduler:
             self._grow([row] * lacking, draft)
             rows.num_pages[row] += lacking
             draft.put(row, count)
+            draft.keeps += memory.tails.keep(row, start + count)
 
     def _grow(self, growing: list[int], draft: Draft) -> None:
         """Appends one page for each entry of the rows, where a row may occur several times."""
         if growing:
             draft.put_pages(growing, self.memory.grow(growing))
+            if not self.memory.tails.make_room(len(growing)):
+                self._give_way()
             for band, pages in self.memory.windows.grow(growing):
                 draft.put_pages(growing, pages, band)
+
+    def _give_way(self) -> None:
+        """Ends leases, and frees cached pages that rows keep from eviction without using them."""
+        self._groups.end_leases()
+        self.memory.merge_all()
 
     def _make_room(self, row: int, draft: Draft) -> bool:
         """Pauses rows from the end of the order until a page is available; False if the row itself was paused."""
@@ -233,8 +232,8 @@ class Scheduler:
         return True
 
     def _clear_out(self, draft: Draft) -> None:
-        """Gives back memory that no row needs: leases, and pages of refused drafts."""
-        self._groups.end_leases()
+        """Gives back memory that no row needs: also pages of refused drafts."""
+        self._give_way()
         rows, order = self.rows, self.rows.order
         needed = -(-rows.scheduled[order] // self.memory.page_size)
         for row in order[rows.num_pages[order] > needed].tolist():
@@ -265,7 +264,7 @@ class Scheduler:
                 if len(self.rows):
                     return
                 if not door.fits(task, found):
-                    self._groups.end_leases()
+                    self._give_way()
                     door, found = Door(self.rows, self.memory, self.capacity.page_size == 0), self._found(task)
             door.close_behind(task, found)
             self._admit(task, found, draft)
@@ -318,27 +317,31 @@ class Scheduler:
             task.cached = found.length
             self._counts.cache_hits += found.length
             self._counts.cache_queries += task.num_prompt
-        pages = self.memory.open(row, self._root(task), found)
-        draft.put_pages([row] * len(pages), pages)
-        draft.admit.append(_admission(task, row))
+        opened = self.memory.open(row, self._root(task), found, task.max_total)
         branch = found.spelled if found.spelled > found.length else 0
-        begun = self.memory.windows.open(row, pages, task.max_total, branch)
-        for band, _, held in begun:
-            draft.put_pages([row] * len(held), held, band)
-        draft.admit[-1].begins = [0, *(first for _, first, _ in begun)] if begun else []
+        self.memory.tails.want(row, found.length, len(task.tokens), branch, self._groups.fork_at(task))
+        self._seat(task, row, opened, draft)
+        draft.resumes += opened.resumes
+
+    def _seat(self, task: Task, row: int, opened: Opened, draft: Draft) -> None:
+        """Plans that the workers open the row with what it begins with."""
+        draft.admit.append(_admission(task, row))
+        for band, _, pages in opened.begun:
+            draft.put_pages([row] * len(pages), pages, band)
+        if len(opened.begun) > 1:
+            draft.admit[-1].begins = [begun.first for begun in opened.begun]
 
     def _fork(self, task: Task, row: int, found: Found, draft: Draft) -> None:
         """Starts a row from the prompt that its group has computed."""
         group = self._groups.of(task)
         assert group is not None and found.lease is not None
         parent = group.parent
-        copies = self.memory.fork(found.lease, row, found.length)
-        held = self.memory.holdings[row].pages
-        self.rows.num_pages[row] = len(held)
+        opened = self.memory.fork(found.lease, row, task.max_total)
+        self.rows.num_pages[row] = len(self.memory.holdings[row].pages)
         if parent == NO_PARENT:
-            draft.admit.append(_admission(task, row))
-            draft.put_pages([row] * len(held), held)
-        draft.forks.append(Fork(row, parent, found.length, task.arrival.seed, copies))
+            self._seat(task, row, opened, draft)
+        draft.forks.append(Fork(row, parent, found.length, task.arrival.seed, opened.copies))
+        draft.resumes += opened.resumes
         task.cached = group.cached if task.cached < 0 else task.cached
         self._groups.leave(task)
 
@@ -371,7 +374,7 @@ class Scheduler:
         rows = self.rows
         if flight.is_repeat and flight.changes == rows.changes:
             rows.computed[flight.rows] = flight.ends
-            self.memory.windows.slide(flight.rows, flight.ends)
+            self.memory.tails.slide(flight.rows, flight.ends)
             return
         ours = rows.epoch[flight.rows] == flight.epochs
         seated, ends = flight.rows[ours], flight.ends[ours]
@@ -382,12 +385,12 @@ class Scheduler:
             assert task is not None
             self.memory.share(row, task.keys, int(rows.computed[row]))
             self._groups.computed(task)
-        if self.memory.windows:
-            for row in seated[ends == self.memory.windows.branch[seated]].tolist():
+        if self.memory.tails:
+            for row in self.memory.tails.reached(seated, ends):
                 task = rows.tasks[row]
                 assert task is not None
                 self.memory.share(row, task.keys, int(rows.computed[row]))
-            self.memory.windows.slide(seated, ends)
+            self.memory.tails.slide(seated, ends)
 
     # ---- the end of a request
 

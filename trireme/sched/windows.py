@@ -1,18 +1,27 @@
-"""Windows: each row's pages of sliding-window layers, and tails: window pages that are kept where a cached prompt can be resumed.
+"""Windows: each row's pages of layers that keep only the end of a sequence. Knows no queue and no prefix tree.
 
-The page tables of windowed bands are as long as that of band 0, but a row holds only the pages at the end. Knows no queue; of the
-prefix tree it knows only the pages after which there is a tail.
+The page tables of windowed bands are as long as that of band 0, but a row holds only the pages at the end.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from trireme.ipc.messages import BandSize
-from trireme.sched.pages import Numbers, PagePool, numbers
+from trireme.sched.pages import Numbers, PagePool
+
+Copy = tuple[int, int, int]  # band, from page, to page
+
+
+class Begun(NamedTuple):
+    """The pages with which a row begins in one band, and the place in its page table of the first of them."""
+
+    band: int
+    first: int
+    pages: Numbers
 
 
 class _Band:
@@ -23,15 +32,16 @@ class _Band:
         self.pages: dict[int, Numbers] = {}  # by row
         self.first = np.zeros(max_rows, np.int64)  # where each row's pages begin in its table
         self.held, self.reserved = np.zeros(max_rows, np.int64), np.zeros(max_rows, np.int64)
+        self.num_leased = 0  # pages that stand in leases, whether or not a row holds them too
 
     @property
     def spare(self) -> int:
-        """How many pages are neither held by rows nor reserved for them. Only these may be kept in tails."""
+        """How many pages are neither held by rows nor reserved for them. Only these may be kept in tails and leases."""
         return self.size.num_pages - int(np.maximum(self.held, self.reserved).sum())
 
-    def lowest(self, num_pages: int | np.ndarray) -> int | np.ndarray:
-        """The first page of the table that a row still reads when it goes on after this many pages."""
-        return np.maximum((num_pages * self.size.page_size - self.size.keep + 1) // self.size.page_size, 0)
+    def lowest(self, length: int | np.ndarray) -> int | np.ndarray:
+        """The first page of the table that a row still reads when it goes on after this many tokens."""
+        return np.maximum(length - self.size.keep + 1, 0) // self.size.page_size
 
     def give(self, row: int, count: int) -> None:
         """Gives back the first pages of a row."""
@@ -46,62 +56,52 @@ class Windows:
     def __init__(self, bands: Sequence[BandSize], page_size: int, max_rows: int):
         self.page_size = page_size
         self.bands = [_Band(index, size, max_rows) for index, size in enumerate(bands) if size.keep > 0]
-        self.tails: OrderedDict[int, list[Numbers]] = OrderedDict()  # by the page of band 0 at whose end it is: pages by band
-        # By row, the length at which its prompt begins to differ from earlier ones: a tail is wanted there.
-        self.branch = np.zeros(max_rows, np.int64)
 
     def __bool__(self) -> bool:
         return bool(self.bands)
 
-    def resume(self, pages: Numbers) -> int:
-        """How many of these pages of band 0, from the first, can be resumed: the last of them has a tail."""
-        if not self.bands:
-            return len(pages)
-        return next((count for count in range(len(pages), 0, -1) if pages[count - 1] in self.tails), 0)
-
     def fits(self, length: int) -> bool:
         """Whether there are enough pages for one more row that may become this long."""
-        return all(band.size.pages_of_row(length) <= band.spare for band in self.bands)
+        return all(band.size.pages_of_row(length) <= band.spare - band.num_leased for band in self.bands)
 
-    def open(self, row: int, pages: Numbers, length: int, branch: int) -> list[tuple[int, int, Numbers]]:
-        """Starts a row after these pages of band 0. If there are any, there must be a tail after them. Returns the pages with which
-        it begins, as (band, first page of the table, pages).
+    def open(self, row: int, length: int, spans: Sequence[Numbers], limit: int) -> tuple[list[Begun], list[Copy]]:
+        """Starts a row after `length` tokens, whose pages are `spans`, by band. Whole pages are shared. Where the last one is not
+        full, the row gets a page of its own, to which it must be copied. So one page must be free in every band.
 
-        length: the most tokens the row may have; branch: how many tokens it shares with others, if more than these pages hold
+        limit: the most tokens the row may have
         """
-        tail = self.tails[pages[-1]] if pages and self.bands else []
-        if tail:
-            self.tails.move_to_end(pages[-1])
-        begun = []
-        for at, band in enumerate(self.bands):
-            held = tail[at][:] if tail else numbers()
-            band.pool.hold(held)
+        begun, copies = [], []
+        for band, span in zip(self.bands, spans, strict=True):
+            held = span[:]
+            if length % self.page_size:
+                (held[-1],) = band.pool.take(1)
+                copies.append((band.index, span[-1], held[-1]))
+                band.pool.hold(held[:-1])
+            else:
+                band.pool.hold(held)
             band.pages[row], band.held[row] = held, len(held)
-            band.first[row] = len(pages) - len(held)
-            band.reserved[row] = band.size.pages_of_row(length)
-            begun.append((band.index, int(band.first[row]), held))
-        self.branch[row] = branch
-        return begun
+            band.first[row] = -(-length // self.page_size) - len(held)
+            band.reserved[row] = band.size.pages_of_row(limit)
+            begun.append(Begun(band.index, int(band.first[row]), held))
+        return begun, copies
 
     def reach(self, row: int) -> int:
-        """How many tokens the row can have with the pages it may get."""
+        """How many tokens the row can have with the pages it may get, if no lease is ended for it."""
         ends = [
-            int(band.first[row] + band.held[row] + max(band.reserved[row] - band.held[row], 0)) + band.spare for band in self.bands
+            int(band.first[row] + np.maximum(band.held[row], band.reserved[row])) + band.spare - band.num_leased
+            for band in self.bands
         ]
         return min(ends) * self.page_size
 
-    def cut(self, row: int, start: int, count: int) -> int:
-        """How many tokens of a prompt's chunk to compute at once: the chunk is cut where a tail is wanted."""
-        branch = int(self.branch[row])
-        return branch - start if start < branch < start + count else count
+    def lacks(self, count: int) -> bool:
+        """Whether fewer than `count` pages are free in some band."""
+        return any(len(band.pool) < count for band in self.bands)
 
     def grow(self, rows: list[int]) -> list[tuple[int, Numbers]]:
-        """Appends one page for each entry of `rows` in every band, where a row may occur several times. Returns them by band."""
+        """Appends one page for each entry of `rows` in every band, where a row may occur several times. Returns them by band. So
+        many pages must be free."""
         grown = []
         for band in self.bands:
-            while len(band.pool) < len(rows):
-                assert self.tails, f"{len(rows)} pages of a window are wanted, {len(band.pool)} are free, and no tail holds any"
-                self._drop(next(iter(self.tails)))
             pages = band.pool.take(len(rows))
             for row, page in zip(rows, pages, strict=True):
                 band.pages[row].append(page)
@@ -110,9 +110,11 @@ class Windows:
         return grown
 
     def slide(self, rows: np.ndarray, computed: np.ndarray) -> None:
-        """Gives back pages that have slid out of the window, now that this much of each row is computed. Keeps a tail's pages."""
+        """Gives back pages that have slid out of the window, now that this much of each row is computed. A row keeps what it needs
+        to go on from its last whole page, where a tail may be left."""
+        whole = computed // self.page_size * self.page_size
         for band in self.bands:
-            passed = band.lowest(computed // self.page_size) - band.first[rows]
+            passed = band.lowest(whole) - band.first[rows]
             for at in np.flatnonzero((passed > 0) & (band.held[rows] > 0)).tolist():
                 band.give(int(rows[at]), min(int(passed[at]), int(band.held[rows[at]])))
 
@@ -125,27 +127,26 @@ class Windows:
             del pages[keep:]
             band.held[row] = len(pages)
 
-    def leave(self, row: int, page: int, count: int) -> None:
-        """Keeps a tail after the row's first `count` pages, if the row holds enough of them. `page` is the last one in the tree."""
-        if page in self.tails:
-            self.tails.move_to_end(page)
-            return
-        spans = []
+    def spans(self, row: int, length: int) -> list[Numbers] | None:
+        """The row's pages, by band, that are needed to go on after its first `length` tokens; None if it does not hold them all."""
+        spans, end = [], -(-length // self.page_size)
         for band in self.bands:
             first = int(band.first[row])
-            low, high = int(band.lowest(count)) - first, count - first
+            low, high = int(band.lowest(length)) - first, end - first
             if low < 0 or high > band.held[row]:
-                return
+                return None
             spans.append(band.pages[row][low:high])
-        for band, span in zip(self.bands, spans, strict=True):
-            band.pool.hold(span)
-        self.tails[page] = spans
+        return spans
 
-    def forget(self, pages: Iterable[int]) -> None:
-        """Drops the tails of pages that the tree has evicted."""
-        for page in pages:
-            if page in self.tails:
-                self._drop(page)
+    def hold(self, spans: Iterable[Numbers]) -> None:
+        """Adds a holder to pages by band."""
+        for band, pages in zip(self.bands, spans, strict=True):
+            band.pool.hold(pages)
+
+    def give(self, spans: Iterable[Numbers]) -> None:
+        """Removes a holder from pages by band."""
+        for band, pages in zip(self.bands, spans, strict=True):
+            band.pool.give(pages)
 
     def close(self, row: int) -> None:
         """Gives back all pages of the row."""
@@ -153,14 +154,12 @@ class Windows:
             band.pool.give(band.pages.pop(row))
             band.held[row] = band.reserved[row] = band.first[row] = 0
 
-    def check(self, cached: set[int]) -> None:
-        """Raises if a holder count is wrong, a tail's page is not in the tree, or a row lacks its reserved pages."""
-        assert self.tails.keys() <= cached, "a tail at the end of a page that the tree does not hold"
+    def check(self, others: Sequence[Sequence[Numbers]]) -> None:
+        """Raises if a holder count is wrong or a row lacks its reserved pages.
+
+        others: pages by band of each holder that is no row
+        """
         for at, band in enumerate(self.bands):
-            band.pool.check([*band.pages.values(), *(tail[at] for tail in self.tails.values())])
+            band.pool.check([*band.pages.values(), *(spans[at] for spans in others)])
             assert all(band.held[row] == len(pages) for row, pages in band.pages.items()), "held pages are miscounted"
             assert band.spare >= 0, f"rows were promised {-band.spare} pages of a window too many"
-
-    def _drop(self, page: int) -> None:
-        for band, pages in zip(self.bands, self.tails.pop(page), strict=True):
-            band.pool.give(pages)

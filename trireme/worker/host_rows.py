@@ -12,9 +12,10 @@ from trireme.ops.choosing import column_type
 
 class HostRows:
     """A row has two slots for the state of its sequence, 2 * row and 2 * row + 1: a step reads one and writes the other, so that it
-    may be run twice, as the first step of a captured graph is."""
+    may be run twice, as the first step of a captured graph is. Behind them are the kept places that plans name."""
 
     def __init__(self, count: int, num_bands: int):
+        self.first_kept = 2 * count
         self.state_slots = np.arange(count, dtype=np.int32) * 2  # of each row's newest state
         self.lengths = np.zeros(count, dtype=np.int32)  # tokens of each row; below 0 if only the device knows
         self.num_held = np.zeros((num_bands, count), dtype=np.int64)  # pages
@@ -33,12 +34,14 @@ class HostRows:
                 column[admit.row] = max(getattr(sampling, name), 0)  # -1 means the same as 0: no limit of top_k
         for fork in plan.forks:
             if fork.parent != NO_PARENT:
-                self.num_held[0, fork.row] = -(-fork.length // page_size)
+                self.num_held[:, fork.row] = -(-fork.length // page_size)
                 assert self.lengths[fork.parent] >= 0, (
                     f"row {fork.parent}, which only the device knows the length of, cannot be forked"
                 )
                 for column in (self.lengths, self.num_prompt, *self.sampling.values()):
                     column[fork.row] = column[fork.parent]
+        for row, place in plan.resumes:
+            self.state_slots[row] = self.first_kept + place
         starts = dict(zip(plan.rows, plan.starts, strict=True)) if plan.told_rows else {}
         for row in plan.told_rows:
             self.lengths[row] = starts[row] + 1
@@ -52,10 +55,16 @@ class HostRows:
         said = np.where(samples, before, ends)  # what has sampled nothing yet is where the plan says
         return {"ends": ends, "said": said, "grows": samples.astype(np.int32)}
 
-    def states(self, rows: np.ndarray, starts: np.ndarray) -> dict[str, np.ndarray]:
-        """Which state slot each sequence reads and which it writes. A row's first step ignores what is in the slot."""
+    def states(self, rows: np.ndarray, starts: np.ndarray, keeps: list[tuple[int, int]]) -> dict[str, np.ndarray]:
+        """Which state slot each sequence reads and which it writes. A row's first step ignores what is in the slot.
+
+        keeps: (row, place) of states that go to a kept place
+        """
         before = self.state_slots[rows]
-        self.state_slots[rows] = after = before ^ 1
+        after = np.where(before < self.first_kept, before ^ 1, 2 * rows)
+        for row, place in keeps:
+            after[rows == row] = self.first_kept + place
+        self.state_slots[rows] = after
         return {"states_from": np.where(starts > 0, before, np.int32(-1)), "states_to": after}
 
     def add_pages(self, at: np.ndarray) -> np.ndarray:

@@ -27,7 +27,8 @@ class Room:
 
     caches: dict[int, CacheSpec]
     states: dict[int, StateSpec]
-    num_states: int
+    num_states: int  # slots for states, the kept places among them
+    num_kept: int | None  # kept places for states, from which prefixes can be resumed; None: no layer keeps a state
     bands: list[BandSize]
     band_of: dict[int, int]
     max_model_len: int
@@ -60,8 +61,6 @@ def make_room(config: Config, loaded: Loaded, backend: Backend, group: Group) ->
     asked = cache_specs(loaded.model)
     caches = _of_kind(config, backend, {key: spec for key, spec in asked.items() if isinstance(spec, CacheSpec)})
     states = {key: spec for key, spec in asked.items() if isinstance(spec, StateSpec)}
-    num_states = 2 * (config.schedule.max_running + 1)  # two for every row, the one for padding included
-    state_bytes = num_states * sum(spec.num_bytes for spec in states.values())
     max_len, page = loaded.max_model_len, config.cache.page_size
     # If the window is as long as the context, it is kept like full attention. A static page holds the whole context anyway.
     window_of = {key: spec.window if page and spec.window < max_len else ALL for key, spec in caches.items()}
@@ -69,7 +68,10 @@ def make_room(config: Config, loaded: Loaded, backend: Backend, group: Group) ->
     for key, spec in caches.items():
         per_token[window_of[key]] = per_token.get(window_of[key], 0) + spec.bytes_per_token(loaded.dtype)
     tokens = config.cache.kv_tokens or backend.kv_default_tokens(max_len, config.schedule.max_running)
-    budget = backend.kv_budget(config.cache.memory_fraction) - state_bytes
+    budget = backend.kv_budget(config.cache.memory_fraction)
+    num_states, num_kept = _states(config, sum(spec.num_bytes for spec in states.values()), budget, tokens)
+    state_bytes = num_states * sum(spec.num_bytes for spec in states.values())
+    budget -= state_bytes
     needs = _Needs(budget, per_token, max_len, tokens, page or max_len, config)
     split = _split(needs)
     if len(per_token) == 1 or not _agreed(needs, split, group, backend):
@@ -79,7 +81,18 @@ def make_room(config: Config, loaded: Loaded, backend: Backend, group: Group) ->
     places = {window: band for band, window in enumerate(split)}
     used = sum(band.num_pages * band.page_size * needs.per_token[window] for window, band in zip(split, bands, strict=True))
     band_of = {key: places.get(window, 0) for key, window in window_of.items()}
-    return Room(caches, states, num_states, bands, band_of, max_len, used + state_bytes)
+    return Room(caches, states, num_states, num_kept if states else None, bands, band_of, max_len, used + state_bytes)
+
+
+def _states(config: Config, state_bytes: int, budget: int, tokens: int) -> tuple[int, int]:
+    """How many slots for states there are, and how many of them are kept places: at most a tenth of the memory, and no more than
+    are wanted for this many tokens and two in each row's prompt."""
+    own = 2 * (config.schedule.max_running + 1)  # two for every row, the one for padding included
+    if not state_bytes:
+        return own, 0
+    wanted = tokens // max(config.cache.checkpoint_tokens, 1) if config.cache.prefix_cache else 0
+    kept = min(wanted + 2 * config.schedule.max_running, max(budget - own * state_bytes, 0) // (10 * state_bytes))
+    return own + kept, kept
 
 
 def _of_kind(config: Config, backend: Backend, specs: dict[int, CacheSpec]) -> dict[int, CacheSpec]:

@@ -175,11 +175,10 @@ class Runner:
 
     def _copy(self, plan: Plan) -> None:
         """Copies the KV of pages that a fork and its parent both go on to write."""
-        copies = self.tables.copies(plan)
-        if copies is not None:
-            for cache in self.caches.values():
-                if isinstance(cache, KVCache):
-                    cache.copy(*copies)
+        copies = self.tables.copies(plan) if plan.forks else {}
+        for cache in self.caches.values() if copies else ():
+            if isinstance(cache, KVCache) and cache.band in copies:
+                cache.copy(*copies[cache.band])
 
     def _forward(self, step: Step) -> Tensor:
         self.tables.settle(step)

@@ -113,8 +113,8 @@ class Padding(NamedTuple):
 
 
 class Tables:
-    """bands: the layers of a band keep alike, and have a page table of their own; keeps_states: whether some layer keeps a state of
-    each sequence."""
+    """bands: the layers of a band keep alike, and have a page table of their own; num_kept: kept places for states, None if no
+    layer keeps a state of each sequence."""
 
     def __init__(
         self,
@@ -123,9 +123,9 @@ class Tables:
         max_len: int,
         bands: Sequence[BandSize],
         step_tokens: int,
-        keeps_states: bool = False,
+        num_kept: int | None = None,
     ):
-        self.backend, self.scratch_row, self.keeps_states = backend, max_rows, keeps_states
+        self.backend, self.scratch_row, self.keeps_states = backend, max_rows, num_kept is not None
         self.page_size = page_size = bands[0].page_size
         device = backend.device
         self.pages_per_row = -(-max_len // page_size)
@@ -136,8 +136,8 @@ class Tables:
         scratch = torch.tensor(self.scratch_pages, dtype=torch.int32, device=device).view(-1, 1, 1)
         self.all_pages = scratch.repeat(1, max_rows + 1, self.pages_per_row)
         self.page_tables = list(self.all_pages)  # by band: [all rows, pages]
-        self.lengths = backend.zeros((2 * (max_rows + 1),), torch.int32)  # by slots as of states: tokens of the rows below
         self.host = HostRows(max_rows + 1, len(bands))
+        self.lengths = backend.zeros((self.host.first_kept + (num_kept or 0),), torch.int32)  # by slots as of states: of rows
         size = 4 * step_tokens + 16 * (max_rows + 2) + 3 * (step_tokens + self.width) + 65536
         self.packed = Packed(backend, size, backend.depth + 1)
         self.before: tuple[Plan, Padding, Step] | None = None  # the last step, if it was a captured one of single tokens
@@ -163,7 +163,7 @@ class Tables:
 
     def _goes_on(self, plan: Plan, padding: Padding | None) -> bool:
         """Whether this step repeats the one before, each row one token further, as most steps of long answers do."""
-        if self.before is None or plan.admit or plan.forks or plan.drafts:
+        if self.before is None or plan.admit or plan.forks or plan.drafts or plan.keeps:
             return False
         before, size, _ = self.before
         return padding == size and plan.rows == before.rows and plan.starts == [start + 1 for start in before.starts]
@@ -177,7 +177,7 @@ class Tables:
         for name in ("lengths", "positions", "reach", "pick_positions"):
             host[last.begin(name) : last.begin(name) + count] += 1
         if self.keeps_states:
-            for name, slots in self.host.states(last.rows[:count], starts[:count]).items():
+            for name, slots in self.host.states(last.rows[:count], starts[:count], []).items():
                 host[last.begin(name) : last.begin(name) + count] = slots
         if uniforms is not None:
             host[last.begin("uniform") : last.begin("uniform") + count] = uniforms.view(np.int32)
@@ -202,7 +202,7 @@ class Tables:
         settled = bool(plan.drafts)
         columns |= {name: put(values) for name, values in self.host.bounds(rows, lengths, samples, settled).items()}
         if settled or self.keeps_states:
-            columns |= {name: put(slots) for name, slots in self.host.states(rows, starts).items()}
+            columns |= {name: put(slots) for name, slots in self.host.states(rows, starts, plan.keeps).items()}
         columns |= self._token_columns(rows, starts, counts, ends, tokens)
         columns |= self._pick_columns(rows, lengths, samples, uniforms, padding)
         if settled:
@@ -312,10 +312,12 @@ class Tables:
     def _updates(self, plan: Plan) -> list[Update]:
         """The plan's pages and the tokens it tells, where the rows have them already."""
         updates, put = [], self.packed.put
-        own = [(fork.row, fork.length // self.page_size, to) for fork in plan.forks if fork.parent >= 0 for _, _, to in fork.copies]
+        forks = [fork for fork in plan.forks if fork.parent != NO_PARENT]
+        own = [(band, fork.row, fork.length // self.page_size, to) for fork in forks for band, _, to in fork.copies]
         if own:
-            rows, at, pages = np.array(own, np.int64).T
-            updates.append((self.all_pages.view(-1), put((rows * self.pages_per_row + at).view(np.int32)), put(pages)))
+            bands, rows, at, pages = np.array(own, np.int64).T
+            index = (rows + bands * (self.scratch_row + 1)) * self.pages_per_row + at
+            updates.append((self.all_pages.view(-1), put(index.view(np.int32)), put(pages)))
         if plan.told_rows:
             starts = dict(zip(plan.rows, plan.starts, strict=True))
             index = np.array([row * self.width + starts[row] for row in plan.told_rows])
@@ -327,14 +329,16 @@ class Tables:
             updates.append((self.all_pages.view(-1), put(index.view(np.int32)), put(np.asarray(plan.page_ids))))
         return updates
 
-    def copies(self, plan: Plan) -> tuple[Tensor, Tensor] | None:
-        """The slots of band 0 that the plan's forks take over, and where to: of a page that is not full those in use alone."""
-        pairs = [(page, to, fork.length % self.page_size) for fork in plan.forks for _, page, to in fork.copies]
-        if not pairs:
-            return None
-        slots = [[at * self.page_size + np.arange(live) for at in ends] for *ends, live in pairs]
-        source, target = (torch.from_numpy(np.concatenate(column)) for column in zip(*slots, strict=True))
-        return source.to(self.tokens.device), target.to(self.tokens.device)
+    def copies(self, plan: Plan) -> dict[int, tuple[Tensor, Tensor]]:
+        """By band, the slots that the plan's forks take over, and where to: of a page that is not full those in use alone."""
+        pairs: dict[int, list[np.ndarray]] = {}
+        for fork in plan.forks:
+            live = np.arange(fork.length % self.page_size)
+            for band, page, to in fork.copies:
+                pairs.setdefault(band, []).append(np.stack([page * self.page_size + live, to * self.page_size + live]))
+        device = self.tokens.device
+        joined = {band: torch.from_numpy(np.concatenate(slots, axis=1)).to(device) for band, slots in pairs.items()}
+        return {band: (slots[0], slots[1]) for band, slots in joined.items()}
 
     def inputs(self, step: Step) -> tuple[Tensor, list[Tensor]]:
         """(token ids, slots by band) of a step's tokens, looked up on the device: sampled tokens never wait for the host."""

@@ -62,7 +62,7 @@ class LocalWorker:
             band = room.bands[room.band_of[key]]
             slots = (band.num_pages + 1) * band.page_size  # one page more, for the padding of captured steps
             caches[key] = dataclasses.replace(backend.cache(spec, slots, loaded.dtype), band=room.band_of[key])
-        tables = Tables(backend, max_rows, room.max_model_len, room.bands, config.schedule.max_step_tokens, bool(room.states))
+        tables = Tables(backend, max_rows, room.max_model_len, room.bands, config.schedule.max_step_tokens, room.num_kept)
         self.grammars = Grammars(lambda: _grammar_tokens(path, loaded.cfg.vocab), loaded.cfg.vocab)
         sampler = Sampler(backend.ops, tables, max_rows, self.grammars)
         self.model, self.backend, self._config, self._loaded, self._mesh = loaded.model, backend, config, loaded, mesh
@@ -77,7 +77,7 @@ class LocalWorker:
             page_size=room.bands[0].page_size,
             max_model_len=room.max_model_len,
             vocab_size=loaded.cfg.vocab,
-            shares_prefixes=bool(getattr(loaded.model, "shares_prefixes", True)) and not room.states,
+            shares_prefixes=bool(getattr(loaded.model, "shares_prefixes", True)) and room.num_kept != 0,
             depth=backend.depth,
             backend=backend.name,
             dtype=str(loaded.dtype).removeprefix("torch."),
@@ -86,7 +86,7 @@ class LocalWorker:
             load_seconds=time.monotonic() - started,
             workspace_bytes=backend.workspace_bytes(),
             taken_bytes=max(backend.held_bytes() - loaded.weight_bytes - room.num_bytes, 0),
-            bands=[*room.bands, BandSize(ONE_STATE, room.num_states, 1)] if room.states else room.bands,
+            bands=room.bands if room.num_kept is None else [*room.bands, BandSize(ONE_STATE, room.num_kept, 1)],
             token_seconds=token_seconds,
             weights=f"{loaded.holding}; kept {kept_as(loaded.model)} on {backend.name}",
         )
