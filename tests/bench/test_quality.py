@@ -9,8 +9,15 @@ import pytest
 import tiny_models
 import torch
 
-from trireme.bench.quality import _Reading, perplexity, read
+from trireme.backends import reason_against
+from trireme.backends.cpu.methods import METHODS as CPU_METHODS
+from trireme.backends.cpu.ops import CpuOps
+from trireme.bench.plain import offer_plain
+from trireme.bench.quality import Beside, _Reading, perplexity, read
+from trireme.hub.weights import map_file, weight_from_bytes
 from trireme.llm import LLM
+from trireme.ops import Ops
+from trireme.quant.choose import METHODS as OFFERED
 from trireme.types import TokenLogprobs
 
 
@@ -34,6 +41,28 @@ def test_perplexity_is_that_of_transformers(tmp_path: pathlib.Path, monkeypatch:
 def reading(likeliest: list[int], continuations: list[list[int]]) -> _Reading:
     tokens = [TokenLogprobs(7, -1.0, 1, [(token, -0.5)]) for token in likeliest]
     return _Reading("int8", "auto", 10, tokens, tokens, continuations)
+
+
+def test_plain_forms_keep_the_packed_values(tmp_path: pathlib.Path) -> None:
+    """The plain form rounds as the kernels do: a product differs by the last bit of some bfloat16 at most."""
+    if reason_against("cpu"):
+        pytest.skip(str(reason_against("cpu")))
+    values = torch.randn(48, 96, generator=torch.Generator().manual_seed(1))
+    (tmp_path / "m").write_bytes(values.numpy().tobytes())
+    stored = weight_from_bytes("m", "F32", (48, 96), map_file(tmp_path / "m"))
+    for method in ("none", "int8", "int4", "mxfp4", "fp8"):
+        options = [stored], None, torch.float32, torch.device("cpu")
+        kept, plain = CPU_METHODS[method].load(*options), OFFERED[offer_plain(method)].load(*options)
+        for rows in (3, 40):
+            x = torch.randn(rows, 96)
+            got, wanted = kept.linear(CpuOps(), x), plain.linear(Ops(), x)
+            assert (got - wanted).norm() <= (1e-5 if rows < 16 else 3e-3) * wanted.norm(), (method, rows)
+
+
+def test_beside_is_a_share_with_its_error() -> None:
+    mine, other = ([TokenLogprobs(7, value, 1, []) for value in values] for values in ((-1.0, -2.0), (-1.0, -1.0)))
+    found = Beside.of(mine, other)
+    assert found.more == pytest.approx(math.exp(0.5) - 1) and found.error == pytest.approx(0.5 / math.sqrt(2))
 
 
 def test_agreement_counts_places_and_common_beginnings() -> None:

@@ -63,5 +63,6 @@ def _product(kind: str, values: Tensor, x: Tensor) -> Tensor:
 def rounded(x: Tensor) -> Tensor:
     """Whole numbers from -127 to 127 times a scale for each group of columns."""
     padded = torch.nn.functional.pad(x, (0, -x.shape[1] % GROUP)).view(len(x), -1, GROUP)
-    scales = padded.abs().amax(-1, keepdim=True) / 127.0
-    return ((padded / scales.clamp_min(1e-30)).round() * scales).flatten(1)[:, : x.shape[1]]
+    largest = padded.abs().amax(-1, keepdim=True)
+    numbers = (padded * (127.0 / largest.clamp_min(1e-30))).round()
+    return (numbers * (largest / 127.0)).flatten(1)[:, : x.shape[1]]

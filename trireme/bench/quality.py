@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import math
 import pathlib
+import statistics
 import sys
 from importlib.resources import files
 
@@ -26,6 +27,18 @@ from trireme.types import SamplingParams, TokenLogprobs
 FEW_TOKENS = 8  # a step of this size is computed like a decode step, on backends that distinguish them
 
 
+class Beside(msgspec.Struct):
+    """How much larger a perplexity is than another of the same text: a share, and the standard error of its tokens' mean."""
+
+    more: float
+    error: float
+
+    @classmethod
+    def of(cls, mine: list[TokenLogprobs], other: list[TokenLogprobs]) -> Beside:
+        apart = [b.logprob - a.logprob for a, b in zip(mine, other, strict=True)]
+        return cls(math.exp(statistics.fmean(apart)) - 1, statistics.pstdev(apart) / math.sqrt(len(apart)))
+
+
 class Quality(msgspec.Struct, kw_only=True):
     """The results of one method and kind of KV over the whole text. Agreement is with the first of them."""
 
@@ -37,8 +50,8 @@ class Quality(msgspec.Struct, kw_only=True):
     agreement: float  # share of places in the text where the likeliest next token is the same
     agreement_few: float
     greedy_tokens: float  # average number of tokens in its own continuations before the first that differs
-    plain: float | None = None  # perplexity by the plain bodies: the same rounded weights, activations and KV
-    plain_few: float | None = None
+    plain: Beside | None = None  # beside the plain bodies: the same rounded weights, activations and KV
+    plain_few: Beside | None = None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,11 +61,11 @@ def run(args: argparse.Namespace) -> int:
         raise BadConfig("--plain compares with the rounding of the CPU's kernels.", "use --backend cpu")
     results = compare(config, args, text)
     print(
-        f"{'method':<8}{'KV':<6}{'weights MB':>12}{'perplexity':>12}{'few rows':>10}{'plain':>10}{'few rows':>10}"
+        f"{'method':<8}{'KV':<6}{'weights MB':>12}{'perplexity':>12}{'few rows':>10}{'beside plain':>18}{'few rows':>18}"
         f"{'agreement':>11}{'few rows':>10}{'greedy tokens':>15}"
     )
     for r in results:
-        plain = "".join(f"{'' if value is None else f'{value:.3f}':>10}" for value in (r.plain, r.plain_few))
+        plain = "".join(f"{f'{b.more:+.2%} ± {b.error:.2%}' if b else '':>18}" for b in (r.plain, r.plain_few))
         print(
             f"{r.method:<8}{r.kv:<6}{r.weight_bytes / 1e6:>12.1f}{r.perplexity:>12.3f}{r.perplexity_few:>10.3f}{plain}"
             f"{r.agreement:>11.1%}{r.agreement_few:>10.1%}{r.greedy_tokens:>9.1f} of {args.continue_tokens}"
@@ -77,7 +90,7 @@ def compare(config: Config, args: argparse.Namespace, text: str) -> list[Quality
                 model = dataclasses.replace(chosen.model, dtype="float32")
                 chosen = dataclasses.replace(chosen, device=plain, model=model)
                 same = _Reading.take(chosen, offer_plain(method), text, args.window, 0)
-                found.plain, found.plain_few = perplexity(same.whole), perplexity(same.few)
+                found.plain, found.plain_few = Beside.of(reading.whole, same.whole), Beside.of(reading.few, same.few)
             print(f"{method}, KV {kv}: {found.perplexity:.3f}", file=sys.stderr, flush=True)
             results.append(found)
     return results
