@@ -91,6 +91,24 @@ def test_a_cut_through_a_group_is_decoded(tmp_path: pathlib.Path) -> None:
     assert torch.equal(method.weight, decode(matrix, torch.bfloat16, DEVICE))
 
 
+def test_stacked_matrices_of_several_kinds(tmp_path: pathlib.Path) -> None:
+    """Each runs natively, though no method takes them together; what no kernel takes is dense beside them."""
+    names, parts = ("gptq 4 bit", "words 4 with zeros", "fp8 by row", "nf4"), []
+    for name in names:
+        (tmp_path / name).mkdir()
+        parts.append(stored(tmp_path / name, name))
+    bias = torch.randn(len(parts) * ROWS, device=DEVICE).bfloat16()
+    method = choose("auto", parts, METHODS).load(parts, bias, torch.bfloat16, DEVICE)
+    assert method.title == "packed and scaled and dense, no kernel takes its NF4"
+    dense = torch.cat([decode(part, torch.float32, DEVICE) for part in parts])
+    assert method.num_bytes() < 4 * dense.numel()
+    x = torch.randn(3, COLUMNS, device=DEVICE).bfloat16()
+    close(method, x, dense, bias, 0.06)
+    assert method.logits(OPS, x).dtype == torch.float32
+    again = choose("auto", parts, METHODS).load(parts, bias, torch.bfloat16, DEVICE)
+    assert method.take(again) is (DEVICE.type != "cpu")
+
+
 @pytest.mark.parametrize("kind, loss", [("int8", 0.03), ("fp8", 0.06), ("int4", 0.12), ("mxfp4", 0.2)])
 def test_quantized_at_load(kind: str, loss: float) -> None:
     values = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)

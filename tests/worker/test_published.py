@@ -137,3 +137,29 @@ def test_scales_of_activations_are_said_to_be_unused(name: str, tmp_path: pathli
     worker = LocalWorker(config, packed)
     assert "with scales of activations (not used: each token gets its own)" in worker.ready.weights
     assert "dense, no kernel takes its" in worker.ready.weights
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("packing", ["auto_round:auto_gptq", "auto_round:auto_awq"])
+def test_files_of_autoround(packing: str, backend: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are packed as GPTQ's without an order, or as AWQ's. Layers may have more bits, or be left as they were."""
+    packed, plain = write(tmp_path, "gptq 4 bit")
+    tensors, values = load_file(packed / "model.safetensors"), load_file(plain / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(".g_idx")]:
+        del tensors[name]
+    for part, form in {"k_proj": "gptq 8 bit", "v_proj": "", "o_proj": "awq" if "awq" in packing else "gptq version 2"}.items():
+        base = f"model.layers.1.self_attn.{part}"
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(base)}
+        if form:
+            made, values[f"{base}.weight"] = FORMATS[form][0](*SHAPES[f"self_attn.{part}"])
+            tensors |= {base + end: tensor for end, tensor in made.items() if end != ".g_idx"}
+        else:
+            tensors[f"{base}.weight"] = values[f"{base}.weight"]
+    save_file(tensors, packed / "model.safetensors")
+    save_file(values, plain / "model.safetensors")
+    settings = {"quant_method": "auto-round", "packing_format": packing, "bits": 4, "group_size": 32, "sym": True}
+    (packed / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": settings}))
+    wanted, got = answer(plain, monkeypatch), answer(packed, monkeypatch, backend=backend, pack_cache="off")
+    for place in range(len(PROMPT)):
+        far = (got.logits[place] - wanted.logits[place]).abs().max() / wanted.logits[place].abs().max()
+        assert far < (0.05 if backend == "cpu" else 1e-6), (place, far)

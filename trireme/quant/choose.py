@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from trireme.errors import BadConfig
 from trireme.quant.base import Decoded, Dense, Stored, WeightMethod
 from trireme.quant.int8 import Int8
+from trireme.quant.joined import joined
 from trireme.quant.online import rounded
 
 METHODS: dict[str, type[WeightMethod]] = {
@@ -26,7 +27,10 @@ def choose(option: str, parts: list[Stored], native: Mapping[str, type[WeightMet
     """`native` has the backend's own methods, by option name or by stored kind (a GGUF block type that is kept). Its "auto" is used
     for kinds that have no method."""
     if option == "auto":
-        kept = {native.get(part.kind) for part in parts}
+        kinds = {part.kind for part in parts}
+        if len(kinds) > 1 and "auto" not in native and not kinds.isdisjoint(native):
+            return joined(lambda run: choose(option, run, native))
+        kept = {native.get(kind) for kind in kinds}
         (only,) = kept if len(kept) == 1 else (None,)
         return only or native.get("auto") or native.get("none") or Decoded
     method = native.get(option) or METHODS.get(option) or _plugged(option)
