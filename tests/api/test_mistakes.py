@@ -99,7 +99,7 @@ FIELDS: list[tuple[Any, Any, str | None, str]] = [
         _chat(tool_choice={"function": {}}),
         ChatRequest,
         "tool_choice.function",
-        "tool_choice.function.name is missing; it must be a string.",
+        'tool_choice.function.name is missing; it must be a string. Fix: send "name": "..."',
     ),
     (
         _chat(tools=[{"type": "retrieval", "function": {"name": "f"}}]),
