@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+import sys
 
 import pytest
 
+from trireme.cli.main import main
 from trireme.errors import BadConfig
-from trireme.sched.simulator import (
-    Arrival,
-    Bound,
-    Load,
-    Machine,
-    Setup,
-    Simulation,
-    sharegpt_lengths,
-    simulate,
-    trace_by_name,
-)
+from trireme.sched.simulator import Bound, Load, Machine, Setup, Simulation, simulate
+from trireme.sched.traces import Arrival, sharegpt_lengths, trace_by_name, trace_of_file
 
 
 def test_one_request_takes_the_time_the_cost_model_says() -> None:
@@ -68,3 +62,47 @@ def test_traces() -> None:
     assert len(trace_by_name("sharegpt", 5000, 0)) == 5000
     with pytest.raises(BadConfig, match="sharegpt"):
         trace_by_name("nothing", 5, 0)
+
+
+def test_a_trace_of_ones_own_brings_times_and_priorities(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "trace.csv"
+    lines = ["prompt_tokens,output_tokens,priority,arrival_seconds", *(f"40,30,{n % 2},{n / 100}" for n in range(60))]
+    file.write_text("\n".join([lines[0], *reversed(lines[1:])]))
+    trace = trace_of_file(file)
+    assert trace[0] == Arrival(40, 30, 0, 0.0) and [arrival.at for arrival in trace] == sorted(arrival.at or 0 for arrival in trace)
+    ended: list[int] = []
+    setup = Setup(machine=Machine(kv_tokens=600))
+    (report,) = simulate(["past_future"], [Load(recorded=True)], trace, setup, lambda policy, load, count: ended.append(count))
+    assert ended == list(range(1, 61)) and report.requests == 60 and report.load == "as recorded"
+    assert report.first_token_p99_of[0] < report.first_token_p99_of[1]  # lower goes first
+    file.write_text("prompt_tokens,output_tokens\n40,30\n")
+    assert trace_of_file(file) == [Arrival(40, 30)]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("prompt_tokens\n1\n", "no column output_tokens"),
+        ("prompt_tokens,output_tokens\n", "no requests"),
+        ("prompt_tokens,output_tokens\n1,x\n", "line 2: a value is not a number"),
+        ("prompt_tokens,output_tokens\n1,2\n0,2\n", "line 3: prompt_tokens is 0"),
+        ("prompt_tokens,output_tokens,arrival_seconds\n1,2,nan\n", "arrival_seconds is nan"),
+        ("prompt_tokens,output_tokens,arrival_seconds\n1,2,1\n1,2,\n", "for some requests only"),
+    ],
+)
+def test_a_trace_that_is_not_understood_is_refused(text: str, told: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "trace.csv").write_text(text)
+    with pytest.raises(BadConfig, match=told):
+        trace_of_file(tmp_path / "trace.csv")
+
+
+def test_the_command_shows_priorities_and_how_far_it_is(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trace.csv").write_text("prompt_tokens,output_tokens,priority\n9,5,0\n9,5,1\n")
+    command = ["simulate", "--trace", str(tmp_path / "trace.csv"), "--policies", "aggressive", "--at-once"]
+    assert main(command) == 0
+    told = capsys.readouterr()
+    assert "by priority" in told.out and told.err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert main(command) == 0 and "aggressive, all at once: 1 of 2 requests" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from trireme.command.fetch import fetched
 from trireme.command.flags import config_from
 from trireme.command.startup import phases
 from trireme.llm import LLM
-from trireme.sched.simulator import trace_by_name
+from trireme.sched.traces import trace_by_name
 from trireme.types import SamplingParams
 
 # A step's time is the difference of two runs, which may come out as zero or negative.

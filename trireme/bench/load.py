@@ -13,7 +13,7 @@ import msgspec
 
 from trireme.bench.sse import Answer, RequestFailed, Server
 from trireme.errors import BadConfig
-from trireme.sched.simulator import trace_by_name
+from trireme.sched.traces import trace_by_name
 
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand part place "

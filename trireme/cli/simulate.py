@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from trireme.errors import BadConfig
 
 if TYPE_CHECKING:
     from trireme.sched.simulator import Load, Report, Setup
+    from trireme.sched.traces import Arrival
 
+TELL_SECONDS = 0.2  # between two lines of progress
 POLICIES = "past_future,aggressive,conservative,batch_decode"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--policies", default=POLICIES, help=f"comma-separated (default: {POLICIES})")
-    add("--trace", default="sharegpt", help="sharegpt (real lengths), uniform, decode_heavy or prompt_heavy")
-    add("--requests", type=int, default=1500, help="how many requests of the trace (default: 1500)")
+    add("--trace", default="sharegpt", help="sharegpt (real lengths), uniform, decode_heavy, prompt_heavy, or a CSV file of yours")
+    add("--requests", type=int, help="how many requests of the trace (default: 1500, or all of a file)")
     come = parser.add_mutually_exclusive_group()
     come.add_argument("--clients", help="comma-separated loads: clients that each wait for their answer (default: 350)")
     come.add_argument("--rate", help="comma-separated loads: requests per second")
@@ -41,25 +47,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from trireme.sched.simulator import simulate, trace_by_name
+    from trireme.sched.simulator import simulate
 
-    if args.requests < 1:
+    if args.requests is not None and args.requests < 1:
         raise BadConfig(f"requests is {args.requests}.", "simulate at least one")
     policies = [name.strip() for name in args.policies.split(",") if name.strip()]
-    trace = trace_by_name(args.trace, args.requests, args.seed)
-    reports = simulate(policies, _loads(args), trace, _setup(args))
+    trace = _trace(args)
+    loads = _loads(args, recorded=trace[0].at is not None)
+    with _told(len(trace)) as told:
+        reports = simulate(policies, loads, trace, _setup(args), told)
     if args.json:
         print(json.dumps([dataclasses.asdict(report) for report in reports], indent=2))
     else:
         print(_table(reports))
     if args.plot:
-        _plot(reports, args.plot, f"{args.trace}, {args.requests} requests")
+        _plot(reports, args.plot, f"{args.trace}, {len(trace)} requests")
     return 0
 
 
-def _loads(args: argparse.Namespace) -> list[Load]:
+def _trace(args: argparse.Namespace) -> list[Arrival]:
+    from trireme.sched.traces import trace_by_name, trace_of_file
+
+    path = pathlib.Path(args.trace)
+    if path.suffix or path.exists():
+        return trace_of_file(path)[: args.requests]
+    return trace_by_name(args.trace, args.requests or 1500, args.seed)
+
+
+@contextlib.contextmanager
+def _told(count: int) -> Iterator[Callable[[str, str, int], None]]:
+    """Returns a function that shows on a terminal how far a simulation is."""
+    if not sys.stderr.isatty():
+        yield lambda policy, load, ended: None
+        return
+    latest = 0.0
+
+    def tell(policy: str, load: str, ended: int) -> None:
+        nonlocal latest
+        if time.monotonic() - latest > TELL_SECONDS:
+            latest = time.monotonic()
+            print(f"\r\033[K{policy}, {load}: {ended} of {count} requests", end="", file=sys.stderr, flush=True)
+
+    yield tell
+    print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _loads(args: argparse.Namespace, recorded: bool) -> list[Load]:
+    """The loads that are asked for. A trace with times of its own is run at those if none is."""
     from trireme.sched.simulator import Load
 
+    if recorded and not (args.at_once or args.rate or args.clients):
+        return [Load(recorded=True)]
     try:
         if args.at_once:
             return [Load()]
@@ -109,8 +147,11 @@ COLUMNS = (
 
 
 def _table(reports: list[Report]) -> str:
-    cells = [[name for name, _ in COLUMNS]] + [[show(report) for _, show in COLUMNS] for report in reports]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
+    columns = [*COLUMNS]
+    if any(len(report.first_token_p99_of) > 1 for report in reports):
+        columns.insert(6, ("by priority p99 s", lambda r: " ".join(f"{p}: {s:.2f}" for p, s in r.first_token_p99_of.items())))
+    cells = [[name for name, _ in columns]] + [[show(report) for _, show in columns] for report in reports]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
 
 

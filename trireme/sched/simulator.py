@@ -5,10 +5,10 @@ A step takes  base + per_token * tokens + per_context * context  seconds, where 
 
 from __future__ import annotations
 
-import csv
-import importlib.resources
+import functools
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from trireme.errors import BadConfig
 from trireme.ipc.messages import Plan, Sampled
 from trireme.sched.capacity import Capacity
 from trireme.sched.scheduler import Scheduler
+from trireme.sched.traces import Arrival
 from trireme.types import Progress, Request, SamplingParams
 
 END = 1  # the token that ends an answer; every other sampled token is 0
@@ -49,22 +50,18 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """One request of a trace."""
-
-    prompt: int
-    output: int
-
-
-@dataclass(frozen=True)
 class Load:
-    """How requests arrive: at a rate (per second), from clients that each wait for their answer, or, by default, all at once."""
+    """How requests arrive: at a rate (per second), from clients that each wait for their answer, at the trace's own times, or, by
+    default, all at once."""
 
     rate: float = 0.0
     clients: int = 0
+    recorded: bool = False
 
     @property
     def name(self) -> str:
+        if self.recorded:
+            return "as recorded"
         return f"{self.rate:g}/s" if self.rate else f"{self.clients} clients" if self.clients else "all at once"
 
 
@@ -88,7 +85,7 @@ class Report:
     """The results of one policy under one load, over the requests that ended in the measured time. Rates are per virtual second.
 
     The measured time begins when the first request after the warm-up arrives and ends when the last one arrives, so filling and
-    emptying the system do not count. If all requests arrive at once, the whole run is measured.
+    emptying the system do not count. If all requests arrive at once, or as recorded, the whole run is measured.
     """
 
     policy: str
@@ -106,6 +103,7 @@ class Report:
     running: float  # mean
     scheduler_ms: float  # real time of schedule + update per step, mean
     scheduler_ms_p99: float
+    first_token_p99_of: dict[int, float] = field(default_factory=dict)  # by priority
 
 
 @dataclass
@@ -183,9 +181,12 @@ class Simulation:
         self.lives: dict[str, Life] = {}
         self.measures = Measures()
         self._to_come = deque(self._times())
+        self._ended = 0
+        self._progress: Callable[[int], None] = lambda ended: None
 
-    def run(self) -> Report:
-        """Runs the whole trace and returns the results."""
+    def run(self, progress: Callable[[int], None] = lambda ended: None) -> Report:
+        """Runs the whole trace and returns the results. `progress` is told how many requests have ended."""
+        self._progress = progress
         while self._to_come or self.scheduler.has_work():
             self._arrive()
             if not self._step():
@@ -198,6 +199,8 @@ class Simulation:
         if self.load.rate:
             gaps = np.random.default_rng(self.setup.seed).exponential(1.0 / self.load.rate, count)
             return list(zip(np.cumsum(gaps).tolist(), range(count), strict=True))
+        if self.load.recorded:
+            return [(arrival.at or 0.0, number) for number, arrival in enumerate(self.trace)]
         return [(0.0, number) for number in range(min(count, self.load.clients or count))]
 
     def _arrive(self) -> None:
@@ -208,7 +211,16 @@ class Simulation:
             # Each request's prompt has a token of its own, so that no prompts share a prefix.
             prompt = [number + 2] * arrival.prompt
             self.lives[str(number)] = Life(arrival, came)
-            self.scheduler.add(Request(id=str(number), tokens=prompt, sampling=sampling, eos_token_ids=[END], arrival=came))
+            self.scheduler.add(
+                Request(
+                    id=str(number),
+                    tokens=prompt,
+                    sampling=sampling,
+                    eos_token_ids=[END],
+                    arrival=came,
+                    priority=arrival.priority,
+                )
+            )
 
     def _step(self) -> bool:
         began = time.perf_counter()
@@ -227,6 +239,9 @@ class Simulation:
     def _record(self, progress: list[Progress]) -> None:
         for item in progress:
             self.lives[item.id].advance(self.now)
+            if item.finish is not None:
+                self._ended += 1
+                self._progress(self._ended)
             if item.finish is not None and self.load.clients and not self.load.rate:
                 following = len(self.lives) + len(self._to_come)
                 if following < len(self.trace):
@@ -263,37 +278,27 @@ class Simulation:
             running=float(np.mean(seen.running)),
             scheduler_ms=float(np.mean(seen.cost)) * 1e3,
             scheduler_ms_p99=float(np.percentile(seen.cost, 99)) * 1e3,
+            first_token_p99_of=_first_by_priority(lives),
         )
 
 
-def simulate(policies: list[str], loads: list[Load], trace: list[Arrival], setup: Setup) -> list[Report]:
+def _first_by_priority(lives: list[Life]) -> dict[int, float]:
+    """The 99th percentile of the seconds to the first token, for each priority of the trace."""
+    firsts: dict[int, list[float]] = {}
+    for life in lives:
+        firsts.setdefault(life.arrival.priority, []).append(life.first)
+    return {priority: float(np.percentile(values, 99)) for priority, values in sorted(firsts.items())}
+
+
+Told = Callable[[str, str, int], None]  # policy, load, requests that have ended
+
+
+def simulate(
+    policies: list[str], loads: list[Load], trace: list[Arrival], setup: Setup, told: Told = lambda policy, load, ended: None
+) -> list[Report]:
     """Every policy under every load."""
-    return [Simulation(policy, load, trace, setup).run() for policy in policies for load in loads]
-
-
-def sharegpt_lengths() -> list[Arrival]:
-    """The lengths of the first turns of 4,000 real conversations."""
-    text = importlib.resources.files("trireme.sched").joinpath("data/sharegpt_lengths.csv").read_text()
-    return [Arrival(int(line["prompt_tokens"]), int(line["output_tokens"])) for line in csv.DictReader(text.splitlines())]
-
-
-# Synthetic traces: the smallest and largest lengths of prompt and output, drawn uniformly.
-SHAPES = {
-    "uniform": (32, 1024, 32, 1024),
-    "decode_heavy": (32, 512, 512, 2048),
-    "prompt_heavy": (1024, 4096, 32, 512),
-}
-
-
-def trace_by_name(name: str, count: int, seed: int) -> list[Arrival]:
-    """`count` requests of the named trace."""
-    rng = np.random.default_rng(seed)
-    if name == "sharegpt":
-        lengths = sharegpt_lengths()
-        return [lengths[index] for index in rng.permutation(max(count, len(lengths)))[:count] % len(lengths)]
-    if name not in SHAPES:
-        raise BadConfig(f"No trace is called {name!r}.", f"use one of: sharegpt, {', '.join(SHAPES)}")
-    low_prompt, high_prompt, low_output, high_output = SHAPES[name]
-    prompts = rng.integers(low_prompt, high_prompt, count, endpoint=True).tolist()
-    outputs = rng.integers(low_output, high_output, count, endpoint=True).tolist()
-    return [Arrival(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
+    return [
+        Simulation(policy, load, trace, setup).run(functools.partial(told, policy, load.name))
+        for policy in policies
+        for load in loads
+    ]
