@@ -20,6 +20,7 @@ from trireme.backends.cpu import build, library
 from trireme.backends.cuda import present
 from trireme.backends.reference import Reference
 from trireme.cli import main
+from trireme.command import startup
 from trireme.config import DeviceOptions
 from trireme.serve import runtime
 from trireme.serve.runtime import birth_of
@@ -191,3 +192,15 @@ def test_births_are_known_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path
     born = birth_of(os.getpid())
     assert born is not None and abs(time.time() - born) < 7200 and birth_of(os.getpid()) == born
     assert birth_of(4194999) is None
+
+
+def test_what_takes_seconds_is_shown_on_terminals_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with startup.shown("Importing torch"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with startup.shown("Importing torch"):
+        assert capsys.readouterr().err == "Importing torch ..."
+    assert capsys.readouterr().err == "\r\x1b[K"

