@@ -9,7 +9,7 @@ import trireme
 
 ROOT = pathlib.Path(trireme.__file__).parent
 
-_BASE = {"types", "errors", "host"}
+_BASE = {"types", "errors", "host", "blocks"}
 _ENGINE = {
     "hub",
     "ipc",
@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
     "host": set(),
+    "blocks": set(),
     "kernels": set(),
     "ipc": _BASE | {"config"},
     "hub": _BASE | {"config"},
@@ -67,7 +68,7 @@ KERNEL_FLOORS = [
 ]
 # The processes that start workers know them: the offline API, and the one file of the server that owns the ranks.
 EXTRA = {"serve/launch.py": {"worker"}}
-NO_TORCH = ("sched", "hub", "ipc", "serve", "api", "types", "errors", "host", "config", "worker/group.py")
+NO_TORCH = ("sched", "hub", "ipc", "serve", "api", "types", "errors", "host", "blocks", "config", "worker/group.py")
 
 
 def imports(path: pathlib.Path) -> list[tuple[int, str]]:

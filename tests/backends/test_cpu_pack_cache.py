@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from trireme.backends import open_backend, reason_against
+from trireme.blocks import BLOCKS
 from trireme.config import DeviceOptions
 from trireme.hub.weights import Weight, map_file, weight_from_bytes
 from trireme.quant import Noise
-from trireme.quant.gguf import BLOCKS, decode_blocks
+from trireme.quant.gguf import decode_blocks
 
 if reason_against("cpu"):
     pytest.skip(str(reason_against("cpu")), allow_module_level=True)

@@ -12,13 +12,13 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.hub.gguf_writer import TYPES, gguf_bytes, llama_metadata, llama_tensors, random_tensor, write
+from trireme.blocks import BLOCKS
 from trireme.errors import BadCheckpoint, TriremeError, UnsupportedModel
 from trireme.hub.advice import advised
 from trireme.hub.catalogue import CATALOGUE
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.gguf import KINDS, read_gguf
 from trireme.hub.tokenizer import Tokenizer
-from trireme.hub.weights import BLOCKS
 from trireme.types import SamplingParams
 
 

@@ -5,8 +5,9 @@ import pathlib
 import numpy as np
 import pytest
 
+from trireme.blocks import BLOCKS
 from trireme.errors import BadCheckpoint
-from trireme.hub.weights import BLOCKS, map_file, num_bytes, weight_from_bytes
+from trireme.hub.weights import map_file, num_bytes, weight_from_bytes
 
 
 def plain(shape: tuple[int, ...]) -> np.ndarray:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from trireme.errors import BadCheckpoint, UnsupportedModel
-from trireme.hub.weights import BLOCKS as reader_blocks
 from trireme.quant import gguf as decoders
 
 reference = pytest.importorskip("gguf")
@@ -152,8 +151,3 @@ def test_rows_that_are_not_whole_blocks(kind: str) -> None:
 def test_not_rows_of_bytes(raw: torch.Tensor) -> None:
     with pytest.raises(BadCheckpoint, match="Q4_0"):
         decoders.decode_blocks("Q4_0", raw)
-
-
-def test_block_sizes_are_those_the_reader_goes_by() -> None:
-    """Two tables on purpose: the reader knows types that no decoder is written for, and may not import torch."""
-    assert {kind: reader_blocks[kind] for kind in decoders.BLOCKS} == decoders.BLOCKS

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from trireme.blocks import BLOCKS
 from trireme.errors import UnsupportedModel
-from trireme.hub.weights import BLOCKS
 
 # Formats that `schemes` reads: a config that names one of them is no reason to refuse.
 READ = frozenset({"GPTQ", "AWQ", "AutoRound", "compressed-tensors", "fp8", "ModelOpt", "bitsandbytes", "MXFP4"})

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trireme.blocks import BLOCKS
 from trireme.errors import UnsupportedModel
 from trireme.ops import Ops
-from trireme.quant.gguf import BLOCKS, decode_blocks
+from trireme.quant.gguf import decode_blocks
 from trireme.quant.grouped import KINDS, composite, grouped
 
 

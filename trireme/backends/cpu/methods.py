@@ -16,9 +16,9 @@ from trireme.backends.cpu.ops import CpuOps, gate_transform
 from trireme.backends.cpu.program import PLAIN, Transform
 from trireme.backends.cpu.repack import blocks_for, kind_for
 from trireme.backends.cpu.weights import KIND_OF_GGUF, TILE, PackedWeight
+from trireme.blocks import BLOCKS
 from trireme.ops import Ops
 from trireme.quant import Stored, WeightMethod, composite, decode, grouped
-from trireme.quant.gguf import BLOCKS
 from trireme.quant.online import VOCABULARY, quantize
 
 PIECE = 1 << 21  # weights of a matrix that one thread reads at a time
