@@ -80,7 +80,7 @@ UNEVEN = {  # rows that begin anywhere, few columns, single elements
 STEPS = [[(100, 1)] * 4, [(0, 600), (0, 40)], [(0, 5000)], [(300, 1), (0, 700)], [(4000, 2)]]  # (first new position, new tokens)
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64", torch.int8: "i8",
-    torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
+    torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1", torch.float8_e4m3fn: "fp8e4nv",
 }  # fmt: skip
 forms: dict[str, str] = {}
 
@@ -178,7 +178,28 @@ def operators(calls: dict[str, tuple[Any, ...]]) -> None:
             registry.OPERATORS[name].function(*args)
 
 
-def engine(model: str, counts: tuple[int, ...], steps: list[Any]) -> None:
+def kv_kinds(chip: str) -> tuple[str, ...]:
+    """What keys and values are kept as on a chip, the plain form apart."""
+    return ("int8", "int4", "fp8") if chip in ("sm_89", "sm_90", "sm_100", "sm_120") else ("int8", "int4")
+
+
+def attend(ops: Any, shape: tuple[int, int, int], step: list[tuple[int, int]], kind: str) -> None:
+    """What a layer does between its products: keeps keys and values of a kind, and attends."""
+    heads, kv_heads, dim = shape
+    draw = Draw(1, HALF)
+    layout, total = draw.layout(step, 16), sum(count for _, count in step)
+    spec = CacheSpec((kv_heads, dim), (kv_heads, dim), kind)
+    cache = KVCache.allocate(spec, draw.num_slots(layout), HALF, lambda shape, dtype: torch.zeros(shape, dtype=dtype))
+    if kind == "fp8":
+        cache.factors = torch.ones(kv_heads), torch.ones(kv_heads)
+    index, k = torch.zeros(total, dtype=torch.int32), torch.empty(total, kv_heads, dim, dtype=HALF)
+    q = torch.empty(total, heads, dim, dtype=HALF)
+    q = ops.qkv_rope_store(q, k, k.clone(), torch.zeros(8192, dim), index, cache, index)
+    ops.store_kv(k, k, cache, index)
+    ops.attention(q, cache, ops.plan_attention(layout), AttentionKind(scale=0.1))
+
+
+def engine(model: str, counts: tuple[int, ...], steps: list[Any], kinds: tuple[str, ...]) -> None:
     from trireme.backends.cuda.ops import CudaOps
 
     ops, (hidden, inner, heads, kv_heads, dim, vocab) = CudaOps(), MODELS[model]
@@ -195,15 +216,8 @@ def engine(model: str, counts: tuple[int, ...], steps: list[Any]) -> None:
         ops.logits(x, weights[3])
         ops.add_rms_norm(x, blank(count, hidden), blank(hidden), 1e-5)
     for step in steps:
-        draw = Draw(1, HALF)
-        layout, total = draw.layout(step, 16), sum(count for _, count in step)
-        slots = draw.num_slots(layout)
-        spec = CacheSpec((kv_heads, dim), (kv_heads, dim))
-        cache = KVCache.allocate(spec, slots, HALF, lambda shape, dtype: torch.zeros(shape, dtype=dtype))
-        index = torch.zeros(total, dtype=torch.int32)
-        k = blank(total, kv_heads, dim)
-        q = ops.qkv_rope_store(blank(total, heads, dim), k, k.clone(), torch.zeros(8192, dim), index, cache, index)
-        ops.attention(q, cache, ops.plan_attention(layout), AttentionKind(scale=0.1))
+        for kind in ("plain", *kinds):
+            attend(ops, (heads, kv_heads, dim), step, kind)
     ops.choose_greedy(torch.empty(4, vocab))
 
 
@@ -216,7 +230,7 @@ def main() -> None:
         operators(calls)
     registry.OPERATORS["pow.Tensor_Tensor"].function(torch.ones(4096), torch.ones(4096))
     for model in MODELS if everything else ("Llama-8B",):
-        engine(model, *(((1, 2, 8, 16, 24, 32, 48, 64), STEPS) if everything else ((8,), STEPS[:2])))
+        engine(model, *(((1, 2, 8, 16, 24, 32, 48, 64), STEPS) if everything else ((8,), STEPS[:2])), kv_kinds(name))
     print(f"{name}: {len(forms)} forms of {len(set(forms.values()))} kernels")
 
 

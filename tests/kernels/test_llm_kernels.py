@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
 from trireme.backends.conformance import check_case
-from trireme.backends.cuda.ops import CudaOps
+from trireme.backends.cuda.ops import CudaOps, _collected
 from trireme.kernels import chips
 from trireme.kernels.steps import attention, decode, gate, kv, rows, sampling, skinny
 from trireme.ops import AttentionKind, CacheSpec, Choosing, KVCache, Ops, StepLayout
@@ -58,11 +58,16 @@ def layout(starts: list[int], counts: list[int], page_size: int) -> tuple[StepLa
 
 
 def attention_case(
-    starts: list[int], counts: list[int], page: int, heads: tuple[int, int, int], kind: AttentionKind, dtype: torch.dtype
-):
+    starts: list[int], counts: list[int], page: int, heads: tuple[int, int, int], kind: AttentionKind, dtype: torch.dtype,
+    kept: str = "plain",
+):  # fmt: skip
     step, slots = layout(starts, counts, page)
     q = drawn(sum(counts), heads[0], heads[2], dtype=dtype)
-    cache = KVCache(drawn(slots, heads[1], heads[2], dtype=dtype), drawn(slots, heads[1], heads[2], dtype=dtype))
+    cache = KVCache.allocate(CacheSpec(heads[1:], heads[1:], kept), slots, dtype, zeros)
+    if kept == "fp8":
+        cache.factors = torch.linspace(0.02, 0.3, heads[1]).to(DEVICE), torch.linspace(0.5, 0.01, heads[1]).to(DEVICE)
+    k, v = (drawn(slots, heads[1], heads[2], dtype=dtype) for _ in "kv")
+    PLAIN.store_kv(k, v, cache, torch.arange(slots, device=DEVICE))
     return step, q, cache, PLAIN.attention(q, cache, PLAIN.plan_attention(step), kind)
 
 
@@ -78,13 +83,23 @@ KINDS = {
     "sinks": ((6, 2, 32), 16, AttentionKind(0.2, sinks=per_head(-3.0, 0.0, 2.0, 5.0, 1.0, -1.0))),
     "sinks, window": ((4, 4, 64), 4, AttentionKind(0.1, window=40, sinks=per_head(-3.0, 0.0, 2.0, 5.0))),
 }
+KEPT = [(name, "plain") for name in KINDS] + [
+    (name, kept)
+    for name, several in {
+        "plain": ("int8", "int4", "fp8"),
+        "odd page, odd head, window": ("int8", "int4"),
+        "capped and sloped": ("int4",),
+        "sinks, window": ("fp8",),
+    }.items()
+    for kept in several
+]
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("name", KINDS)
-def test_decode_attention_joins_its_spans(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "kept"), KEPT)
+def test_decode_attention_joins_its_spans(name: str, kept: str, dtype: torch.dtype) -> None:
     heads, page, kind = KINDS[name]
-    step, q, cache, expected = attention_case([3, 149, 64, 0, 260], [1] * 5, page, heads, kind, dtype)
+    step, q, cache, expected = attention_case([3, 149, 64, 0, 260], [1] * 5, page, heads, kind, dtype, kept)
     plan = decode.make_plan(5, heads[0], heads[1], heads[2], DEVICE, target=9)
     decode.plan(plan, step.query_starts, step.context_lengths, kind.window, min_span=32)
     out = torch.full_like(q, float("nan"))
@@ -92,7 +107,7 @@ def test_decode_attention_joins_its_spans(name: str, dtype: torch.dtype) -> None
         decode.attend(
             q, cache.k, cache.v, out, step.page_table, step.rows_device, step.query_starts, step.context_lengths, plan,
             page_size=page, scale=kind.scale, window=kind.window, softcap=kind.softcap,
-            tile=32, slopes=kind.slopes, sinks=kind.sinks,
+            tile=32, slopes=kind.slopes, sinks=kind.sinks, scales=cache.scales or cache.factors,
         )  # fmt: skip
         close(out, expected)
     assert int(plan.counters.abs().sum()) == 0
@@ -111,22 +126,21 @@ def test_decode_spans_cover_each_sequence_once() -> None:
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("name", KINDS)
-def test_prompt_attention(name: str, dense: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "kept"), KEPT)
+def test_prompt_attention(name: str, kept: str, dense: bool, dtype: torch.dtype) -> None:
     heads, page, kind = KINDS[name]
     if dense and heads[2] & (heads[2] - 1):
         pytest.skip("bulk copies take heads of a power of two")
     starts, counts = [0, 37, 64, 5, 20], [30, 1, 3, 60, 0]
-    step, q, cache, expected = attention_case(starts, counts, page, heads, kind, dtype)
+    step, q, cache, expected = attention_case(starts, counts, page, heads, kind, dtype, kept)
     shape = attention.Shape(32, 32, 4, 2)
     plan = attention.make_plan(step.starts, step.counts, heads[0] // heads[1], heads[2], DEVICE, shape=shape)
-    k, v = cache.k, cache.v
-    if dense:
-        k, v = attention.collect(k, v, step.page_table, step.rows_device, plan, page)
+    k, v, scales = _collected(q, cache, step, plan) if dense else (cache.k, cache.v, cache.scales or cache.factors)
     out = torch.full_like(q, float("nan"))
     attention.attend(
         q, k, v, out, step.page_table, step.rows_device, step.query_starts, step.context_lengths, plan, page_size=page,
         scale=kind.scale, window=kind.window, softcap=kind.softcap, dense=dense, slopes=kind.slopes, sinks=kind.sinks,
+        scales=scales,
     )  # fmt: skip
     assert out[30].isnan().all(), "a sequence with one new token is not the prompt kernel's"
     close(torch.cat([out[:30], out[31:]]), torch.cat([expected[:30], expected[31:]]))
@@ -163,11 +177,17 @@ def test_backend_takes_mixed_steps_apart(replayed: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_keys_and_values_in_eight_bits(dtype: torch.dtype) -> None:
-    """Every such case of the conformance suite; what the type cannot hold is kept as its largest, what is no number stays none."""
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_keys_and_values_in_fewer_bits(kind: str, dtype: torch.dtype) -> None:
+    """Every such case of the conformance suite."""
     backend = SimpleNamespace(ops=CudaOps(), device=DEVICE, cache=lambda spec, n, d: KVCache.allocate(spec, n, d, zeros))
-    findings = [check_case(backend, case, dtype) for case in cases() if case.kv == "fp8"]
+    findings = [check_case(backend, case, dtype) for case in cases() if case.kv == kind]
     assert findings and [finding for finding in findings if not finding.ok] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_fp8_cannot_hold(dtype: torch.dtype) -> None:
+    """It is kept as the largest number; what is no number stays none."""
     cache = KVCache.allocate(CacheSpec((1, 16), (1, 16), "fp8"), 2, dtype, zeros)
     k = torch.full((1, 1, 16), 1e4, dtype=dtype, device=DEVICE)
     k[..., 0], k[..., 1] = float("nan"), -1e4

@@ -33,6 +33,7 @@ class Chip:
     quick_log2: bool = False  # the device library has an approximation of the logarithm
     flushes: bool = False  # the device library takes subnormal numbers for zeros, unless a kernel is compiled otherwise
     resident_warps: int = 64  # that lie on a multiprocessor at once
+    ptx: bool = False  # kernels may have NVIDIA's instructions in them
 
     @property
     def autograd_key(self) -> str:
@@ -40,11 +41,11 @@ class Chip:
 
 
 # Hopper's block sizes: 16 bytes a thread and access, four to eight accesses in flight.
-HOPPER = Chip("hopper", "cuda", "CUDA", 32, 132, 232448, True, False, 2048, 16384, 4096, True, True, True)
+HOPPER = Chip("hopper", "cuda", "CUDA", 32, 132, 232448, True, False, 2048, 16384, 4096, True, True, True, ptx=True)
 AMPERE = replace(HOPPER, name="ampere", multiprocessors=108, shared_memory=166912, descriptors=False, early=False)
 GENERIC = replace(AMPERE, name="gpu", multiprocessors=64, shared_memory=65536, row_elements=8192)
-AMD = replace(GENERIC, name="amd", warp_size=64, quick_log2=False, flushes=False)
-XPU = replace(GENERIC, name="xpu", device_type="xpu", dispatch_key="XPU", quick_log2=False, flushes=False)
+AMD = replace(GENERIC, name="amd", warp_size=64, quick_log2=False, flushes=False, ptx=False)
+XPU = replace(GENERIC, name="xpu", device_type="xpu", dispatch_key="XPU", quick_log2=False, flushes=False, ptx=False)
 # Few programs and large blocks: the interpreter's cost is per operation, not per element.
 INTERPRETER = Chip("interpreter", "cpu", "CPU", 1, 1, 1 << 30, False, True, 4096, 16384, 1 << 16)
 

@@ -49,7 +49,7 @@ def sums_stay_wide(device: torch.device) -> bool:
 def kv_kinds(device: torch.device) -> tuple[str, ...]:
     """What keys and values can be kept as. For NVIDIA's chips before Ada (8.9) Triton compiles no floats of eight bits."""
     eight_bits = torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 9)
-    return ("plain", "fp8") if eight_bits else ("plain",)
+    return ("plain", "int8", "int4", "fp8") if eight_bits else ("plain", "int8", "int4")
 
 
 def half_type(device: torch.device) -> torch.dtype:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trireme.backends.cuda import device as gpu
-from trireme.kernels.steps import attention, decode, gate, kv, rows, sampling, skinny
+from trireme.kernels.steps import attention, decode, gate, in_bits, kv, rows, sampling, skinny
 from trireme.ops import AttentionKind, AttentionPlan, Choosing, KVCache, Ops, StepLayout
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -110,7 +110,7 @@ class CudaOps(Ops):
     def store_kv(self, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor) -> None:
         if not cache.is_alike:
             return super().store_kv(k, v, cache, slots)
-        kv.store(_side_by_side(k), _side_by_side(v), cache.k, cache.v, slots)
+        kv.store(_side_by_side(k), _side_by_side(v), cache.k, cache.v, slots, cache.scales or cache.factors)
 
     def qkv_rope_store(
         self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, index: Tensor, cache: KVCache, slots: Tensor
@@ -118,7 +118,8 @@ class CudaOps(Ops):
         if not cache.is_alike:
             return super().qkv_rope_store(q, k, v, table, index, cache, slots)
         q, k, v = _side_by_side(q), _side_by_side(k), _side_by_side(v)
-        return kv.rope_store(q, k, v, cache.k, cache.v, table, index, slots, pdl=self.pdl)
+        scales = cache.scales or cache.factors
+        return kv.rope_store(q, k, v, cache.k, cache.v, table, index, slots, scales=scales, pdl=self.pdl)
 
     def plan_attention(self, layout: StepLayout) -> AttentionPlan:
         counts = layout.counts
@@ -137,28 +138,21 @@ class CudaOps(Ops):
             out[plan.num_tokens :] = 0  # padding rows
         slopes, sinks = (None if x is None else x.to(q.device, torch.float32) for x in (kind.slopes, kind.sinks))
         where = (layout.page_table, layout.rows_device, layout.query_starts, layout.context_lengths)
+        scales = cache.scales or cache.factors
         if plan.prompts:
             tiles = plan.tiles_for(q, kv_heads)
-            k, v = cache.k, cache.v
-            if tiles.dense:
-                k, v = attention.collect(k, v, layout.page_table, layout.rows_device, tiles, layout.page_size)
-                if (
-                    plan.even
-                    and q.shape[1] * q.shape[2] >= LEAST_WIDTH
-                    and q.dtype in HALVES
-                    and k.dtype == q.dtype
-                    and not (kind.window or kind.softcap or kind.slopes is not None or kind.sinks is not None)
-                ):
-                    return gpu.causal_attention(q, k, v, plan.even, kind.scale)
+            k, v, still = (cache.k, cache.v, scales) if not tiles.dense else _collected(q, cache, layout, tiles)
+            if tiles.dense and plan.even and k.dtype == q.dtype and _is_for_library(q, kind):
+                return gpu.causal_attention(q, k, v, plan.even, kind.scale)
             attention.attend(
                 q, k, v, out, *where, tiles, page_size=layout.page_size, scale=kind.scale, window=kind.window,
-                softcap=kind.softcap, slopes=slopes, sinks=sinks, dense=tiles.dense,
+                softcap=kind.softcap, slopes=slopes, sinks=sinks, scales=still, dense=tiles.dense,
             )  # fmt: skip
         if plan.decodes:
             spans, known = plan.spans_for(q, kv_heads, kind.window)
             decode.attend(
                 q, cache.k, cache.v, out, *where, spans, page_size=layout.page_size, scale=kind.scale, window=kind.window,
-                softcap=kind.softcap, slopes=slopes, sinks=sinks, pdl=self.pdl and known,
+                softcap=kind.softcap, slopes=slopes, sinks=sinks, scales=scales, pdl=self.pdl and known,
             )  # fmt: skip
         return out
 
@@ -196,6 +190,22 @@ def _skinny(x: Tensor, weight: Tensor) -> bool:
     """Whether the kernels for few rows support this product."""
     few = x.dim() == 2 and 0 < x.shape[0] <= skinny.MAX_ROWS
     return few and x.dtype in HALVES and x.stride(1) == 1 and weight.dtype == x.dtype and weight.is_contiguous()
+
+
+def _collected(
+    q: Tensor, cache: KVCache, layout: StepLayout, tiles: attention.PromptPlan
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    """A step's keys and values, one sequence after the other, and what still scales them."""
+    where = (cache.k, cache.v, layout.page_table, layout.rows_device)
+    if cache.scales:
+        return *in_bits.unpack(*where, cache.scales, tiles.kv_starts, tiles.longest, layout.page_size, q, tiles.kv_total), None
+    return *attention.collect(*where, tiles, layout.page_size), cache.factors
+
+
+def _is_for_library(q: Tensor, kind: AttentionKind) -> bool:
+    """Whether the library's attention does this kind, and is worth its cost on the host."""
+    plain = not (kind.window or kind.softcap or kind.slopes is not None or kind.sinks is not None)
+    return plain and q.dtype in HALVES and q.shape[1] * q.shape[2] >= LEAST_WIDTH
 
 
 def _side_by_side(x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
+from trireme.kernels.steps import in_bits
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -62,9 +63,10 @@ class PromptPlan:
 
 @triton.jit
 def _steps(
-    query, best, total, acc, k, v, pages, base, kv_head, begin, end, position, length, slope, scale, softcap, window, slot_stride,
-    PAGE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, DENSE: tl.constexpr,
+    query, best, total, acc, k, v, k_scales, v_scales, pages, base, kv_head, begin, end, position, length, slope, scale, softcap,
+    window, slot_stride, PAGE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, DENSE: tl.constexpr,
     MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr,
+    KV_HEADS: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
 ):  # fmt: skip
     """Takes the keys of [begin, end) into the running softmax."""
     d, n = tl.arange(0, WIDTH), tl.arange(0, TOKENS)
@@ -74,6 +76,11 @@ def _steps(
         if DENSE:
             key = k.load([base + start, kv_head * DIM])
             value = v.load([base + start, kv_head * DIM])
+        elif KIND == "int8" or KIND == "int4":
+            held = (j < length) & (j > lowest) if WINDOWED else j < length
+            slot = tl.load(pages + j // PAGE, mask=j < length, other=0).to(tl.int64) * PAGE + j % PAGE
+            key = in_bits.load(k, k_scales, slot, held, kv_head, slot_stride, query, KV_HEADS, DIM, WIDTH, KIND, HOW)
+            value = in_bits.load(v, v_scales, slot, held, kv_head, slot_stride, query, KV_HEADS, DIM, WIDTH, KIND, HOW)
         else:
             if MASKED:
                 slot = tl.load(pages + j // PAGE, mask=j < length, other=0).to(tl.int64) * PAGE + j % PAGE
@@ -86,10 +93,12 @@ def _steps(
             else:
                 key = tl.load(k + where)
                 value = tl.load(v + where)
-        if MASKED:  # a weight of 0 would let through what is not finite
+        if MASKED and (DENSE or KIND == "plain" or KIND == "fp8"):  # a weight of 0 would let through what is not finite
             held = (j < length) & (j > lowest) if WINDOWED else j < length
             value = tl.where(held[:, None], value, 0.0)
         score = tl.dot(query, key.to(query.dtype).T, input_precision="ieee")
+        if KIND == "int8":
+            score *= in_bits.scale_of(k_scales, slot, held, kv_head, KV_HEADS)[None, :]
         if CAPPED:  # cap * tanh(score / cap), from exponentials
             score = (softcap * LOG2E) * (1.0 - 2.0 / (tl.exp2(score * (scale * 2.0 * LOG2E / softcap)) + 1.0))
         else:
@@ -110,6 +119,8 @@ def _steps(
         shrink = tl.exp2(best - safe)
         total = total * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
+        if KIND == "int8":
+            p *= in_bits.scale_of(v_scales, slot, held, kv_head, KV_HEADS)[None, :]
         acc = tl.dot(p.to(query.dtype), value.to(query.dtype), acc, input_precision="ieee")
         best = peak
     return best, total, acc
@@ -117,10 +128,11 @@ def _steps(
 
 @kernel
 def _attend(
-    q, k, v, out, tiles, page_table, rows, query_starts, contexts, kv_starts, slopes, sinks,
+    q, k, v, out, tiles, page_table, rows, query_starts, contexts, kv_starts, slopes, sinks, k_scales, v_scales,
     page_stride, q_stride, out_stride, slot_stride, scale, softcap, window,
     PAGE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
     DENSE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, SINKS: tl.constexpr,
+    KV_HEADS: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
 ):  # fmt: skip
     """One tile: ROWS rows of (token, head of the group) over every key they may see."""
     # q: [tokens, heads, DIM]; k, v: [slots, kv_heads, DIM], or descriptors of [tokens, kv_heads * DIM] where DENSE
@@ -132,12 +144,15 @@ def _attend(
     count = tl.load(query_starts + seq + 1) - first
     length, base = tl.load(contexts + seq), tl.load(kv_starts + seq)
     pages = page_table + tl.load(rows + seq).to(tl.int64) * page_stride
-    r, d = tile * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    r = tile * ROWS + tl.arange(0, ROWS)
+    d, live = in_bits.columns(DIM, WIDTH, KIND)
     inside = r < count * GROUP
     token, head = r // GROUP, kv_head * GROUP + r % GROUP
     position = length - count + token
     cell = (first + token).to(tl.int64)
-    mask = inside[:, None] & (d < DIM)[None, :]
+    mask = inside[:, None] & live[None, :]
+    if KIND == "fp8":
+        scale *= tl.load(k_scales + kv_head)
     query = tl.load(q + cell[:, None] * q_stride + head[:, None] * DIM + d[None, :], mask=mask, other=0.0)
     slope = tl.zeros([ROWS], tl.float32)
     if SLOPED:
@@ -156,13 +171,15 @@ def _attend(
     else:  # keys that every row of the tile sees need no mask
         whole = (lowest + 1) // TOKENS * TOKENS
         best, total, acc = _steps(
-            query, best, total, acc, k, v, pages, base, kv_head, 0, whole, position, length, slope, scale, softcap, window,
-            slot_stride, PAGE, DIM, WIDTH, TOKENS, DENSE, False, WINDOWED, CAPPED, SLOPED,
+            query, best, total, acc, k, v, k_scales, v_scales, pages, base, kv_head, 0, whole, position, length, slope, scale,
+            softcap, window, slot_stride, PAGE, DIM, WIDTH, TOKENS, DENSE, False, WINDOWED, CAPPED, SLOPED, KV_HEADS, KIND, HOW,
         )  # fmt: skip
     best, total, acc = _steps(
-        query, best, total, acc, k, v, pages, base, kv_head, whole, end, position, length, slope, scale, softcap, window,
-        slot_stride, PAGE, DIM, WIDTH, TOKENS, DENSE, True, WINDOWED, CAPPED, SLOPED,
+        query, best, total, acc, k, v, k_scales, v_scales, pages, base, kv_head, whole, end, position, length, slope, scale,
+        softcap, window, slot_stride, PAGE, DIM, WIDTH, TOKENS, DENSE, True, WINDOWED, CAPPED, SLOPED, KV_HEADS, KIND, HOW,
     )  # fmt: skip
+    if KIND == "fp8":
+        acc *= tl.load(v_scales + kv_head)
     target = out + cell[:, None] * out_stride + head[:, None] * DIM + d[None, :]
     tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
 
@@ -266,7 +283,10 @@ def plan_on_device(
 
 
 def collect(k: Tensor, v: Tensor, page_table: Tensor, rows: Tensor, plan: PromptPlan, page_size: int) -> tuple[Tensor, Tensor]:
-    """The plan's keys and values, one sequence after the other.  k, v: [slots, kv_heads, dim] -> [kv_total, kv_heads, dim]"""
+    """The plan's keys and values, one sequence after the other.  k, v: [slots, kv_heads, dim] -> [kv_total, kv_heads, dim]
+
+    `in_bits.unpack` is for those of int8 and int4.
+    """
     kv_heads, dim = k.shape[1:]
     dense = torch.empty((2, plan.kv_total, kv_heads, dim), dtype=k.dtype, device=k.device)
     width = kv_heads * dim
@@ -281,23 +301,23 @@ def collect(k: Tensor, v: Tensor, page_table: Tensor, rows: Tensor, plan: Prompt
 def attend(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, page_table: Tensor, rows: Tensor, query_starts: Tensor, contexts: Tensor,
     plan: PromptPlan, *, page_size: int, scale: float, window: int = 0, softcap: float = 0.0, slopes: Tensor | None = None,
-    sinks: Tensor | None = None, dense: bool = False,
+    sinks: Tensor | None = None, scales: tuple[Tensor, Tensor] | None = None, dense: bool = False,
 ) -> Tensor:  # fmt: skip
     """out[t] for every token t of the plan's sequences.  q, out: [tokens, heads, dim]; k, v: [slots, kv_heads, dim]
 
-    With `dense`, k and v are what `collect` returned.
+    With `dense`, k and v are what `collect` returned. With `scales`, they are in fewer bits.
     """
-    heads, dim, kv_heads = q.shape[1], q.shape[2], k.shape[1]
+    heads, dim, kv_heads, kind = q.shape[1], q.shape[2], k.shape[1], in_bits.kind_of(k, scales)
     shape, slot_stride = plan.shape, k.stride(0)
     keys, values = (_descriptor(x, shape.tokens) if dense else x for x in (k, v))
     # fmt: off
     _attend(
         (kv_heads, plan.tiles.shape[0]), q, keys, values, out, plan.tiles, page_table, rows, query_starts, contexts, plan.kv_starts,
-        q if slopes is None else slopes, q if sinks is None else sinks,
+        q if slopes is None else slopes, q if sinks is None else sinks, *in_bits.words(scales, q),
         page_table.stride(0), q.stride(0), out.stride(0), slot_stride, scale, softcap or 1.0, window,
-        PAGE=page_size, GROUP=heads // kv_heads, DIM=dim, WIDTH=max(next_power(dim), 16), ROWS=shape.rows, TOKENS=shape.tokens,
+        PAGE=page_size, GROUP=heads // kv_heads, DIM=dim, WIDTH=in_bits.width_of(dim, kind), ROWS=shape.rows, TOKENS=shape.tokens,
         DENSE=dense, WINDOWED=window > 0, CAPPED=softcap > 0, SLOPED=slopes is not None, SINKS=sinks is not None,
-        warps=shape.warps, stages=shape.stages,
+        KV_HEADS=kv_heads, KIND=kind, HOW=in_bits.how(kind, q.dtype), warps=shape.warps, stages=shape.stages,
     )
     # fmt: on
     return out

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
+from trireme.kernels.steps import in_bits
 from trireme.kernels.steps.attention import lanes
 from trireme.kernels.steps.skinny import depend
 
@@ -75,9 +76,10 @@ def _plan(
 @kernel
 def _attend(
     q, k, v, out, page_table, rows, query_starts, contexts, sequence, begin, info, counters, partial, slopes, sinks,
-    page_stride, q_stride, out_stride, slot_stride, scale, softcap, window,
+    k_scales, v_scales, page_stride, q_stride, out_stride, slot_stride, scale, softcap, window,
     PAGE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
     HEADS: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, HOW: tl.constexpr,
 ):  # fmt: skip
     """One span of one sequence for the GROUP query heads of one KV head.
 
@@ -93,10 +95,12 @@ def _attend(
     low, length = tl.load(begin + s), tl.load(contexts + seq)
     token = tl.load(query_starts + seq)
     pages = page_table + tl.load(rows + seq).to(tl.int64) * page_stride
-    g, d, n = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, TILE)
+    g, n = tl.arange(0, ROWS), tl.arange(0, TILE)
+    d, live = in_bits.columns(DIM, WIDTH, KIND)
+    KV_HEADS: tl.constexpr = HEADS // GROUP
     depend(PDL)
     head = kv_head * GROUP + g
-    real = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    real = (g < GROUP)[:, None] & live[None, :]
     hidden = tl.where(window > 0, tl.maximum(length - window, 0), 0)
     visible = tl.maximum(low, hidden)
     high = tl.minimum(low + span, length)
@@ -108,16 +112,19 @@ def _attend(
         best = tl.where(owner, tl.load(sinks + head, mask=g < GROUP, other=0.0) * LOG2E, float("-inf"))
         total = tl.where(owner, 1.0, total)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    if KIND == "fp8":
+        scale *= tl.load(k_scales + kv_head)
     if SLOPED:
         slope = tl.load(slopes + head, mask=g < GROUP, other=0.0) * LOG2E
     for start in range(visible // TILE * TILE, high, TILE):
         j = start + n
         seen = (j >= visible) & (j < high)
         slot = tl.load(pages + j // PAGE, mask=seen, other=0).to(tl.int64) * PAGE + j % PAGE
-        where = slot[:, None] * slot_stride + kv_head * DIM + d[None, :]
-        key = tl.load(k + where, mask=seen[:, None] & (d < DIM)[None, :], other=0.0)
-        value = tl.load(v + where, mask=seen[:, None] & (d < DIM)[None, :], other=0.0)
-        score = tl.dot(query, key.to(query.dtype).T, input_precision="ieee") * scale
+        key = in_bits.load(k, k_scales, slot, seen, kv_head, slot_stride, query, KV_HEADS, DIM, WIDTH, KIND, HOW)
+        value = in_bits.load(v, v_scales, slot, seen, kv_head, slot_stride, query, KV_HEADS, DIM, WIDTH, KIND, HOW)
+        score = tl.dot(query, key.T, input_precision="ieee") * scale
+        if KIND == "int8":
+            score *= in_bits.scale_of(k_scales, slot, seen, kv_head, KV_HEADS)[None, :]
         if CAPPED:  # cap * tanh(score / cap), from exponentials
             score = softcap * (1.0 - 2.0 / (tl.exp2(score * (2.0 / softcap) * LOG2E) + 1.0))
         score = score * LOG2E
@@ -128,8 +135,12 @@ def _attend(
         shrink = tl.exp2(best - peak)
         p = tl.exp2(score - peak[:, None])
         total = total * shrink + tl.sum(p, 1)
-        acc = tl.dot(p.to(query.dtype), value.to(query.dtype), acc * shrink[:, None], input_precision="ieee")
+        if KIND == "int8":
+            p *= in_bits.scale_of(v_scales, slot, seen, kv_head, KV_HEADS)[None, :]
+        acc = tl.dot(p.to(query.dtype), value, acc * shrink[:, None], input_precision="ieee")
         best = peak
+    if KIND == "fp8":
+        acc *= tl.load(v_scales + kv_head)
     target = out + token.to(tl.int64) * out_stride + head[:, None] * DIM + d[None, :]
     if num_spans == 1:
         tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
@@ -205,20 +216,25 @@ def plan(into: DecodePlan, query_starts: Tensor, contexts: Tensor, window: int =
 def attend(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, page_table: Tensor, rows: Tensor, query_starts: Tensor, contexts: Tensor,
     into: DecodePlan, *, page_size: int, scale: float, window: int = 0, softcap: float = 0.0, slopes: Tensor | None = None,
-    sinks: Tensor | None = None, tile: int = 0, warps: int = 4, stages: int = 3, pdl: bool = False,
+    sinks: Tensor | None = None, scales: tuple[Tensor, Tensor] | None = None, tile: int = 0, warps: int = 4, stages: int = 3,
+    pdl: bool = False,
 ) -> Tensor:  # fmt: skip
-    """out[t] for the token t of every sequence in the plan.  q, out: [tokens, heads, dim]; k, v: [slots, kv_heads, dim]"""
-    heads, dim, kv_heads = q.shape[1], q.shape[2], k.shape[1]
-    group, width = heads // kv_heads, max(next_power(dim), 16)
+    """out[t] for the token t of every sequence in the plan.  q, out: [tokens, heads, dim]; k, v: [slots, kv_heads, dim]
+
+    With `scales`, k and v are kept in fewer bits.
+    """
+    heads, dim, kv_heads, kind = q.shape[1], q.shape[2], k.shape[1], in_bits.kind_of(k, scales)
+    group, width = heads // kv_heads, in_bits.width_of(dim, kind)
     tile = tile or (TILE[max(width, 64)] if q.element_size() == 2 else 16)
     # fmt: off
     _attend(
         (kv_heads, into.num_spans), q, k, v, out, page_table, rows, query_starts, contexts,
         into.sequence, into.begin, into.info, into.counters, into.partial,
-        q if slopes is None else slopes, q if sinks is None else sinks,
+        q if slopes is None else slopes, q if sinks is None else sinks, *in_bits.words(scales, q),
         page_table.stride(0), q.stride(0), out.stride(0), k.stride(0), scale, softcap or 1.0, window,
         PAGE=page_size, GROUP=group, DIM=dim, ROWS=max(next_power(group), 16), WIDTH=width, TILE=tile, HEADS=heads,
-        CAPPED=softcap > 0, SLOPED=slopes is not None, SINKS=sinks is not None, PDL=pdl, dependent=pdl, warps=warps, stages=stages,
+        CAPPED=softcap > 0, SLOPED=slopes is not None, SINKS=sinks is not None, PDL=pdl, dependent=pdl,
+        KIND=kind, HOW=in_bits.how(kind, q.dtype), warps=warps, stages=stages,
     )
     # fmt: on
     return out

@@ -1,0 +1,254 @@
+"""Keys and values in fewer bits, inside kernels: how a tile of them is read as numbers, and how new ones are kept.
+
+    int8   x = q * scale         a scale in float32 for each slot and head
+    int4   x = q * scale + low   two a byte, number i and i + DIM / 2; a word of two float16, scale and low, for each 32 numbers
+    fp8    x = q * factor        a factor for each head, or 1
+
+In a tile of int4 column c stands for number c % H + c // H * DIM / 2 of a head, where H is half of the tile's width: so the two
+numbers of a byte stay in one thread. `columns` says so to whoever reads queries and writes results. Knows slots; nothing of layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trireme.kernels import chips
+from trireme.kernels.launch import blocks, kernel, next_power
+
+GROUP = tl.constexpr(32)  # numbers with one scale of int4
+HALFWAY = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number, ties to even
+# A byte that is put behind one of these is added to 128 or 1024, or with the second taken from it, as a number of 16 bits
+_OVER = {torch.bfloat16: ("0x43434343", "0xC3C3C3C3"), torch.float16: ("0x64646464", "0xE4E4E4E4")}
+_ONE = {torch.bfloat16: "0x3F803F80", torch.float16: "0x3C003C00"}
+_MIDDLE = {torch.bfloat16: "0xC308C308", torch.float16: "0xE408E408"}  # -(128 + 8), -(1024 + 8)
+
+
+def kind_of(kept: Tensor, scales: tuple[Tensor, Tensor] | None) -> str:
+    """How a kernel reads a cache, told by the type of its numbers; "plain" also where fp8 has no factors."""
+    kinds = {torch.int8: "int8", torch.uint8: "int4", torch.float8_e4m3fn: "fp8"}
+    return "plain" if scales is None else kinds[kept.dtype]
+
+
+def width_of(dim: int, kind: str) -> int:
+    """The columns of a tile."""
+    return max(2 * next_power(dim // 2), 16) if kind == "int4" else max(next_power(dim), 16)
+
+
+def words(scales: tuple[Tensor, Tensor] | None, instead: Tensor) -> tuple[Tensor, Tensor]:
+    """The scales of keys and values as kernels read them: those of int4 as words of two; `instead` where there are none."""
+    if scales is None:
+        return instead, instead
+    k, v = (x.view(torch.int32) if x.dtype == torch.float16 else x for x in scales)
+    return k, v
+
+
+@functools.cache
+def how(kind: str, dtype: torch.dtype) -> tuple[str, str] | None:
+    """The instructions that make four bytes numbers of 16 bits, of int4 for the low and for the high numbers; None if the compiler
+    shall find its own.
+
+    $0, $1: two numbers each; $2: four bytes; of int4 $3, $4: the scales, $5, $6: what a code of 8 stands for
+    """
+    if kind not in ("int8", "int4") or dtype not in _OVER or not chips.current().ptx:
+        return None
+    name = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}[dtype]
+    over, under = _OVER[dtype]
+    if kind == "int8":  # the seven low bits, less the highest
+        text = "{ .reg .b32 a, b, c, d, e; and.b32 a, $2, 0x7F7F7F7F; and.b32 b, $2, 0x80808080;"
+        text += f" mov.b32 e, {_ONE[dtype]};"
+        for i, places in enumerate(("0x4140", "0x4342")):
+            text += f" prmt.b32 c, a, {over}, {places}; prmt.b32 d, b, {under}, {places}; fma.rn.{name} ${i}, c, e, d;"
+        return text + " }", ""
+    texts = []
+    for shift in ("mov.b32 a, $2;", "shr.u32 a, $2, 4;"):
+        text = f"{{ .reg .b32 a, b, c, d; {shift} and.b32 a, a, 0x0F0F0F0F; mov.b32 c, {_ONE[dtype]}; mov.b32 d, {_MIDDLE[dtype]};"
+        for i, places in enumerate(("0x4140", "0x4342")):
+            text += f" prmt.b32 b, a, {over}, {places}; fma.rn.{name} b, b, c, d; fma.rn.{name} ${i}, b, ${3 + i}, ${5 + i};"
+        texts.append(text + " }")
+    return texts[0], texts[1]
+
+
+@triton.jit
+def columns(DIM: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
+    """Which number of a head each column of a tile stands for, and whether it is one."""
+    c = tl.arange(0, WIDTH)
+    if KIND == "int4":
+        i = c % (WIDTH // 2)
+        return i + c // (WIDTH // 2) * (DIM // 2), i < DIM // 2
+    else:
+        return c, c < DIM
+
+
+@triton.constexpr_function
+def _run(dim):
+    """How many numbers that follow each other surely have one scale, in both halves of a head."""
+    return math.gcd(dim // 2, 32)
+
+
+@triton.jit
+def _int4(codes, at, there, like, HIGH: tl.constexpr, HOW: tl.constexpr):
+    """The low or high numbers of a tile of bytes [tokens, runs, numbers], whose words lie at `at` [tokens, runs]."""
+    word = tl.load(at, mask=there, other=0)
+    scale = word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    low = (word >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    middle = low + 8.0 * scale
+    if HOW is None:
+        number = ((codes >> 4) if HIGH else (codes & 15)).to(tl.float32) - 8.0
+        return (number * scale[:, :, None] + middle[:, :, None]).to(like.dtype)
+    else:
+        scale = tl.broadcast_to(scale.to(like.dtype)[:, :, None], codes.shape)
+        middle = tl.broadcast_to(middle.to(like.dtype)[:, :, None], codes.shape)
+        return tl.inline_asm_elementwise(
+            HOW[1 if HIGH else 0], "=r,=r,r,r,r,r,r", [codes, scale, middle], dtype=like.dtype, is_pure=True, pack=4
+        )
+
+
+@triton.jit
+def load_int4(
+    kept, scales, slot, seen, head, slot_stride, like,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, HOW: tl.constexpr,
+):  # fmt: skip
+    """A head's numbers of these slots [tokens, WIDTH], the columns as `columns` says; zeros where nothing is seen."""
+    HALF: tl.constexpr = WIDTH // 2
+    RUN: tl.constexpr = _run(DIM)
+    RUNS: tl.constexpr = HALF // RUN
+    GROUPS: tl.constexpr = (DIM + GROUP - 1) // GROUP
+    r, i = tl.arange(0, RUNS), tl.arange(0, RUN)
+    inside = r[:, None] * RUN + i[None, :]
+    cell = kept + slot[:, None, None] * slot_stride + head * (DIM // 2) + inside[None, :, :]
+    codes = tl.load(cell, mask=seen[:, None, None] & (inside < DIM // 2)[None, :, :], other=0)
+    row = scales + (slot * HEADS + head)[:, None] * GROUPS
+    there = seen[:, None] & (r * RUN < DIM // 2)[None, :]
+    low = _int4(codes, row + (r * RUN // GROUP)[None, :], there, like, False, HOW)
+    high = _int4(codes, row + ((r * RUN + DIM // 2) // GROUP)[None, :], there, like, True, HOW)
+    return tl.reshape(tl.permute(tl.join(low, high), (0, 3, 1, 2)), (slot.shape[0], WIDTH))
+
+
+@triton.jit
+def load(
+    kept, scales, slot, seen, head, slot_stride, like,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
+):  # fmt: skip
+    """A head's numbers of these slots [tokens, WIDTH], 0 where nothing is seen; those of int8 are still to be scaled. Their type
+    is that of `like`."""
+    if KIND == "int4":
+        return load_int4(kept, scales, slot, seen, head, slot_stride, like, HEADS, DIM, WIDTH, HOW)
+    else:
+        d = tl.arange(0, WIDTH)
+        cell = kept + slot[:, None] * slot_stride + head * DIM + d[None, :]
+        found = tl.load(cell, mask=seen[:, None] & (d < DIM)[None, :], other=0.0)
+        if KIND != "int8" or HOW is None:
+            return found.to(like.dtype)
+        else:
+            return tl.inline_asm_elementwise(HOW[0], "=r,=r,r", [found], dtype=like.dtype, is_pure=True, pack=4)
+
+
+@triton.jit
+def scale_of(scales, slot, seen, head, HEADS: tl.constexpr):
+    """The scale of int8 of these slots; 0 where nothing is seen."""
+    return tl.load(scales + slot * HEADS + head, mask=seen, other=0.0)
+
+
+@triton.jit
+def _nan_where(broken, x):
+    return tl.where(broken, float("nan"), x)
+
+
+@triton.jit
+def store(
+    x, kept, scales, slot, head, slot_stride,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """Keeps the heads x [heads, WIDTH] of a slot, the columns as `columns` says."""
+    d, live = columns(DIM, WIDTH, KIND)
+    mask = (head < HEADS)[:, None] & live[None, :]
+    x = x.to(tl.float32)
+    if KIND == "int8":
+        broken = tl.sum(tl.where(mask & (x != x), 1, 0), 1) > 0
+        scale = tl.maximum(tl.max(tl.where(mask, tl.abs(x), 0.0), 1) / 127.0, 1e-30)
+        codes = tl.clamp((x / scale[:, None] + HALFWAY) - HALFWAY, -127.0, 127.0)
+        tl.store(kept + slot * slot_stride + head[:, None] * DIM + d[None, :], codes.to(tl.int8), mask=mask)
+        tl.store(scales + slot * HEADS + head, _nan_where(broken, scale), mask=head < HEADS)
+    elif KIND == "int4":
+        _store_int4(x, kept, scales, slot, head, d, mask, slot_stride, HEADS, DIM, WIDTH)
+    else:
+        factor = tl.load(scales + head, mask=head < HEADS, other=1.0)
+        x = tl.clamp(x / factor[:, None], -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(kept + slot * slot_stride + head[:, None] * DIM + d[None, :], x.to(kept.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _store_int4(
+    x, kept, scales, slot, head, d, mask, slot_stride, HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    GROUPS: tl.constexpr = (DIM + GROUP - 1) // GROUP
+    scale, low = tl.zeros(x.shape, tl.float32), tl.zeros(x.shape, tl.float32)
+    for g in tl.static_range(GROUPS):
+        inside = mask & (d // GROUP == g)[None, :]
+        broken = tl.sum(tl.where(inside & (x != x), 1, 0), 1) > 0
+        least = tl.min(tl.where(inside, x, float("inf")), 1)
+        step = ((tl.max(tl.where(inside, x, float("-inf")), 1) - least) / 15.0).to(tl.float16)
+        # codes are chosen for the scale and low as they are kept
+        step, least = _nan_where(broken, step.to(tl.float32)).to(tl.float16), _nan_where(broken, least).to(tl.float16)
+        first = step.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        word = first | (least.to(tl.int16, bitcast=True).to(tl.int32) << 16)
+        tl.store(scales + (slot * HEADS + head) * GROUPS + g, word, mask=head < HEADS)
+        scale = tl.where(inside, step.to(tl.float32)[:, None], scale)
+        low = tl.where(inside, least.to(tl.float32)[:, None], low)
+    good = (scale > 0.0) & (scale < 65520.0)
+    codes = (tl.where(good, (x - low) / tl.where(good, scale, 1.0), 0.0) + HALFWAY) - HALFWAY
+    codes = tl.clamp(codes, 0.0, 15.0).to(tl.uint8)
+    first, second = tl.split(tl.permute(tl.reshape(codes, (x.shape[0], 2, WIDTH // 2)), (0, 2, 1)))
+    i = tl.arange(0, WIDTH // 2)
+    target = kept + slot * slot_stride + head[:, None] * (DIM // 2) + i[None, :]
+    tl.store(target, first | (second << 4), mask=(head < HEADS)[:, None] & (i < DIM // 2)[None, :])
+
+
+@kernel
+def _unpack(
+    k, v, k_scales, v_scales, dense_k, dense_v, page_table, rows, kv_starts, page_stride, slot_stride,
+    PAGE: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
+    HOW: tl.constexpr,
+):  # fmt: skip
+    """dense[kv_starts[i] + j] = the numbers in the slot of position j of sequence i, of one head"""
+    block, seq, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    base = tl.load(kv_starts + seq)
+    length = tl.load(kv_starts + seq + 1) - base
+    if block * TOKENS >= length:
+        return
+    j = block * TOKENS + tl.arange(0, TOKENS)
+    seen = j < length
+    pages = page_table + tl.load(rows + seq).to(tl.int64) * page_stride
+    slot = tl.load(pages + j // PAGE, mask=seen, other=0).to(tl.int64) * PAGE + j % PAGE
+    d, live = columns(DIM, WIDTH, KIND)
+    target = ((base + j).to(tl.int64) * HEADS + head)[:, None] * DIM + d[None, :]
+    like = tl.zeros([1], dense_k.dtype.element_ty)
+    mask = seen[:, None] & live[None, :]
+    key = load(k, k_scales, slot, seen, head, slot_stride, like, HEADS, DIM, WIDTH, KIND, HOW)
+    value = load(v, v_scales, slot, seen, head, slot_stride, like, HEADS, DIM, WIDTH, KIND, HOW)
+    if KIND == "int8":
+        key = (key.to(tl.float32) * scale_of(k_scales, slot, seen, head, HEADS)[:, None]).to(like.dtype)
+        value = (value.to(tl.float32) * scale_of(v_scales, slot, seen, head, HEADS)[:, None]).to(like.dtype)
+    tl.store(dense_k + target, key, mask=mask)
+    tl.store(dense_v + target, value, mask=mask)
+
+
+def unpack(
+    k: Tensor, v: Tensor, page_table: Tensor, rows: Tensor, scales: tuple[Tensor, Tensor], kv_starts: Tensor, longest: int,
+    page_size: int, q: Tensor, total: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The keys and values of a step's sequences as numbers of the queries' type, one after the other: [total, kv_heads, dim]"""
+    kind, kv_heads, dim = kind_of(k, scales), k.shape[1], q.shape[2]
+    dense = torch.empty((2, total, kv_heads, dim), dtype=q.dtype, device=k.device)
+    _unpack(
+        (blocks(longest, 32), rows.shape[0], kv_heads), k, v, *words(scales, k), dense[0], dense[1],
+        page_table, rows, kv_starts, page_table.stride(0), k.stride(0), PAGE=page_size, TOKENS=32, HEADS=kv_heads, DIM=dim,
+        WIDTH=width_of(dim, kind), KIND=kind, HOW=how(kind, q.dtype),
+    )  # fmt: skip
+    return dense[0], dense[1]
