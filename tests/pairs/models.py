@@ -102,7 +102,7 @@ def _write_published(name: str, path: pathlib.Path, folder: pathlib.Path) -> Non
             larger = values.std() / meant.std() * (1 + 0.02 * number)  # the packers draw the same numbers for each
             scales = {end for end in packed if end in _SCALES and packed[end].element_size() > 1}  # in bytes they have no room
             ours = {end: tensor * larger.to(tensor.dtype) if end in scales else tensor for end, tensor in packed.items()}
-            tensors |= {place.removesuffix(".weight") + end: tensor.contiguous() for end, tensor in ours.items()}
+            tensors |= {place.removesuffix(".weight") + end: tensor.clone() for end, tensor in ours.items()}
         else:
             tensors[place] = values
     for file in path.glob("*.json"):
@@ -119,15 +119,15 @@ FORMS: dict[str, Callable[[pathlib.Path, pathlib.Path], None]] = {
 }
 
 
-def _write_unpacked(backend: str, quantize: str, path: pathlib.Path, folder: pathlib.Path) -> None:
-    """A model whose matrices hold, as floats, what this backend's weight method keeps of them."""
+def _write_unpacked(backend: str, quantize: str, dtype: torch.dtype, path: pathlib.Path, folder: pathlib.Path) -> None:
+    """A model whose matrices hold, as floats, what this backend's weight method keeps of them beside activations of that type."""
     checkpoint, device = Checkpoint.open(path), open_backend(DeviceOptions(backend=backend, pack_cache="off"), 0)
     tensors = {}
     for name in checkpoint.names():
         stored = checkpoint.weight(name)
         values = torch.from_numpy(stored.raw())
         if len(stored.shape) == 2:
-            method = choose(quantize, [stored], device.methods).load([stored], None, torch.float32, device.device)
+            method = choose(quantize, [stored], device.methods).load([stored], None, dtype, device.device)
             values = method.embed(device.ops, torch.arange(stored.shape[0], device=device.device))
         tensors[name] = values.float().cpu().clone()
     for file in path.glob("*.json"):
@@ -146,9 +146,12 @@ class Forms:
         """As this kind of file; "" is the plain one."""
         return self._made(form, FORMS[form]) if form else self.plain
 
-    def unpacked(self, backend: str, quantize: str) -> pathlib.Path:
-        """The floats that are left of it by a backend's weight method."""
-        return self._made(f"{backend}-{quantize}", functools.partial(_write_unpacked, backend, quantize))
+    def unpacked(self, backend: str, quantize: str, dtype: str) -> pathlib.Path:
+        """The floats that are left of it by a backend's weight method. GPUs have methods beside halves alone."""
+        dtype = dtype if backend == "cuda" else "float32"
+        return self._made(
+            f"{backend}-{quantize}-{dtype}", functools.partial(_write_unpacked, backend, quantize, getattr(torch, dtype))
+        )
 
     def _made(self, name: str, write: Callable[[pathlib.Path, pathlib.Path], None]) -> pathlib.Path:
         folder = self.folder / name

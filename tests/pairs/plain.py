@@ -84,7 +84,8 @@ class Bodies:
         """The plain engine that computes what the row does: with the same type and kind of KV, and weights of the same values."""
         settings = given(row, ENGINE)
         packed = settings["quantize"] not in ("none", "auto")
-        path = self.forms.unpacked(settings["backend"], settings["quantize"]) if packed else self.forms.stored(form_of(row))
+        chosen = settings["backend"], settings["quantize"], settings["dtype"]
+        path = self.forms.unpacked(*chosen) if packed else self.forms.stored(form_of(row))
         key = path, settings["dtype"], settings["kv_dtype"]
         if key not in self._open:
             self._open[key] = Plain(path, quantize="none", dtype=key[1], kv_dtype=key[2])

@@ -21,8 +21,8 @@ LARGER = rows(on("reference", "cpu", wide=True))
 
 def has(family: str, row: Row) -> bool:
     """Whether a row is about a family: each row about its own, those that are about requests and steps alone about every one. Keys
-    of Bloom have no bound, so that with four bits the smallest difference shows."""
-    if family == "bloom" and row["kv"] == "int4":
+    of Bloom have no bound, so that kept in few digits the smallest difference shows."""
+    if family == "bloom" and row["kv"] in ("int4", "fp8"):
         return False
     return family == family_of(row) or (family_of(row) == "llama" and not form_of(row))
 
