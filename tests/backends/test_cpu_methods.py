@@ -88,3 +88,13 @@ def test_quantized_at_load_as_everywhere(name: str, tmp_path: pathlib.Path) -> N
     made = METHODS[name].load([stored], None, torch.float32, torch.device("cpu"))
     wanted = quantize(torch.from_numpy(values), name).values()
     torch.testing.assert_close(made.weights[0].floats(), wanted, rtol=0.0 if name == "mxfp4" else 2.0**-8, atol=0.0)
+
+
+def test_halves_stay_halves(tmp_path: pathlib.Path) -> None:
+    values = np.random.default_rng(1).standard_normal((70, 96)).astype(np.float16)
+    (tmp_path / "m").write_bytes(values.tobytes())
+    made = METHODS["auto"].load(
+        [weight_from_bytes("m", "F16", values.shape, map_file(tmp_path / "m"))], None, torch.float32, torch.device("cpu")
+    )
+    assert made.title == "packed as f16" and made.num_bytes() == 80 * 128 * 2
+    assert np.array_equal(made.weights[0].floats().numpy(), values.astype(np.float32))

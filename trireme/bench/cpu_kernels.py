@@ -20,7 +20,7 @@ from trireme.ops import KVCache
 from trireme.types import SamplingParams
 
 SHAPES = ((960, 576), (3072, 576), (576, 1536), (8192, 2048))  # out × in: layers of SmolLM2-135M, and a larger one
-KINDS = ("f32", "bf16", "q8", "q4", "q4_min", "nf4", "q4_k", "q6_k")
+KINDS = ("f32", "bf16", "f16", "q8", "q4", "q4_min", "nf4", "q4_k", "q6_k")
 SUPER_BLOCKS = {"q4_k": ("Q4_K", 144), "q6_k": ("Q6_K", 210)}  # bytes of 256 weights; these kinds can be read but not made
 COLD_BYTES = 400 << 20  # copies of one weight are read in turn over this much memory, so that caches do not help
 

@@ -57,7 +57,7 @@ def _product(kind: str, values: Tensor, x: Tensor) -> Tensor:
         return x @ values.t()
     if len(x) >= WIDE.get(library.isa(), len(x) + 1):
         return x.bfloat16().float() @ values.bfloat16().float().t()
-    return (x if kind == "bf16" else rounded(x)) @ values.t()
+    return (x if kind in ("bf16", "f16") else rounded(x)) @ values.t()
 
 
 def rounded(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from trireme.backends.cpu import build
 from trireme.config import cache_folder
 from trireme.errors import BackendUnavailable
 
-KINDS = {name: i for i, name in enumerate(("f32", "bf16", "q4", "q4_min", "q8", "q4_k", "q6_k", "q4_table"))}
+KINDS = {name: i for i, name in enumerate(("f32", "bf16", "q4", "q4_min", "q8", "q4_k", "q6_k", "q4_table", "f16"))}
 SOURCES = {
     name: i
     for i, name in enumerate(("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q5_0", "q4_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"))

@@ -22,7 +22,8 @@ from trireme.quant import Stored, WeightMethod, composite, decode, grouped
 from trireme.quant.online import VOCABULARY, quantize
 
 PIECE = 1 << 21  # weights of a matrix that one thread reads at a time
-_LOSSLESS = {"F32": "f32", "BF16": "bf16"}
+_LOSSLESS = {"F32": "f32", "BF16": "bf16", "F16": "f16"}
+_HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class Packed(WeightMethod):
@@ -200,7 +201,7 @@ def _blocks_or_values(kind: str, piece: Stored, rounds: str | None) -> tuple[tup
     if matrix is not None:
         values = matrix.values()
     else:
-        values = decode(piece, torch.bfloat16 if piece.kind == "BF16" and not rounds else torch.float32)
+        values = decode(piece, torch.float32 if rounds else _HALVES.get(piece.kind, torch.float32))
     if not rounds or kind == "q8":
         return None, values
     matrix = quantize(values, rounds)

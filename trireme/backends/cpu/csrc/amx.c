@@ -88,6 +88,14 @@ INLINE void decode_tile(const int kind, const uint8_t *data, int padded, __m512i
     }
 }
 
+/* Halves, rounded to bf16. */
+static void round_tile(const uint8_t *data, int columns, uint8_t *out) {
+    for (int column = 0; column < columns; column += 2, data += 64, out += 64) {
+        fetch_ahead(data, 64);
+        _mm512_store_si512(out, pair_bf16(halves(data), halves(data + 32)));
+    }
+}
+
 /* A weight's table in each quarter of the vector, its values 128 higher. */
 static __m512i table_of(const Weight *weight) {
     __m128i table = _mm_xor_si128(_mm_loadu_si128((const __m128i *)weight->table), _mm_set1_epi8(-128));
@@ -100,6 +108,7 @@ static void decode_any(const Weight *weight, int tile, int first, int columns, u
     data += is_super(weight->kind) ? super_offset(weight->kind, first / SUPER) : block_offset(weight->kind, first / BLOCK);
     const __m512i none = _mm512_setzero_si512();
     switch (weight->kind) {
+    case KIND_F16: round_tile(data, columns, out); break;
     case KIND_Q4: decode_tile(KIND_Q4, data, columns, none, out); break;
     case KIND_Q4_MIN: decode_tile(KIND_Q4_MIN, data, columns, none, out); break;
     case KIND_Q8: decode_tile(KIND_Q8, data, columns, none, out); break;

@@ -58,9 +58,18 @@ static void reorder_tile(const uint8_t *data, int padded, uint8_t *out) {
         for (int p = 0; p < PARTS; p++) put_columns(load_ints(data + p * 16), load_ints(data + 64 + p * 16), p, out);
 }
 
+static void round_tile(const uint8_t *data, int padded, uint8_t *out) {
+    for (int column = 0; column < padded; column += 4, data += 128, out += 128) {
+        vf w[4][PARTS];
+        for (int c = 0; c < 4; c++) load_halves(data + c * TILE * 2, w[c]);
+        for (int p = 0; p < PARTS; p++) put_columns(pair_bf16(w[0][p], w[1][p]), pair_bf16(w[2][p], w[3][p]), p, out);
+    }
+}
+
 static void decode_any(const Weight *weight, int tile, uint8_t *out) {
     const uint8_t *data = weight->data + tile * weight->tile_bytes;
     switch (weight->kind) {
+    case KIND_F16: round_tile(data, weight->padded, out); break;
     case KIND_BF16: reorder_tile(data, weight->padded, out); break;
     case KIND_Q4: decode_tile(KIND_Q4, data, weight->padded, (vi){0}, out); break;
     case KIND_Q4_MIN: decode_tile(KIND_Q4_MIN, data, weight->padded, (vi){0}, out); break;

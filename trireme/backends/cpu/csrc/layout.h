@@ -13,12 +13,12 @@ static inline int has_min(int kind) { return kind == KIND_Q4_MIN || kind == KIND
 static inline int is_nibbles(int kind) { return kind == KIND_Q4 || has_min(kind) || kind == KIND_Q4_TABLE; }
 /* Whether nibbles are multiplied as they are stored, from 0 to 15. A table's values are multiplied as the bytes of KIND_Q8. */
 static inline int is_unsigned(int kind) { return is_nibbles(kind) && kind != KIND_Q4_TABLE; }
-static inline int is_grouped(int kind) { return kind >= KIND_Q4; }
+static inline int is_float(int kind) { return kind == KIND_F32 || kind == KIND_BF16 || kind == KIND_F16; }
 
 /* Bytes of scales before the numbers of a block, and of numbers per 32 columns. */
-static inline int block_header(int kind) { return kind <= KIND_BF16 ? 0 : kind == KIND_Q4_MIN ? 128 : 64; }
+static inline int block_header(int kind) { return is_float(kind) ? 0 : kind == KIND_Q4_MIN ? 128 : 64; }
 static inline int group_bytes(int kind) {
-    return kind == KIND_F32 ? 2048 : kind == KIND_BF16 ? 1024 : is_nibbles(kind) ? 256 : kind == KIND_Q6_K ? 384 : 512;
+    return kind == KIND_F32 ? 2048 : is_float(kind) ? 1024 : is_nibbles(kind) ? 256 : kind == KIND_Q6_K ? 384 : 512;
 }
 static inline int block_bytes(int kind) { return block_header(kind) + 2 * group_bytes(kind); }
 

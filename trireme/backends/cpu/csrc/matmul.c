@@ -2,7 +2,7 @@
  *
  * A tile of 16 weight rows meets R activation rows at a time; weights are decoded to bytes in registers once per R rows.
  *   grouped   y = Σ_groups d_n s_r (correction_r + Σ q_n q_r) + m_n sum_r       (correction: see rows.c)
- *   float     y = Σ w x, the weight bf16 or float */
+ *   float     y = Σ w x, the weight bf16, half or float */
 #include "layout.h"
 #include "vector.h"
 
@@ -276,7 +276,8 @@ INLINE void float_tile(const int kind, const int R, const Linear *linear, const 
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) {
             vf w[PARTS];
-            for (int p = 0; p < PARTS; p++) {
+            if (kind == KIND_F16) load_halves(data + (k + c) * TILE * 2, w);
+            for (int p = 0; p < PARTS && kind != KIND_F16; p++) {
                 if (kind == KIND_F32) {
                     w[p] = load((const float *)data + (k + c) * TILE + p * LANES);
                 } else {
@@ -298,7 +299,7 @@ INLINE void float_tile(const int kind, const int R, const Linear *linear, const 
 }
 
 INLINE void tile_rows(const int kind, const int R, const Linear *linear, const Activations *x, int tile, int row) {
-    if (kind == KIND_F32 || kind == KIND_BF16) float_tile(kind, R, linear, x, tile, row);
+    if (is_float(kind)) float_tile(kind, R, linear, x, tile, row);
     else grouped_tile(kind, R, linear, x, tile, row);
 }
 
@@ -319,10 +320,11 @@ DEFINE_KIND(rows_q8, KIND_Q8)
 DEFINE_KIND(rows_q4_k, KIND_Q4_K)
 DEFINE_KIND(rows_q6_k, KIND_Q6_K)
 DEFINE_KIND(rows_q4_table, KIND_Q4_TABLE)
+DEFINE_KIND(rows_f16, KIND_F16)
 
 void KERNEL(matmul)(const Linear *linear, const Activations *x, int tile0, int tile1, int rows, float *scratch) {
     static void (*const by_kind[KIND_COUNT])(const Linear *, const Activations *, int, int, int) = {
-        rows_f32, rows_bf16, rows_q4, rows_q4_min, rows_q8, rows_q4_k, rows_q6_k, rows_q4_table};
+        rows_f32, rows_bf16, rows_q4, rows_q4_min, rows_q8, rows_q4_k, rows_q6_k, rows_q4_table, rows_f16};
     (void)scratch;
     int panel = (int)(PANEL_BYTES / x->stride) / MOST_ROWS * MOST_ROWS;
     if (panel < MOST_ROWS) panel = MOST_ROWS;

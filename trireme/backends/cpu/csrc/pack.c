@@ -134,6 +134,8 @@ static void encode_plain(Row row, int group, const float *values) {
     for (int column = 0; column < GROUP; column++) {
         if (row.kind == KIND_F32) {
             memcpy(at + (column * TILE + row.lane) * 4, values + column, 4);
+        } else if (row.kind == KIND_F16) {
+            put_half(at, column * TILE + row.lane, float_to_half(values[column]));
         } else {
             uint16_t value = float_to_bf16(values[column]);
             memcpy(at + (column / 2 * TILE + row.lane) * 4 + column % 2 * 2, &value, 2);
@@ -300,6 +302,7 @@ void dequantize_row(const Weight *weight, int index, float *output) {
         int group = i / GROUP, column = i % GROUP;
         const uint8_t *at = group_of(row, group);
         if (weight->kind == KIND_F32) { memcpy(output + i, at + (column * TILE + row.lane) * 4, 4); continue; }
+        if (weight->kind == KIND_F16) { output[i] = half_to_float(get_half(at, column * TILE + row.lane)); continue; }
         if (weight->kind == KIND_BF16) { output[i] = bf16_to_float(get_half(at, (column / 2 * TILE + row.lane) * 2 + column % 2)); continue; }
         float minimum, scale = scale_of(weight, row, i, &minimum);
         int number;

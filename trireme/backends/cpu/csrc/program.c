@@ -30,7 +30,7 @@ static Activations activations_for(const Kernels *kernels, const Weight *weight,
     Activations x = {.kind = weight->kind, .padded = weight->padded};
     int64_t width = weight->padded, bytes;
     if (is_wide(kernels, rows) && weight->kind != KIND_F32) x.format = FORMAT_BF16, bytes = width * 2;
-    else if (!is_grouped(weight->kind)) x.format = FORMAT_F32, bytes = width * 4;
+    else if (is_float(weight->kind)) x.format = FORMAT_F32, bytes = width * 4;
     else x.format = FORMAT_GROUP8, bytes = width + width / GROUP * (weight->kind == KIND_Q6_K ? 12 : 8);
     x.stride = (bytes + 63) / 64 * 64;
     if (x.stride % 1024 == 0) x.stride += 64; /* rows a power of two apart would share cache sets */

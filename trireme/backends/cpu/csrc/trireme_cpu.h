@@ -18,6 +18,7 @@ typedef enum {
     KIND_Q4_K,   /* per 256: half d, dmin; per 32: u8 s, m;    w = d s q - dmin m */
     KIND_Q6_K,   /* per 256: half d;       per 16: int8 s;     w = d s (q - 32), q of six bits */
     KIND_Q4_TABLE, /* half d[2][16]; nibbles:  w = d table[q]  GGUF IQ4_NL, IQ4_XS, MXFP4; NF4 */
+    KIND_F16,    /* half[64][16] */
     KIND_COUNT
 } Kind;
 
