@@ -112,7 +112,6 @@ PLAINEST: Row = {option: known[0].name for option, known in (ENGINE | REQUEST | 
 
 EXCLUDED: tuple[tuple[str, str, str, str, str], ...] = (
     # option, value (or several), option, value (or several), why they never meet
-    ("backend", "cuda or cuda captured", "kv", "int8 or int4", "GPUs keep floats of 8 bits instead; refused"),
     ("backend", "reference", "weights", "int4", "two ranks round half a tiny matrix, whose groups are then others"),
     ("weights", "Q4_0 or Q8_0", "windows", "kept alone", "the GGUF files are llama's"),
     ("pages", "static", "prefixes", "hit", "a page that is one request's is never shared"),
