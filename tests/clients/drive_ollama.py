@@ -15,6 +15,9 @@ talk = [{"role": "user", "content": "What is the capital of France? Answer in on
 whole = client.chat(messages=talk, **asked).message.content
 assert "Paris" in whole, whole
 assert "".join(piece.message.content or "" for piece in client.chat(messages=talk, stream=True, **asked)) == whole
+scored = client.generate(prompt="The capital of France is", raw=True, logprobs=True, top_logprobs=2, **asked).logprobs
+assert scored and len(scored) == 12 and scored[0].token == " Paris" and len(scored[0].top_logprobs) == 2, scored
+assert len(client.chat(messages=talk, logprobs=True, **asked).logprobs) > 0
 assert client.generate(prompt="The capital of France is", raw=True, **asked).response.strip().startswith("Paris")
 schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
 asked["options"]["num_predict"] = 60
