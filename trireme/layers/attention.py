@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from trireme.layers.batch import Batch
 from trireme.layers.env import Env
 from trireme.layers.linear import Linear, Rows
 from trireme.layers.module import Module
-from trireme.layers.norm import HeadNorm
+from trireme.layers.norm import HeadNorm, WholeNorm
 from trireme.layers.rope import Rope
 from trireme.ops import AttentionKind, CacheSpec
 
@@ -32,6 +33,7 @@ class HeadNormSpec:
 
     eps: float
     offset: float = 0.0
+    whole: bool = False  # over all heads at once, not over each
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,7 @@ class Attention(Module):
         self.qkv = env.new(Linear, hidden, qkv_rows(heads, q, kv), cut="out", bias=projections.bias)
         columns = slice(q.start * heads.dim, q.stop * heads.dim)
         self.out = env.new(Linear, heads.num * heads.dim, {"o_proj": hidden}, cut="in", bias=projections.out_bias, columns=columns)
-        norm = projections.norm
-        self.q_norm = env.new(HeadNorm, heads.dim, norm.eps, norm.offset) if norm else None
-        self.k_norm = env.new(HeadNorm, heads.dim, norm.eps, norm.offset) if norm else None
+        self.q_norm, self.k_norm = (_norm(env, heads, projections.norm, which) for which in ("q", "k"))
         self.kind = AttentionKind(scale=heads.dim**-0.5 if scale is None else scale, window=window)
 
     def cache_specs(self) -> dict[int, CacheSpec]:
@@ -86,6 +86,16 @@ class Attention(Module):
         q = self.env.ops.qkv_rope_store(q, k, v, *self.rope.at(batch), cache, view.slots)
         mixed = self.env.ops.attention(q, cache, view.plan, self.kind).flatten(1)
         return self.out(self.env.keep(mixed, only))
+
+
+def _norm(env: Env, heads: Heads, norm: HeadNormSpec | None, which: Literal["q", "k"]) -> HeadNorm | WholeNorm | None:
+    if norm is None or not norm.whole:
+        return env.new(HeadNorm, heads.dim, norm.eps, norm.offset) if norm else None
+    q, kv = env.tp.heads(heads.num, heads.num_kv)
+    if which == "q":
+        return env.new(WholeNorm, heads.num * heads.dim, slice(q.start * heads.dim, q.stop * heads.dim), norm.eps)
+    sharers = sum(env.tp.span(heads.num_kv, rank=rank) == kv for rank in range(env.tp.size))
+    return env.new(WholeNorm, heads.num_kv * heads.dim, slice(kv.start * heads.dim, kv.stop * heads.dim), norm.eps, sharers)
 
 
 def qkv_rows(heads: Heads, q: slice, kv: slice) -> list[Rows]:

@@ -27,11 +27,14 @@ class GatedMLP(Module):
 class MLP(Module):
     """down(activation(up(x))), under the names the checkpoint gives the two."""
 
-    def __init__(self, env: Env, size: int, inner: int, names: tuple[str, str], activation: str, bias: bool = True):
+    def __init__(
+        self, env: Env, size: int, inner: int, names: tuple[str, str], activation: str, bias: bool = True, turned: bool = False
+    ):
+        """turned: the checkpoint stores both matrices as [in, out]"""
         self.env, self.activation = env, activation
         unit = _unit(env, inner)
-        self.up = env.new(Linear, size, {names[0]: inner}, cut="out", unit=unit, bias=bias)
-        self.down = env.new(Linear, inner, {names[1]: size}, cut="in", unit=unit, bias=bias)
+        self.up = env.new(Linear, size, {names[0]: inner}, cut="out", unit=unit, bias=bias, turned=turned)
+        self.down = env.new(Linear, inner, {names[1]: size}, cut="in", unit=unit, bias=bias, turned=turned)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self.env.ops.activation(self.up(x), self.activation))

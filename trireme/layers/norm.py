@@ -33,6 +33,27 @@ class HeadNorm(RMSNorm):
         return self.env.ops.qk_norm(x, self.weight, self.eps)
 
 
+class WholeNorm(RMSNorm):
+    """The norm over all query or key heads at once (OLMo 2). Each rank has its own heads, and the ranks add their squares up."""
+
+    def __init__(self, env: Env, total: int, span: slice, eps: float, sharers: int = 1):
+        """span: this rank's part of the `total` columns; sharers: how many ranks have the same part"""
+        super().__init__(env, total, eps)
+        self.span, self.sharers = span, sharers
+
+    def load(self, read: Read, path: str = "") -> None:
+        self.weight = decode(read(f"{path}.weight", (self.size,)).rows(self.span), self.env.dtype, self.env.device)
+
+    def __call__(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """x: [tokens, heads of this rank, dim]"""
+        if self.env.tp.size == 1:
+            return self.env.ops.rms_norm(x.flatten(1), self.weight, self.eps).view_as(x)
+        wide = x.flatten(1).float()
+        squares = self.env.tp.comm.all_reduce(wide.square().sum(-1, keepdim=True) / self.sharers)
+        normed = wide * (squares / self.size + self.eps).rsqrt()
+        return (normed * self.weight.float()).to(x.dtype).view_as(x)
+
+
 class LayerNorm(Module):
     """(x - mean) / std * weight + bias"""
 
