@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import pathlib
 import queue
 import sys
 import time
@@ -24,7 +23,7 @@ from trireme.errors import BadConfig, BadRequest, TriremeError
 from trireme.hub.advice import chat_advice
 from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.resolve import resolve_model
-from trireme.hub.tokenizer import NoTokenizer, Tokenizer
+from trireme.hub.tokenizer import Tokenizer
 from trireme.sched.capacity import Capacity
 from trireme.sched.engine import Engine
 from trireme.sched.scheduler import Scheduler
@@ -59,7 +58,7 @@ class LLM:
         report = report or (lambda name, share: None)
         self.path = resolve_model(self.config.model.model)
         checkpoint = Checkpoint.open(self.path)
-        self.tokenizer = tokenizer or _tokenizer(self.path, self.config)
+        self.tokenizer = tokenizer or open_tokenizer(str(self.path), self.config)
         self.generation = checkpoint.generation
         self.eos_token_ids = checkpoint.eos_token_ids()
         self.worker: LocalWorker | RankGroup
@@ -270,14 +269,6 @@ class LLM:
                     yield piece
         finally:
             self._abandon(answer)
-
-
-def _tokenizer(path: pathlib.Path, config: Config) -> Tokenizer | None:
-    """The model's tokenizer; None where the model comes without one, for prompts of token ids alone."""
-    try:
-        return open_tokenizer(str(path), config)
-    except NoTokenizer:
-        return None
 
 
 def _together(

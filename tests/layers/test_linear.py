@@ -19,6 +19,7 @@ from trireme.parallel import Group, Mesh
 BACKEND = open_backend(DeviceOptions(backend="reference"))
 NUMBERS = np.random.default_rng(1)
 STORED: dict[str, np.ndarray] = {}
+TURNED = ("c_fc.weight", "c_fc.bias", "c_proj.weight", "c_proj.bias")
 
 
 def read(name: str, shape: tuple[int, ...]) -> Weight:
@@ -91,6 +92,9 @@ def test_matrices_stored_in_the_other_order(size: int) -> None:
     torch.testing.assert_close(layer(x), theirs(x)[:, chosen], atol=1e-5, rtol=1e-5)
     ranks = build(Linear, size, 24, {"c_attn": 48}, cut="in", turned=True)
     torch.testing.assert_close(sum(rank(x[:, rank.columns]) for rank in ranks), theirs(x), atol=1e-5, rtol=1e-5)
+    parts = build(MLP, size, 24, 64, ("c_fc", "c_proj"), "relu", turned=True, path="mlp")
+    up, up_bias, down, down_bias = (torch.from_numpy(STORED[f"mlp.{name}"]) for name in TURNED)
+    torch.testing.assert_close(sum(part(x) for part in parts), (x @ up + up_bias).relu() @ down + down_bias, atol=1e-3, rtol=1e-4)
     with pytest.raises(UnsupportedModel, match=r"home\.c_attn\.weight .*Q8_0"):
         Linear(Env(BACKEND), 64, {"c_attn": 32}, turned=True).load(
             lambda name, _: Weight(name, "Q8_0", np.zeros((64, 34), "u1")), "home.own"

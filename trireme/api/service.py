@@ -245,6 +245,8 @@ class Service:
         if self.options.fill_room:
             sampling = self._filling(sampling, len(tokens))
         self.check_room(len(tokens), sampling.max_tokens)
+        if sampling.stop:
+            _ = self.client.tokenizer  # without one, texts to stop at mean nothing, and the request is refused
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise BadRequest(f"priority must lie between {-MAX_PRIORITY} and {MAX_PRIORITY}.", param="priority")
         with self._counting_refusals():

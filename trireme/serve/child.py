@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from trireme.config import Config, from_groups
 from trireme.errors import TriremeError, WorkerDied
-from trireme.hub.tokenizer import Tokenizer
+from trireme.hub.tokenizer import NoTokenizer, Tokenizer
 from trireme.ipc.channel import Channel, ChannelClosed
 from trireme.ipc.lifeline import prepare_child, tie_to_parent
 from trireme.ipc.messages import Failed
@@ -53,9 +53,11 @@ def settle_memory() -> None:
 
 
 def open_tokenizer(path: str, config: Config) -> Tokenizer | None:
-    """The model's tokenizer; with random weights there may be none."""
+    """The model's tokenizer; None where the model comes without one, for prompts of token ids alone."""
     try:
         return Tokenizer.open(path, config.model.chat_template)
+    except NoTokenizer:
+        return None
     except TriremeError:
         if config.model.random_weights:
             return None

@@ -205,7 +205,7 @@ class Client:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, in this process. Raises BadRequest where the model has none (random weights)."""
+        """The model's tokenizer, in this process. Raises BadRequest where the model has none."""
         if self._tokenizer is None:
             raise BadRequest("This model has no tokenizer.", "give token ids instead of text", "prompt")
         return self._tokenizer

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import sys
 from collections.abc import Callable
 
 from trireme.config import Config
@@ -32,7 +33,11 @@ def run_router(begin: Begin, config: Config, control: Channel) -> None:
 
 def run_detokenizer(begin: Begin, config: Config, control: Channel) -> None:
     listener = listen_at(os.path.join(begin.folder, DETOKENIZER_SOCKET))
-    loop = DetokenizerLoop(begin.name, begin.folder, control, listener, open_tokenizer(begin.path, config))
+    tokenizer = open_tokenizer(begin.path, config)
+    if tokenizer is None:
+        text = f"trireme: {begin.path} has no tokenizer: the server takes and gives token ids alone (prompt, return_token_ids)."
+        print(f"{text} Fix: fetch the model's tokenizer files.", file=sys.stderr, flush=True)
+    loop = DetokenizerLoop(begin.name, begin.folder, control, listener, tokenizer)
     settle_memory()
     loop.run()
 

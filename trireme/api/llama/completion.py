@@ -179,8 +179,9 @@ class _Writer:
         completion = self._flight.answer.completions[0]
         if completion.finish_reason is not FinishReason.STOP:
             return {"stop_type": "limit", "stopping_word": ""}
-        text = self._service.client.tokenizer.decode(completion.token_ids)
-        found = [stop for stop in stop_strings(self._request.stop) if stop in text[max(len(completion.text) - len(stop), 0) :]]
+        stops = stop_strings(self._request.stop)
+        text = self._service.client.tokenizer.decode(completion.token_ids) if stops else ""
+        found = [stop for stop in stops if stop in text[max(len(completion.text) - len(stop), 0) :]]
         return {"stop_type": "word", "stopping_word": found[0]} if found else {"stop_type": "eos", "stopping_word": ""}
 
     def _settings(self) -> dict[str, Any]:
