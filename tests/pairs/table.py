@@ -85,6 +85,7 @@ ENGINE: dict[str, tuple[Value, ...]] = {
 }
 
 _STOPS = list(range(0, 257, 5))
+_STRINGS = ["8F", *"bdfhjlnprtvxz13579"]  # 8F: two tokens
 REQUEST: dict[str, tuple[Value, ...]] = {
     "rule": (
         Value("none"),
@@ -103,7 +104,7 @@ REQUEST: dict[str, tuple[Value, ...]] = {
     "logprobs": (Value("none"), Value("3", {"logprobs": 3})),
     "prompt logprobs": (Value("none"), Value("2", {"prompt_logprobs": 2})),
     "sequences": (Value("1"), Value("3", {"n": 3}), Value("best of 4", {"n": 2, "best_of": 4})),
-    "stop": (Value("none"), Value("strings", {"stop": ["8F", *"bdfhjlnprtvxz13579"]})),  # 8F: two tokens
+    "stop": (Value("none"), Value("strings", {"stop": _STRINGS}), Value("kept", {"stop": _STRINGS, "include_stop": True})),
 }
 
 WAYS: tuple[Value, ...] = (Value("offline"), Value("server"), Value("stream"))  # a server meets the options of requests alone

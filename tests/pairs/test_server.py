@@ -40,6 +40,7 @@ def ask(client: httpx.Client, row: Row) -> list[dict[str, Any]]:
     names = ("max_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "n", "best_of", "stop", "stop_token_ids", "min_tokens")
     names += ("allowed_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "prompt_logprobs")
     body = {name: getattr(s, name) for name in names} | {"no_repeat_ngram_size": s.no_repeat_ngram}
+    body |= {"include_stop_str_in_output": s.include_stop}
     body |= {"model": MODEL, "prompt": PROMPT, "return_token_ids": True, "logit_bias": {str(t): b for t, b in s.logit_bias.items()}}
     body |= {"structured_outputs": {"grammar": s.grammar}} if s.grammar else {}
     if row["way"] == "server":
