@@ -22,6 +22,7 @@ if reason_against("cpu"):
 
 from trireme.backends.cpu import methods
 from trireme.backends.cpu.methods import METHODS
+from trireme.backends.cpu.ops import CpuOps
 
 
 @pytest.mark.parametrize("method", ["auto", "none", "int8", "int4"])
@@ -98,3 +99,26 @@ def test_halves_stay_halves(tmp_path: pathlib.Path) -> None:
     )
     assert made.title == "packed as f16" and made.num_bytes() == 80 * 128 * 2
     assert np.array_equal(made.weights[0].floats().numpy(), values.astype(np.float32))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_act_order_keeps_four_bits(rows: int, tmp_path: pathlib.Path) -> None:
+    """The columns of a group are brought together, and what is multiplied is put in the same order; after a norm or a gate too."""
+    tensors, values = FORMATS["gptq in an order"][0](48, 128)
+    made = METHODS["auto"].load([matrix_of(tmp_path, tensors)], None, torch.float32, torch.device("cpu"))
+    assert made.title == "packed as q4_min"
+    assert (made.weights[0].floats() - values).abs().max() < 1e-3 * values.abs().max()
+    x, ops = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows)), CpuOps()
+    for got, taken in (
+        (made.linear(ops, x[:, 128:]), x[:, 128:]),
+        (made.of_gated(ops, x, "silu"), torch.nn.functional.silu(x[:, :128]) * x[:, 128:]),
+    ):
+        wanted = taken.double() @ values.double().t()
+        assert (got - wanted).norm() < 0.012 * wanted.norm()
+
+
+def test_a_cut_through_the_groups_of_an_order_has_eight_bits(tmp_path: pathlib.Path) -> None:
+    tensors, values = FORMATS["gptq in an order"][0](48, 128)
+    cut = matrix_of(tmp_path, tensors).columns(slice(0, 64))
+    made = METHODS["auto"].load([cut], None, torch.float32, torch.device("cpu"))
+    assert made.title == "packed as q8" and (made.weights[0].floats() - values[:, :64]).norm() < 0.01 * values[:, :64].norm()

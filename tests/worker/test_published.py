@@ -124,9 +124,9 @@ def test_what_a_model_holds_is_said(tmp_path: pathlib.Path) -> None:
     config = resolve({"backend": "cpu", "pack_cache": "off", "max_model_len": 32, "kv_tokens": 64}, environ={})
     shown = dict(show_model(config, packed))
     assert shown["holds"] == "159 KB, GPTQ 4 bit, groups of 32, act order; F32"
-    assert shown["runs"] == "packed as q8, packed as f32 on cpu"
+    assert shown["runs"] == "packed as q4_min, packed as f32 on cpu"
     worker = LocalWorker(config, packed)
-    assert worker.ready.weights.startswith(shown["holds"]) and "packed as q8 (" in worker.ready.weights
+    assert worker.ready.weights.startswith(shown["holds"]) and "packed as q4_min (" in worker.ready.weights
     assert dict(inspect_model(config, packed))["understood"]
 
 

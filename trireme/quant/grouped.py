@@ -87,6 +87,24 @@ class Grouped:
         by_group *= self.scales.unsqueeze(-1)
         return numbers
 
+    def in_order(self) -> tuple[Grouped, Tensor | None]:
+        """The matrix with the columns of each group side by side, and which column each was; None: as they are."""
+        found = None if self.of is None else order_by_group(self.of)
+        if self.of is None or found is None:
+            return self, None
+        order, size = found
+        live = self.of.unique()
+        zeros = None if self.zeros is None else self.zeros[:, live]
+        codes = self.codes.view(torch.uint8)[:, order].view(self.codes.dtype)
+        return Grouped(codes, self.scales[:, live], size, zeros, None, self.table), order
+
+
+def order_by_group(of: Tensor) -> tuple[Tensor, int] | None:
+    """(the columns sorted by group, columns in a group); None where a cut went through a group.  of: the group of each column"""
+    counts = of.bincount()
+    size = int(counts.max())
+    return None if bool((counts[counts > 0] != size).any()) else (of.argsort(stable=True), size)
+
 
 def composite(stored: Any) -> Composite | None:
     """The stored matrix as a composite if it consists of several tensors, else None."""

@@ -34,6 +34,7 @@ class WeightStruct(Structure):
         ("data", c_void_p),
         ("tile_bytes", c_int64),
         ("table", c_int8 * 16),
+        ("order", c_void_p),
     ]
 
 

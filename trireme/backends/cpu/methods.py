@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,7 +15,7 @@ from trireme.backends.cpu.cache import PackCache
 from trireme.backends.cpu.library import library
 from trireme.backends.cpu.ops import CpuOps, gate_transform
 from trireme.backends.cpu.program import PLAIN, Transform
-from trireme.backends.cpu.repack import blocks_for, kind_for
+from trireme.backends.cpu.repack import blocks_for, kind_for, order_of
 from trireme.backends.cpu.weights import KIND_OF_GGUF, TILE, PackedWeight
 from trireme.blocks import BLOCKS
 from trireme.ops import Ops
@@ -40,16 +41,14 @@ class Packed(WeightMethod):
 
     @classmethod
     def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> Packed:
-        groups: list[tuple[str, list[Stored]]] = []
+        runs: list[Run] = []
         for part in parts:
-            kind = cls.kind_of(part)
-            if not groups or groups[-1][0] != kind:
-                groups.append((kind, []))
-            groups[-1][1].append(part)
-        weights = [
-            _pack(kind, members, cls.rounds) if cls.cache is None else _kept(cls.cache, kind, members, cls.rounds)
-            for kind, members in groups
-        ]
+            run = Run(cls.kind_of(part), [part], cls.rounds, order_of(part) if cls.kind is None else None)
+            if runs and runs[-1].goes_on_with(run):
+                runs[-1].parts.append(part)
+            else:
+                runs.append(run)
+        weights = [_pack(run) if cls.cache is None else _kept(cls.cache, run) for run in runs]
         return cls(weights, None if bias is None else bias.float().contiguous())
 
     @classmethod
@@ -145,34 +144,57 @@ def _kept_kind(part: Stored) -> str:
     return "q8" if part.kind in BLOCKS else _LOSSLESS.get(part.kind, "f32")
 
 
-def _kept(cache: PackCache, kind: str, parts: list[Stored], rounds: str | None) -> PackedWeight:
+@dataclass
+class Run:
+    """Stacked matrices that become one packed weight: of a kind, perhaps rounded to another first, their columns in one order."""
+
+    kind: str
+    parts: list[Stored]
+    rounds: str | None = None
+    order: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        return sum(part.shape[0] for part in self.parts)
+
+    @property
+    def columns(self) -> int:
+        return self.parts[0].shape[1]
+
+    def goes_on_with(self, other: Run) -> bool:
+        if self.kind != other.kind or (self.order is None) != (other.order is None):
+            return False
+        return self.order is None or other.order is None or torch.equal(self.order, other.order)
+
+
+def _kept(cache: PackCache, run: Run) -> PackedWeight:
     """Packs matrices that are not in the cache. Adds them to it if that saves time and every part has an origin."""
+    kind, parts = run.kind, run.parts
     reordered = kind in _LOSSLESS.values() or all(hasattr(part, "form") or KIND_OF_GGUF.get(part.kind) == kind for part in parts)
-    if reordered and not rounds and not cache.everything:
-        return _pack(kind, parts, rounds)
+    if reordered and not run.rounds and not cache.everything:
+        return _pack(run)
     origins = [origin for part in parts if (origin := part.origin) is not None]
     if len(origins) < len(parts):
-        return _pack(kind, parts, rounds)
-    origins += [f"rounded to {rounds}"] if rounds else []
-    rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    found = cache.read(kind, rows, columns, origins)
+        return _pack(run)
+    origins += [f"rounded to {run.rounds}"] if run.rounds else []
+    found = cache.read(kind, run.rows, run.columns, origins)
     if found is None:
-        found = _pack(kind, parts, rounds)
+        found = _pack(run)
         cache.write(found, origins)
-    return found
+    return found.in_order(run.order)
 
 
-def _pack(kind: str, parts: list[Stored], rounds: str | None = None) -> PackedWeight:
-    packed, first = PackedWeight(kind, sum(part.shape[0] for part in parts), parts[0].shape[1]), 0
+def _pack(run: Run) -> PackedWeight:
+    packed, first = PackedWeight(run.kind, run.rows, run.columns).in_order(run.order), 0
     places = []
-    for piece in (piece for part in parts for piece in _pieces(part)):
+    for piece in (piece for part in run.parts for piece in _pieces(part)):
         places.append((first, piece))
         first += piece.shape[0]
     packing = threading.Lock()  # one matrix at a time, because packing uses all threads
 
     def put_decoded(place: tuple[int, Stored]) -> None:
         first, piece = place
-        blocks, values = _blocks_or_values(kind, piece, rounds)
+        blocks, values = _blocks_or_values(run, piece)
         with packing:
             if blocks:
                 packed.put_gguf(first, *blocks)
@@ -181,7 +203,7 @@ def _pack(kind: str, parts: list[Stored], rounds: str | None = None) -> PackedWe
 
     others = []
     for first, piece in places:
-        if composite(piece) is None and not rounds and KIND_OF_GGUF.get(piece.kind) == kind:
+        if composite(piece) is None and not run.rounds and KIND_OF_GGUF.get(piece.kind) == run.kind:
             packed.put_gguf(first, piece.kind, torch.from_numpy(piece.raw()).view(piece.shape[0], -1))
             piece.release()
         else:
@@ -191,21 +213,23 @@ def _pack(kind: str, parts: list[Stored], rounds: str | None = None) -> PackedWe
     return packed
 
 
-def _blocks_or_values(kind: str, piece: Stored, rounds: str | None) -> tuple[tuple[str, Tensor] | None, Tensor]:
+def _blocks_or_values(run: Run, piece: Stored) -> tuple[tuple[str, Tensor] | None, Tensor]:
     """Blocks that hold the numbers of a piece as they are, where the kind can; else None and its values."""
     whole, nothing = composite(piece), torch.empty(0)
     matrix = None if whole is None else grouped(whole)
-    blocks = None if matrix is None else blocks_for(kind, matrix)
+    if matrix is not None and run.order is not None:
+        matrix, _ = matrix.in_order()
+    blocks = None if matrix is None else blocks_for(run.kind, matrix)
     if blocks:
         return blocks, nothing
     if matrix is not None:
         values = matrix.values()
     else:
-        values = decode(piece, torch.float32 if rounds else _HALVES.get(piece.kind, torch.float32))
-    if not rounds or kind == "q8":
+        values = decode(piece, torch.float32 if run.rounds else _HALVES.get(piece.kind, torch.float32))
+    if not run.rounds or run.kind == "q8":
         return None, values
-    matrix = quantize(values, rounds)
-    blocks = blocks_for(kind, matrix)
+    matrix = quantize(values, run.rounds)
+    blocks = blocks_for(run.kind, matrix)
     return blocks, nothing if blocks else matrix.values()
 
 

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from trireme.backends.cpu.tables import NEAR, TABLES
-from trireme.quant import Composite, Grouped
+from trireme.quant import Composite, Grouped, Stored, composite
+from trireme.quant.grouped import order_by_group
 
 UNIT = 32  # columns of a block
 _SMALL = ("INT2", "INT3", "INT4")
+_WHOLE = (*_SMALL, "INT8")
 _FLOAT8 = ("F8T", "F8C", "F8G", "F8B")
 _TABLE_OF = {"MXFP4": "mxfp4", "NF4": "nf4", "FP4": "fp4"}
 HALF_LOSS = 2.0**-10  # the largest relative error of a scale rounded to float16
@@ -24,13 +26,23 @@ def kind_for(part: Composite) -> str:
     form = part.form
     if part.kind in _FLOAT8:
         return "bf16"  # its eight bits are a float
-    whole = not form.facts.get("ordered") and _on_blocks(part, form.group)
+    whole = order_of(part) is not None if form.facts.get("ordered") else _on_blocks(part, form.group)
     if part.kind in _SMALL and whole:
         return "q4" if form.facts.get("symmetric") else "q4_min"
     table = _TABLE_OF.get(part.kind, "")
     if table and whole and ("table" not in part.parts or _near(table, torch.from_numpy(part.read("table")))):
         return table
     return "q8"
+
+
+def order_of(part: Stored) -> Tensor | None:
+    """The order that brings the columns of each group together; None where none is needed, or where a block of columns would
+    lie in several groups."""
+    matrix = composite(part)
+    if matrix is None or matrix.kind not in _WHOLE or not matrix.form.facts.get("ordered"):
+        return None
+    found = order_by_group(torch.from_numpy(matrix.read("order")).long())
+    return found[0] if found is not None and found[1] % UNIT == 0 else None
 
 
 def _near(table: str, values: Tensor) -> bool:

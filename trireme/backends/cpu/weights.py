@@ -57,6 +57,13 @@ class PackedWeight:
         if kind in TABLES:
             self.struct.table[:] = TABLES[kind].numbers
         self.pointer = ctypes.pointer(self.struct)
+        self.order: torch.Tensor | None = None
+
+    def in_order(self, order: torch.Tensor | None) -> PackedWeight:
+        """Itself, its column i to take column order[i] of what it multiplies."""
+        self.order = None if order is None else order.to(torch.int32).contiguous()
+        self.struct.order = None if self.order is None else self.order.data_ptr()
+        return self
 
     @property
     def nbytes(self) -> int:

@@ -32,7 +32,7 @@ class Quantized(WeightMethod):
 
     @classmethod
     def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> WeightMethod:
-        made = None if dtype not in HALVES else cls.of([_in_order(matrix) for matrix in _read(parts, device)], bias, dtype)
+        made = None if dtype not in HALVES else cls.of([matrix.in_order() for matrix in _read(parts, device)], bias, dtype)
         return Decoded.load(parts, bias, dtype, device) if made is None else made
 
     @classmethod
@@ -63,21 +63,6 @@ class Quantized(WeightMethod):
 def _read(parts: list[Stored], device: torch.device) -> list[Grouped]:
     wholes = [composite(part) for part in parts]
     return [grouped(whole, device) for whole in wholes if whole is not None] if all(wholes) else []
-
-
-def _in_order(matrix: Grouped) -> tuple[Grouped, Tensor | None]:
-    """The matrix with the columns of each group side by side, and which column of x each takes; None: as they are."""
-    if matrix.of is None:
-        return matrix, None
-    counts = matrix.of.bincount(minlength=matrix.scales.shape[1])
-    live = counts.nonzero().flatten()
-    size = int(counts.max())
-    if bool((counts[live] != size).any()):  # a cut went through a group
-        return matrix, None
-    order = matrix.of.argsort(stable=True)
-    zeros = None if matrix.zeros is None else matrix.zeros[:, live]
-    codes = matrix.codes.view(torch.uint8)[:, order].view(matrix.codes.dtype)
-    return Grouped(codes, matrix.scales[:, live], size, zeros, None, matrix.table), order
 
 
 def _one_order(read: list[tuple[Grouped, Tensor | None]]) -> bool:

@@ -299,11 +299,11 @@ static float scale_of(const Weight *weight, Row row, int column, float *minimum)
 void dequantize_row(const Weight *weight, int index, float *output) {
     Row row = {(uint8_t *)weight->data + index / TILE * weight->tile_bytes, index % TILE, weight->kind};
     for (int i = 0; i < weight->columns; i++) {
-        int group = i / GROUP, column = i % GROUP;
+        int group = i / GROUP, column = i % GROUP, place = weight->order ? weight->order[i] : i;
         const uint8_t *at = group_of(row, group);
-        if (weight->kind == KIND_F32) { memcpy(output + i, at + (column * TILE + row.lane) * 4, 4); continue; }
-        if (weight->kind == KIND_F16) { output[i] = half_to_float(get_half(at, column * TILE + row.lane)); continue; }
-        if (weight->kind == KIND_BF16) { output[i] = bf16_to_float(get_half(at, (column / 2 * TILE + row.lane) * 2 + column % 2)); continue; }
+        if (weight->kind == KIND_F32) { memcpy(output + place, at + (column * TILE + row.lane) * 4, 4); continue; }
+        if (weight->kind == KIND_F16) { output[place] = half_to_float(get_half(at, column * TILE + row.lane)); continue; }
+        if (weight->kind == KIND_BF16) { output[place] = bf16_to_float(get_half(at, (column / 2 * TILE + row.lane) * 2 + column % 2)); continue; }
         float minimum, scale = scale_of(weight, row, i, &minimum);
         int number;
         int nibble = at[column % 16 / 4 * 64 + row.lane * 4 + column % 4] >> (column >= 16 ? 4 : 0) & 15;
@@ -313,7 +313,7 @@ void dequantize_row(const Weight *weight, int index, float *output) {
             number = (nibble | (at[SIX_HIGH + column / 4 % 2 * 64 + row.lane * 4 + column % 4] >> (column / 8 * 2) & 3) << 4) - 32;
         else number = (int8_t)(at[column / 4 * 64 + row.lane * 4 + column % 4] - STORED_BIAS);
         if (weight->kind == KIND_Q4) number -= 8;
-        output[i] = scale * (float)number + minimum;
+        output[place] = scale * (float)number + minimum;
     }
 }
 

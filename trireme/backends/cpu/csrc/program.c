@@ -27,7 +27,7 @@ enum { ALONE_ROWS = 2, ALONE_COLUMNS = 8192 }; /* up to this much, every worker 
 static int is_wide(const Kernels *kernels, int rows) { return kernels->wide_rows && rows >= kernels->wide_rows; }
 
 static Activations activations_for(const Kernels *kernels, const Weight *weight, int rows) {
-    Activations x = {.kind = weight->kind, .padded = weight->padded};
+    Activations x = {.kind = weight->kind, .padded = weight->padded, .order = weight->order};
     int64_t width = weight->padded, bytes;
     if (is_wide(kernels, rows) && weight->kind != KIND_F32) x.format = FORMAT_BF16, bytes = width * 2;
     else if (is_float(weight->kind)) x.format = FORMAT_F32, bytes = width * 4;
@@ -41,6 +41,7 @@ static Activations activations_for(const Kernels *kernels, const Weight *weight,
 static int is_handed_on(const Kernels *kernels, const Linear *linear, int rows) {
     if (!linear->reader || !kernels->gated_matmul || !is_wide(kernels, rows)) return 0;
     const Weight *weight = linear->weight, *next = linear->reader->weight;
+    if (next->order) return 0;
     return weight->kind != KIND_F32 && next->kind != KIND_F32 && next->padded == next->columns && weight->rows == 2 * next->columns;
 }
 
@@ -110,7 +111,7 @@ static void multiply_phase(const Linear *linear, Activations x, Activations *nex
 static void run_linear_alone(const Linear *linear, Activations x, int rows, Worker *worker) {
     const size_t own = (size_t)x.stride * rows;
     int64_t tiles = (linear->weight->rows + TILE - 1) / TILE;
-    x.data = pool_scratch(worker, own + (size_t)x.padded * 4);
+    x.data = pool_scratch(worker, own + (size_t)x.padded * 8);
     int ready = 0;
     for (Span span; pool_take(worker, tiles, chunk_of(tiles, worker->count, 1), &span);) {
         if (!ready) prepare_rows(linear, &x, 0, rows, (float *)(x.data + own));
@@ -130,7 +131,7 @@ static Activations run_linear(const Linear *linear, int rows, Activations given,
     }
     size_t panel = wide_bytes(weight->padded, rows), gated = gated_bytes(weight->padded, rows);
     if (panel < gated) panel = gated;
-    uint8_t *scratch = pool_scratch(worker, panel + (size_t)weight->padded * 4);
+    uint8_t *scratch = pool_scratch(worker, panel + (size_t)weight->padded * 8);
     x.data = given.data ? given.data : shared_buffer;
     if (!given.data) {
         for (Span span; pool_take(worker, rows, 1, &span);) prepare_rows(linear, &x, span.first, span.end, (float *)(scratch + panel));

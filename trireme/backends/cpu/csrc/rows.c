@@ -122,6 +122,7 @@ static void write_bf16(const float *values, int padded, uint8_t *record) {
     for (int i = 0; i < padded; i++) out[i] = float_to_bf16(values[i]);
 }
 
+/* temporary: room for two rows */
 void KERNEL(prepare)(const Transform *t, const float *input, int columns, float *temporary, const Activations *x, int row) {
     uint8_t *record = x->data + row * x->stride;
     int padded = x->padded;
@@ -131,6 +132,12 @@ void KERNEL(prepare)(const Transform *t, const float *input, int columns, float 
         transform_row(t, input, temporary, columns);
         memset(temporary + columns, 0, (size_t)(padded - columns) * 4);
         values = temporary;
+    }
+    if (x->order) {
+        float *ordered = temporary + padded;
+        for (int i = 0; i < columns; i++) ordered[i] = values[x->order[i]];
+        memset(ordered + columns, 0, (size_t)(padded - columns) * 4);
+        values = ordered;
     }
     if (x->format == FORMAT_BF16) write_bf16(values, padded, record);
     else if (x->format == FORMAT_GROUP8 && has_min(x->kind)) write_group8(values, padded, KIND_Q4_MIN, record);

@@ -27,6 +27,7 @@ typedef struct {
     const uint8_t *data;                 /* ceil(rows / 16) tiles of tile_bytes */
     int64_t tile_bytes;
     int8_t table[16]; /* of KIND_Q4_TABLE */
+    const int32_t *order; /* column i takes column order[i] of the input; null: as they come. Not of kinds of floats */
 } Weight;
 
 /* What happens to a row before it is multiplied. MUL kinds read a row of 2n: gate first, then up. */
@@ -205,6 +206,7 @@ typedef struct {
     uint8_t *data;
     int64_t stride;
     int32_t format, kind, padded;
+    const int32_t *order; /* the weight's */
 } Activations;
 
 /* Queries [query0, query0 + queries) of one sequence over its keys [key0, key1), for the heads of `kv_heads` KV heads from one on. */
