@@ -18,7 +18,7 @@ def test_the_models_own_sampling_applies_and_is_shown(page: Any, fake: FakeServe
     page.click("#open-settings")
     assert page.get_attribute('[aria-label="Temperature, as a number"]', "placeholder") == "0.2"
     assert page.get_attribute('[aria-label="Top k, as a number"]', "placeholder") == "0"
-    assert "as trireme chat samples" in page.inner_text("#advice")
+    assert "those of trireme chat" in page.inner_text("#advice")
 
 
 def test_a_switch_between_the_names_that_are_served(page: Any, fake: FakeServer) -> None:
@@ -34,7 +34,7 @@ def test_a_switch_between_the_names_that_are_served(page: Any, fake: FakeServer)
     assert (body["model"], body["temperature"], body["top_k"], "top_p" in body) == ("large", 0.7, 20, False)
     assert page.inner_text("#context") == "22 of 100 tokens"
     page.click("#open-settings")
-    assert "makers advise" in page.inner_text("#advice") and page.input_value('[name="model"]') == "large"
+    assert "makers recommend" in page.inner_text("#advice") and page.input_value('[name="model"]') == "large"
 
 
 def test_settings_belong_to_their_conversation(page: Any, fake: FakeServer) -> None:

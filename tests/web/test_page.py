@@ -248,6 +248,10 @@ def test_it_works_on_a_small_screen(browser: Any, fake: FakeServer) -> None:
     page.keyboard.press("Escape")
     page.wait_for_selector("#new-chat", state="hidden")
     page.click("#open-sidebar")
+    page.click("#open-settings")  # beside the sidebar, which only closes
+    page.wait_for_selector("#new-chat", state="hidden")
+    assert page.is_hidden("#settings")
+    page.click("#open-sidebar")
     page.wait_for_selector("#new-chat", state="visible")
     page.click("#new-chat")
     page.wait_for_selector("#empty", state="visible")

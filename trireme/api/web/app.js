@@ -193,17 +193,28 @@ function toggleSettings() {
   byId(drawer.hidden ? "open-settings" : "close-settings").focus();
 }
 
+const isCovered = () => SMALL.matches && document.body.classList.contains("sidebar-open");
+
+// In a small window a tap beside the open sidebar closes it and does nothing else.
+function uncover(event) {
+  if (!isCovered()) return;
+  event.stopPropagation();
+  event.preventDefault();
+  showSidebar(false);
+}
+
 // Stops an answer that is being written. If there is none, closes whatever covers the page.
 function escape() {
   if (!byId("stop").hidden) return chat.stop();
   if (!byId("settings").hidden) toggleSettings();
-  else if (SMALL.matches && document.body.classList.contains("sidebar-open")) showSidebar(false);
+  else if (isCovered()) showSidebar(false);
 }
 
 // --- beginning -------------------------------------------------------------------------------------------------------------
 
 function wire() {
   const on = (id, event, action) => byId(id).addEventListener(event, action);
+  document.querySelector("main").addEventListener("click", uncover, true);
   on("new-chat", "click", newChat);
   on("export", "click", () => exportOne(chat.conversation));
   on("export-all", "click", exportAll);

@@ -18,7 +18,11 @@ const NEUTRAL = { temperature: 1, top_p: 1, repetition_penalty: 1 };
 const NUMBERS = ["max_tokens", "seed"];
 const TEXTS = ["system", "stop", "schema", "tools"];
 const JSON_TEXTS = { schema: false, tools: true }; // whether a list is wanted
-const SOURCES = { model: "as the model's makers advise", catalogue: "as the model's makers advise", calm: "calm, as trireme chat samples", server: "as this server was set up" };
+const SOURCES = {
+  model: "those that the model's makers recommend",
+  calm: "those of trireme chat, which suit small models",
+  server: "those that this server was started with",
+};
 
 export class Settings {
   // `conversation()` returns the open one; `changed()` saves it.
@@ -48,7 +52,7 @@ export class Settings {
   show() {
     for (const one of this.refresh) one();
     const { source } = advised(this.conversation());
-    byId("advice").textContent = SOURCES[source] ? `Sampling that is not set here is ${SOURCES[source]}.` : "";
+    byId("advice").textContent = SOURCES[source] ? `Values that you do not set are ${SOURCES[source]}.` : "";
   }
 
   set(name, value) {
