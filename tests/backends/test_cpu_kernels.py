@@ -447,7 +447,10 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **o: object) -> to
     if o.get("slopes") is not None:
         scores = scores + o["slopes"].double()[:, None, None] * distance
     hidden = distance > 0 if o.get("causal", True) else torch.zeros_like(distance, dtype=torch.bool)
-    if o.get("window"):
+    at = torch.arange(context)
+    if o.get("chunked"):
+        hidden = hidden | (at[None] // o["window"] < at[context - n :, None] // o["window"])
+    elif o.get("window"):
         hidden = hidden | (distance <= -o["window"])
     scores = scores.masked_fill(hidden, -math.inf)
     if o.get("sinks") is not None:
@@ -460,6 +463,8 @@ LENGTHS = ((1, 1), (1, 5), (3, 70), (1, 700), (130, 130), (40, 200))  # (new tok
 VARIANTS: dict[str, dict[str, object]] = {
     "plain": {},
     "window": {"window": 33},
+    "chunks": {"window": 33, "chunked": True},
+    "chunks, softcap": {"window": 64, "chunked": True, "softcap": 8.0},
     "softcap": {"softcap": 5.0},
     "slopes": {"slopes": torch.tensor([0.5, 0.25, 0.125, 0.06, 0.03, 0.01])},
     "sinks": {"sinks": torch.tensor([0.5, -1.0, 3.0, 0.0, 1.0, 2.0])},

@@ -229,8 +229,13 @@ class FakeWorker:
 
     def _verify(self, row: Row, digests: list[int], start: int) -> None:
         """Every slot that a step from `start` on reads must hold the digest of exactly its prefix."""
-        reach = [0, *(max(0, start - band.keep + 1) for band in self.windows)] if self.num_pages else []
+        reach = [0, *(_first_seen(band, start) for band in self.windows)] if self.num_pages else []
         for band, first in enumerate(reach):
             for position in range(first, len(digests)):
                 found = self.slots[band].get(self._slot(row, position, band))
                 assert found == digests[position], f"the KV at position {position} of band {band} is another's"
+
+
+def _first_seen(band: BandSize, position: int) -> int:
+    """The first position of the band that the token at this one reads."""
+    return position // band.keep * band.keep if band.chunked else max(0, position - band.keep + 1)

@@ -36,6 +36,8 @@ HOUSES: dict[str, dict] = {
         "prefix_cache": False,
         "depth": 2,
     },
+    "windows, chunks": {"windows": ((8, 64), (3, 96)), "chunked": True, "max_running": 4, "depth": 2},
+    "windows, chunks, pages of one": {"windows": ((7, 48),), "chunked": True, "page_size": 1, "drafts": 5, "depth": 3},
     "states": {"states": 9},
     "states, one place": {"states": 1, "depth": 2, "slots": 56},
     "states, groups": {"states": 6, "max_running": 4, "slots": 160, "depth": 3},

@@ -45,13 +45,14 @@ class House:
     likeness: float = 0.5
     tells: bool = False
     windows: tuple[tuple[int, int], ...] = ()  # of the bands behind the first: tokens kept, and slots for all
+    chunked: bool = False  # whether these bands keep chunks
     states: int | None = None  # kept places; None: no layer keeps a state
     spacing: int = 8  # of kept states
 
     def __post_init__(self) -> None:
         size = self.page_size or MAX_MODEL_LEN
         num_pages = (self.slots or SLOTS[self.page_size]) // size
-        windows = tuple(BandSize(keep, slots // size, size) for keep, slots in self.windows if self.page_size)
+        windows = tuple(BandSize(keep, slots // size, size, self.chunked) for keep, slots in self.windows if self.page_size)
         states = () if self.states is None else (BandSize(ONE_STATE, self.states, 1),)
         bands = (BandSize(ALL, num_pages, size), *windows, *states)
         options = ScheduleOptions(self.policy, self.max_running, self.max_step_tokens, self.max_waiting)
@@ -138,6 +139,7 @@ HOUSES = st.builds(
     likeness=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     tells=st.sampled_from([False, False, True]),
     windows=st.sampled_from([(), (), ((5, 96),), ((1, 64), (17, 128))]),
+    chunked=st.booleans(),
 )
 
 

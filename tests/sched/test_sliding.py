@@ -22,6 +22,7 @@ HOUSES = st.builds(
     max_step_tokens=st.sampled_from([1, 3, 8, 64]),
     slots=st.sampled_from([64, 160]),
     windows=st.sampled_from([(), ((6, 90),), ((3, 56), (11, 100))]),
+    chunked=st.booleans(),
     states=st.sampled_from([None, 0, 1, 3, 20]),
     spacing=st.sampled_from([1, 8, 100]),
 )
@@ -66,7 +67,8 @@ def test_every_window_and_state_is_the_rows_own_in_long_traffic(house: House, ar
     traffic(house, arrivals)
 
 
-BOUNDED: list[dict] = [{"windows": ((6, 400),)}, {"states": 40}, {"windows": ((6, 400),), "states": 40}]
+WINDOWS = {"windows": ((6, 400),)}
+BOUNDED: list[dict] = [WINDOWS, {"chunked": True, **WINDOWS}, {"states": 40}, {"states": 40, **WINDOWS}]
 
 
 def found(house: House) -> dict[str, int]:

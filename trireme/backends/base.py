@@ -27,6 +27,7 @@ class Backend:
     layers: Mapping[type, type] = {}
     methods: Mapping[str, type[WeightMethod]] = {}
     kv_kinds: tuple[str, ...] = ("plain", "int8", "fp8", "int4")  # the storage kinds of KV that its ops support
+    chunked_windows: bool = True  # whether its attention knows windows that begin anew (`AttentionKind.chunked`)
     coarse_few_rows: bool = False  # whether products of few rows are less precise than those of many rows
     graph_tokens_surely: int = sys.maxsize  # steps with prompts of more tokens are captured only if the device waits for the host
     depth: int = 1  # steps launched before the oldest is collected; 2 where launching does not wait for the device

@@ -99,6 +99,7 @@ class BandSize(msgspec.Struct, array_like=True, frozen=True):
     keep: int  # ALL tokens, a number (only the last so many), or ONE_STATE instead of tokens
     num_pages: int  # for states: the number of kept places, beside those that every row has of its own
     page_size: int  # slots per page; for static caches the whole context; 1 for states
+    chunked: bool = False  # whether `keep` is no number of last tokens, but the length of chunks of which a sequence keeps the last
 
     def pages_of_row(self, length: int) -> int:
         """For a window: how many pages a sequence of at most this length needs to go on. They hold the window, a partly used page

@@ -71,7 +71,7 @@ class Attention(Module):
 
     def cache_specs(self) -> dict[int, CacheSpec]:
         shape = self.num_kv_heads, self.dim
-        return {self.layer: CacheSpec(shape, shape, window=self.kind.window)}
+        return {self.layer: CacheSpec(shape, shape, window=self.kind.window, chunked=self.kind.chunked)}
 
     def __call__(self, x: Tensor, batch: Batch, only: Tensor | None = None, key: int | None = None) -> Tensor:
         """The attention output of each token.

@@ -30,6 +30,7 @@ class CacheSpec:
     v: tuple[int, int]
     kind: str = "plain"
     window: int = 0  # how many of the last tokens are ever read; 0: all
+    chunked: bool = False  # whether what is read begins at a multiple of the window, as for AttentionKind
     shared: bool = False  # whether a value is the first numbers of its key, kept once
 
     @property
@@ -115,9 +116,16 @@ class AttentionKind:
 
     scale: float
     window: int = 0  # how many of the last tokens a token sees, itself included; 0: all
+    chunked: bool = False  # whether a window begins anew at every multiple of its length: a token sees none before the last of them
     softcap: float = 0.0  # scores become softcap * tanh(scores / softcap); 0: as they are
     slopes: Tensor | None = None  # ALiBi: a head's scores gain slope * (key position - query position)
     sinks: Tensor | None = None  # per head, a score of a key that has no value: it takes weight from the others and gives nothing
+
+    def first_seen(self, position: int) -> int:
+        """The position of the first token that a token sees."""
+        if not self.window:
+            return 0
+        return position // self.window * self.window if self.chunked else max(position - self.window + 1, 0)
 
 
 @dataclass

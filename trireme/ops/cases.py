@@ -98,6 +98,7 @@ class Case:
     run: Callable[..., Result]  # (ops, draw)
     tolerances: dict[torch.dtype, float]
     kv: str = "plain"  # the kind of cache it needs, which not every backend has
+    chunked: bool = False  # whether it needs windows that begin anew, which not every backend has
 
     @property
     def seed(self) -> int:
@@ -341,6 +342,7 @@ class _Shape:
     kv_heads: int = 2
     dim: int = 16
     window: int = 0
+    chunked: bool = False
     softcap: float = 0.0
     alibi: bool = False
     sinks: bool = False
@@ -354,6 +356,10 @@ _KINDS = {
     "9 heads on 3": _Shape(heads=9, kv_heads=3, dim=64),
     "window of 8": _Shape(window=8),
     "window of 1": _Shape(window=1),
+    "chunks of 8": _Shape(window=8, chunked=True),
+    "chunks of 1": _Shape(window=1, chunked=True),
+    "chunks of 48, wide heads": _Shape(dim=64, window=48, chunked=True),
+    "chunks of 20 and softcap, ALiBi": _Shape(heads=6, kv_heads=6, window=20, chunked=True, softcap=5.0, alibi=True),
     "softcap": _Shape(softcap=3.0),
     "ALiBi": _Shape(heads=6, kv_heads=6, alibi=True),
     "window and softcap": _Shape(window=20, softcap=5.0),
@@ -372,8 +378,9 @@ def _attention() -> Iterator[Case]:
             yield Case("attention", name, lambda ops, d, q=sequences, p=page_size: _attend(ops, d, q, p, _Shape()), SUMMED)
     mixed = _STEPS["prompts, chunks and decodes"]
     for kind, shape in _KINDS.items():
-        yield Case("attention", f"{kind}, mixed step", lambda ops, d, s=shape: _attend(ops, d, mixed, 4, s), SUMMED)
-        yield Case("attention", f"{kind}, decodes", lambda ops, d, s=shape: _attend(ops, d, _STEPS["decodes"], 16, s), SUMMED)
+        for name, steps, page in (("mixed step", mixed, 4), ("decodes", _STEPS["decodes"], 16)):
+            run = partial(_attend, sequences=steps, page_size=page, shape=shape)
+            yield Case("attention", f"{kind}, {name}", run, SUMMED, chunked=shape.chunked)
     for kind, tolerances in KEPT.items():
         for name, steps in (("mixed step", mixed), ("decodes", _STEPS["decodes"])):
             run = partial(_attend, sequences=steps, page_size=4, shape=_Shape(kv=kind))
@@ -386,7 +393,7 @@ def _attention() -> Iterator[Case]:
 def _kind(d: Draw, shape: _Shape) -> AttentionKind:
     slopes = d.float32([2.0 ** (-i - 1) for i in range(shape.heads)]) if shape.alibi else None
     sinks = d.float32([1.5 * i - 2.0 for i in range(shape.heads)]) if shape.sinks else None
-    return AttentionKind(shape.dim**-0.5, shape.window, shape.softcap, slopes, sinks)
+    return AttentionKind(shape.dim**-0.5, shape.window, shape.chunked, shape.softcap, slopes, sinks)
 
 
 def _attend(ops: Ops, d: Draw, sequences: list[tuple[int, int]], page_size: int, shape: _Shape, padding: int = 0) -> Result:

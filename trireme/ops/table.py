@@ -183,8 +183,8 @@ class Ops:
         """
         out, begin = q.new_empty((*q.shape[:2], cache.value_dim or cache.v.shape[-1])), 0
         for slots, n in plan:
-            seen = slots[-(kind.window + n - 1) :] if kind.window and n else slots
-            out[begin : begin + n] = _attend(q[begin : begin + n], *cache.at(seen), kind)
+            first = kind.first_seen(len(slots) - n) if n else 0
+            out[begin : begin + n] = _attend(q[begin : begin + n], *cache.at(slots[first:]), kind, first)
             begin += n
         out[begin:] = 0  # padding rows of a captured step
         return out
@@ -284,8 +284,11 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind) -> Tensor:
-    """softmax(mask(q kᵀ * scale)) v for one sequence, in float32.  q: [n, heads, d]; k, v: [length, kv_heads, d]"""
+def _attend(q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind, first: int) -> Tensor:
+    """softmax(mask(q kᵀ * scale)) v for one sequence, in float32.
+
+    q: [n, heads, d]; k, v: [length, kv_heads, d], of the tokens from position `first` on
+    """
     n, length = q.shape[0], k.shape[0]
     repeat = q.shape[1] // k.shape[1]
     k, v = (x.float().repeat_interleave(repeat, 1) for x in (k, v))
@@ -296,7 +299,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind) -> Tensor:
     if kind.slopes is not None:
         scores = scores + kind.slopes.float()[:, None, None] * distance
     hidden = distance > 0
-    if kind.window:
+    if kind.chunked:
+        position = torch.arange(first, first + length, device=q.device)
+        hidden = hidden | (position < position[-n:, None] // kind.window * kind.window)
+    elif kind.window:
         hidden = hidden | (distance <= -kind.window)
     scores = scores.masked_fill(hidden, float("-inf"))
     if kind.sinks is not None:

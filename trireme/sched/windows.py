@@ -41,7 +41,9 @@ class _Band:
 
     def lowest(self, length: int | np.ndarray) -> int | np.ndarray:
         """The first page of the table that a row still reads when it goes on after this many tokens."""
-        return np.maximum(length - self.size.keep + 1, 0) // self.size.page_size
+        keep = self.size.keep
+        first = length // keep * keep if self.size.chunked else np.maximum(length - keep + 1, 0)
+        return first // self.size.page_size
 
     def give(self, row: int, count: int) -> None:
         """Gives back the first pages of a row."""

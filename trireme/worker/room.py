@@ -8,17 +8,31 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from trireme.backends import Backend
 from trireme.config import Config
-from trireme.errors import BadConfig, OutOfMemory
+from trireme.errors import BadConfig, OutOfMemory, UnsupportedModel
 from trireme.ipc.messages import ALL, BandSize
 from trireme.models import cache_specs
 from trireme.ops import CacheSpec, StateSpec
 from trireme.parallel import Group
 from trireme.worker.load import Loaded
+
+
+class Window(NamedTuple):
+    """What a layer reads of a sequence."""
+
+    keep: int  # how many of the last tokens; ALL of them
+    chunked: bool = False  # whether the window begins anew at every multiple of its length
+
+    def band(self, num_pages: int, page_size: int) -> BandSize:
+        return BandSize(self.keep, num_pages, page_size, self.chunked)
+
+
+WHOLE = Window(ALL)
 
 
 @dataclass(frozen=True)
@@ -37,10 +51,10 @@ class Room:
 
 @dataclass(frozen=True)
 class _Needs:
-    """The memory to divide and the needs of the layers. A window is how many of the last tokens a layer sees, 0 for all."""
+    """The memory to divide and the needs of the layers."""
 
     budget: int  # bytes
-    per_token: Mapping[int, int]  # by window: bytes a token takes in these layers
+    per_token: Mapping[Window, int]  # bytes a token takes in layers of this window
     max_len: int
     tokens: int  # wanted in layers that keep all
     page: int
@@ -63,8 +77,10 @@ def make_room(config: Config, loaded: Loaded, backend: Backend, group: Group) ->
     states = {key: spec for key, spec in asked.items() if isinstance(spec, StateSpec)}
     max_len, page = loaded.max_model_len, config.cache.page_size
     # If the window is as long as the context, it is kept like full attention. A static page holds the whole context anyway.
-    window_of = {key: spec.window if page and spec.window < max_len else ALL for key, spec in caches.items()}
-    per_token = {ALL: 0}
+    window_of = {
+        key: Window(spec.window, spec.chunked) if page and 0 < spec.window < max_len else WHOLE for key, spec in caches.items()
+    }
+    per_token = {WHOLE: 0}
     for key, spec in caches.items():
         per_token[window_of[key]] = per_token.get(window_of[key], 0) + spec.bytes_per_token(loaded.dtype)
     tokens = config.cache.kv_tokens or backend.kv_default_tokens(max_len, config.schedule.max_running)
@@ -75,8 +91,8 @@ def make_room(config: Config, loaded: Loaded, backend: Backend, group: Group) ->
     needs = _Needs(budget, per_token, max_len, tokens, page or max_len, config)
     split = _split(needs)
     if len(per_token) == 1 or not _agreed(needs, split, group, backend):
-        needs = dataclasses.replace(needs, per_token={ALL: needs.bytes_per_token})
-        split = {ALL: min(tokens, needs.fits)}
+        needs = dataclasses.replace(needs, per_token={WHOLE: needs.bytes_per_token})
+        split = {WHOLE: min(tokens, needs.fits)}
     bands, max_len = _in_pages(needs, split)
     places = {window: band for band, window in enumerate(split)}
     used = sum(band.num_pages * band.page_size * needs.per_token[window] for window, band in zip(split, bands, strict=True))
@@ -96,14 +112,16 @@ def _states(config: Config, state_bytes: int, budget: int, tokens: int) -> tuple
 
 
 def _of_kind(config: Config, backend: Backend, specs: dict[int, CacheSpec]) -> dict[int, CacheSpec]:
-    """The specs in the cache format that the user asked for."""
+    """The specs in the cache format that the user asked for. Raises for what the backend does not know."""
     kind = "plain" if config.cache.kv_dtype == "auto" else config.cache.kv_dtype
     if kind not in backend.kv_kinds:
         raise BadConfig(f"The backend {backend.name} keeps no {kind} KV.", "use --kv-dtype auto")
+    if not backend.chunked_windows and any(spec.chunked for spec in specs.values()):
+        raise UnsupportedModel(f"The backend {backend.name} knows no windows that begin anew (chunks).", "use --backend cpu")
     return {key: spec.as_kind(kind) for key, spec in specs.items()}
 
 
-def _agreed(needs: _Needs, split: dict[int, int], group: Group, backend: Backend) -> bool:
+def _agreed(needs: _Needs, split: dict[Window, int], group: Group, backend: Backend) -> bool:
     """Whether windowed layers shall keep their window alone, which saves memory; but not every prefix can then be resumed.
 
     Ranks may have memory of different sizes and have to do the same: it is enough that one of them is short, and all must be able.
@@ -115,32 +133,32 @@ def _agreed(needs: _Needs, split: dict[int, int], group: Group, backend: Backend
     return short_ranks > 0 and able_ranks == group.size
 
 
-def _split(needs: _Needs) -> dict[int, int]:
-    """Tokens by window, ALL first; empty where one band is better.
+def _split(needs: _Needs) -> dict[Window, int]:
+    """Tokens by window, WHOLE first; empty where one band is better.
 
     Windows get what all rows need, but no more than half of the memory while the rest wants it: then neither the number of
     sequences nor their length is less than half of what it could be.
     """
-    options, full = needs.config.schedule, needs.per_token[ALL]
-    windows = sorted(window for window in needs.per_token if window != ALL)
+    options, full = needs.config.schedule, needs.per_token[WHOLE]
+    windows = sorted(window for window in needs.per_token if window != WHOLE)
     if not windows or needs.config.cache.kv_windows == "off":
         return {}
-    least = {window: BandSize(window, 1 << 40, needs.page).pages_of_row(needs.max_len) * needs.page for window in windows}
+    least = {window: window.band(1 << 40, needs.page).pages_of_row(needs.max_len) * needs.page for window in windows}
     each = {window: options.max_running * least[window] + options.max_step_tokens for window in windows}
     rows = {window: min(slots, needs.tokens) for window, slots in each.items()}
     wanted = sum(rows[window] * needs.per_token[window] for window in windows)
     rest = needs.budget - needs.tokens * full
     given = min(wanted, rest if needs.config.cache.kv_tokens else max(rest, needs.budget // 2))
     tokens = min(needs.tokens, (needs.budget - given) // full) if full else needs.tokens
-    split = {ALL: tokens} | {window: int(rows[window] * (given / wanted)) for window in windows}
+    split = {WHOLE: tokens} | {window: int(rows[window] * (given / wanted)) for window in windows}
     enough = all(split[window] >= least[window] for window in windows)  # for one sequence
     better = tokens >= min(needs.fits, needs.tokens) or needs.config.cache.kv_windows == "on"
     return split if enough and better else {}
 
 
-def _in_pages(needs: _Needs, split: dict[int, int]) -> tuple[list[BandSize], int]:
+def _in_pages(needs: _Needs, split: dict[Window, int]) -> tuple[list[BandSize], int]:
     """The bands, and the longest sequence that the first of them holds."""
-    config, max_len, tokens = needs.config, needs.max_len, split[ALL]
+    config, max_len, tokens = needs.config, needs.max_len, split[WHOLE]
     wanted, per_token = config.cache.kv_tokens, needs.bytes_per_token
     if (wanted or 0) > tokens or tokens < 1:
         raise OutOfMemory(
@@ -156,5 +174,5 @@ def _in_pages(needs: _Needs, split: dict[int, int]) -> tuple[list[BandSize], int
             )
         max_len = tokens
     page = config.cache.page_size or max_len
-    bands = [BandSize(window, slots // page, page) for window, slots in split.items()]
+    bands = [window.band(slots // page, page) for window, slots in split.items()]
     return bands, min(max_len, bands[0].num_pages * page)

@@ -102,7 +102,7 @@ class AttentionStruct(Structure):
         ("scale", c_float),
         ("softcap", c_float),
         *((name, c_void_p) for name in ("slopes", "sinks", "keys", "values", "key_scales", "value_scales")),
-        *((name, c_int32) for name in ("kv_kind", "causal", "rounded")),
+        *((name, c_int32) for name in ("kv_kind", "causal", "rounded", "chunked")),
     ]
 
 

@@ -152,7 +152,14 @@ class CpuOps(Ops):
         output = self.empty(*q.shape)
         flat = output.view(len(q), -1)
         slopes, sinks = (None if x is None else x.float().contiguous() for x in (kind.slopes, kind.sinks))
-        options = {"window": kind.window, "softcap": kind.softcap, "slopes": slopes, "sinks": sinks, "rounded": rounded}
+        options = {
+            "window": kind.window,
+            "chunked": kind.chunked,
+            "softcap": kind.softcap,
+            "slopes": slopes,
+            "sinks": sinks,
+            "rounded": rounded,
+        }
         self.run("attention", q, flat, cache, plan.sequences, kind.scale, **options)
         return output
 

@@ -155,12 +155,13 @@ class Program:
         sinks: Tensor | None = None,
         causal: bool = True,
         rounded: bool = False,
+        chunked: bool = False,
     ) -> None:
         """output = attention of query [tokens, heads, head_dim] over the slots of its sequences; rounded: in bf16 where faster."""
         args = AttentionStruct(
             *(sequences.pointer, *_rows(query), *_rows(output)),
             *(query.shape[1], cache.k.shape[1], query.shape[2], window, scale, softcap),
-            *(pointer(slopes), pointer(sinks), *_kept(cache), causal, rounded),
+            *(pointer(slopes), pointer(sinks), *_kept(cache), causal, rounded, chunked),
         )
         self._add("attention", len(query), args, cache, sequences, slopes, sinks)
 

@@ -33,6 +33,7 @@ WORKSPACE = 3 << 30
 class Cuda(Backend):
     name = "cuda"
     depth = 2
+    chunked_windows = False
     graph_tokens_surely = 2048
 
     def __init__(self, options: DeviceOptions, rank: int = 0):

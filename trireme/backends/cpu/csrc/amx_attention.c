@@ -138,6 +138,7 @@ static vf finish_logits(Work *work, const AttentionState *state, int g, int key0
     const Attention *args = state->args;
     vi position = load_ints(work->position[g]), high = args->causal ? position : splat_int(end);
     vi low = args->window ? position - (args->window - 1) : splat_int(0);
+    if (args->chunked) low = position / args->window * args->window;
     vf slope = load(work->slope[g]);
     for (int j = 0; j < KEYS; j++) {
         vf logit = load(work->logits[g][j]) * args->scale;
@@ -156,7 +157,7 @@ static vf finish_logits(Work *work, const AttentionState *state, int g, int key0
 static void weigh_group(Work *work, const AttentionState *state, int g, int key0, int count) {
     const Attention *args = state->args;
     int first = position_of(state, g * 16), last = position_of(state, g * 16 + 15), end = key0 + count - 1;
-    int plain = count == KEYS && (!args->causal || end <= first) && (!args->window || key0 > last - args->window);
+    int plain = count == KEYS && (!args->causal || end <= first) && key0 >= first_seen(args, last);
     vf before = load(work->top[g]), top = before, unit = splat(1);
     if (plain && args->softcap <= 0 && !args->slopes) { /* most blocks: nothing to change but the unit */
         vf most = load(work->logits[g][0]);

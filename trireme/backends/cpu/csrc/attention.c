@@ -149,7 +149,7 @@ static void look_ahead(AttentionState *state, const int32_t *slots, int count) {
 static void weigh(AttentionState *state, int row, int key0, int count) {
     const Attention *args = state->args;
     int position = state->first + row / state->group, head = state->kv_head * state->group + row % state->group;
-    int high = args->causal ? position : key0 + count - 1, low = args->window ? position - args->window + 1 : 0;
+    int high = args->causal ? position : key0 + count - 1, low = first_seen(args, position);
     if (high > key0 + count - 1) high = key0 + count - 1;
     int plain = key0 >= low && key0 + KEYS - 1 <= high;
     float *logits = state->logits + row * KEYS, slope = args->slopes ? args->slopes[head] : 0;

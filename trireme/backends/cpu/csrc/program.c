@@ -209,7 +209,7 @@ static void set_keys(const Attention *args, AttentionTask *task, int split, int 
     int context = args->sequences->context_lengths[task->sequence];
     int new_tokens = args->sequences->query_starts[task->sequence + 1] - args->sequences->query_starts[task->sequence];
     int first = context - new_tokens + task->query0;
-    int low = args->window && first - args->window + 1 > 0 ? first - args->window + 1 : 0;
+    int low = first_seen(args, first) > 0 ? first_seen(args, first) : 0;
     int high = args->causal ? first + task->queries : context;
     int blocks = (high - low + KEYS - 1) / KEYS;
     task->key0 = low + (int)((int64_t)blocks * split / splits) * KEYS;

@@ -120,7 +120,14 @@ typedef struct {
     const float *slopes, *sinks; /* per head: ALiBi slope; logit of a key without a value */
     const void *keys, *values, *key_scales, *value_scales;
     int32_t kv_kind, causal, rounded; /* rounded: products may be of bf16, where that is faster */
+    int32_t chunked; /* the window begins anew at every multiple of its length */
 } Attention;
+
+/* The first key that a query sees; below 0 where its window reaches beyond the beginning. */
+static inline int first_seen(const Attention *args, int position) {
+    if (!args->window) return 0;
+    return args->chunked ? position / args->window * args->window : position - args->window + 1;
+}
 
 /* output[r] = row tokens[r] of the table, times scale */
 typedef struct {
