@@ -110,11 +110,20 @@ def _write_published(name: str, path: pathlib.Path, folder: pathlib.Path) -> Non
     save_file(tensors, folder / "model.safetensors")
 
 
+def _write_halves(dtype: torch.dtype, path: pathlib.Path, folder: pathlib.Path) -> None:
+    """A model whose matrices are stored as halves."""
+    stored = load_file(path / "model.safetensors")
+    for file in path.glob("*.json"):
+        shutil.copy(file, folder)
+    save_file({name: t.to(dtype) if t.dim() == 2 else t for name, t in stored.items()}, folder / "model.safetensors")
+
+
 _SCALES = (".scales", ".weight_scale", ".weight_scale_inv")
 
 # By a form's name: writes the model in a folder, in that form, into another.
 FORMS: dict[str, Callable[[pathlib.Path, pathlib.Path], None]] = {
     **{name: functools.partial(_write_published, name) for name in FORMATS},
+    **{name: functools.partial(_write_halves, getattr(torch, name)) for name in ("float16", "bfloat16")},
     **{kind: lambda path, folder, kind=kind: _write_gguf(kind, path, folder / "model.gguf") for kind in ("Q4_0", "Q8_0")},
 }
 
