@@ -39,6 +39,7 @@ RUN = (
 )
 REASONS = {
     "trireme backends check": "test_docs.py checks the worked backend without installing it",
+    "trireme models check": "compares a model with transformers: tests/bench/test_model_check.py",
     "trireme serve": "starts a server: tests/serve and tests/api",
     "trireme chat": "talks: tests/cli/test_chat.py",
     "trireme pull": "fetches from the network: tests/hub/test_registry.py, on loopback",
