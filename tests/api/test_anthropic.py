@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import anthropic
+import httpx
 import pytest
 
 from trireme.api.anthropic import messages
@@ -147,3 +148,22 @@ def test_a_conversation_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(Overloaded):
         asyncio.run(messages.Anthropic(OneRendering()).messages(Call("/", {}, body, {}, {}, "r")))  # type: ignore[arg-type]
     assert seen == [-1, 44]
+
+
+def test_documents_of_text_are_read(http: httpx.Client) -> None:
+    def counted(*blocks: dict) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": [*blocks, {"type": "text", "text": "Which colour?"}]}]}
+        return http.post("/v1/messages/count_tokens", json=body)
+
+    def document(source: dict, **more: str) -> dict:
+        return {"type": "document", "source": source, **more}
+
+    plain = {"type": "text", "media_type": "text/plain", "data": "The sky is blue."}
+    as_text = counted({"type": "text", "text": "The sky is blue."}).json()
+    assert counted(document(plain)).json() == as_text
+    assert counted(document({"type": "content", "content": "The sky is blue."})).json() == as_text
+    assert counted(document({"type": "content", "content": [{"type": "text", "text": "The sky is blue."}]})).json() == as_text
+    titled = counted({"type": "text", "text": "[Colours]\nThe sky is blue."}).json()
+    assert counted(document(plain, title="Colours")).json() == titled != as_text
+    refused = counted(document({"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}))
+    assert refused.status_code == 400 and "source is of type 'base64'" in refused.json()["error"]["message"]

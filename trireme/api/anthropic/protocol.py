@@ -25,10 +25,13 @@ _OTHERS = OtherFields(
 
 
 class Block(msgspec.Struct, kw_only=True):
-    """A piece of a message: text, thinking, a tool's use or its result."""
+    """A piece of a message: text, a document, thinking, a tool's use or its result."""
 
     type: str
     text: str = ""
+    source: Source | None = None
+    title: str | None = None
+    context: str | None = None
     thinking: str = ""
     id: str = ""
     name: str = ""
@@ -36,6 +39,15 @@ class Block(msgspec.Struct, kw_only=True):
     tool_use_id: str = ""
     content: str | list[Block] | None = None
     is_error: bool | None = None
+
+
+class Source(msgspec.Struct):
+    """A document's content, where it is text."""
+
+    type: str
+    media_type: str = "text/plain"
+    data: str = ""
+    content: str | list[Block] | None = None
 
 
 class AnthropicMessage(msgspec.Struct):
@@ -162,10 +174,24 @@ def _plain_messages(message: AnthropicMessage, place: str) -> list[dict[str, Any
 
 
 def _plain_text(content: str | list[Block], place: str) -> str:
-    if isinstance(content, str):
-        return content
-    for block in content:
-        if block.type != "text":
-            cause = f"{place} has a block of type {block.type[:40]!r}; this model reads text alone."
-            raise BadRequest(cause, 'send blocks such as {"type": "text", "text": "..."}', f"{place}.content")
-    return "\n".join(block.text for block in content)
+    return content if isinstance(content, str) else "\n".join(_block_text(block, place) for block in content)
+
+
+def _block_text(block: Block, place: str) -> str:
+    if block.type == "text":
+        return block.text
+    source = block.source
+    if block.type == "document" and source is not None and source.type == "text":
+        return _document_text(block, source.data)
+    if block.type == "document" and source is not None and source.type == "content":
+        return _document_text(block, _plain_text(source.content or "", place))
+    what = f"a block of type {block.type[:40]!r}"
+    if block.type == "document":
+        what = f"a document whose source is of type {source.type[:40]!r}" if source else "a document without a source"
+    cause = f"{place} has {what}; this model reads text alone."
+    raise BadRequest(cause, 'send blocks such as {"type": "text", "text": "..."}', f"{place}.content")
+
+
+def _document_text(block: Block, text: str) -> str:
+    """A document as the model reads it: its title and context, where it has them, then its text."""
+    return "\n".join([*(f"[{line}]" for line in (block.title, block.context) if line), text])

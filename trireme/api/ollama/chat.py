@@ -22,6 +22,7 @@ from trireme.api.ollama.protocol import (
     message_of,
     thinking_of,
 )
+from trireme.api.openai.infill import infill_tokens
 from trireme.api.openai.logprobs import LogprobWriter
 from trireme.api.openai.protocol import choice_of
 from trireme.api.parameters.constraints import constrained
@@ -67,12 +68,12 @@ class Ollama:
         model = self._model(request.model, call)
         if not request.prompt:
             return json_reply(_line(model, {"response": ""}, request.load_reason))
-        if request.images or request.suffix:
-            raise BadRequest("This route takes no images and no suffix.", "use /v1/completions for a suffix", "suffix")
+        if request.images:
+            raise BadRequest("This route takes no images.", "send text alone", "images")
         sampling = await self._sampling(request)
         writer = self._writer(model, "response", call, request)
-        if request.raw or self.service.client.tokenizer.chat_template is None:
-            tokens = await self.service.encode(request.prompt)
+        if request.suffix or request.raw or self.service.client.tokenizer.chat_template is None:
+            tokens = await self._prompt_tokens(request.prompt, request.suffix)
             context = self._context(request)
             sampling = sampling if context is None else bounded(sampling, len(tokens), context)
             flight = await self.service.open(call, tokens, sampling, prompt=request.prompt, streamed=request.stream)
@@ -86,6 +87,14 @@ class Ollama:
         if request.stream:
             return _lines(writer.stream(conversation))
         return json_reply(await writer.whole(conversation))
+
+    async def _prompt_tokens(self, prompt: str, suffix: str | None) -> list[int]:
+        """The tokens of a prompt; with a suffix, of a prompt to fill the middle in."""
+        if not suffix:
+            return await self.service.encode(prompt)
+        size = len(prompt) + len(suffix)
+        await self.service.check_text(size)
+        return await self.service.with_tokenizer(size, lambda tokenizer: infill_tokens(tokenizer, prompt, suffix))
 
     async def tags(self, call: Call) -> Reply:
         return json_reply({"models": [await self._card()]})
