@@ -100,6 +100,10 @@ def test_the_page_of_figures_is_short() -> None:
     assert len(words) <= 1000
 
 
+def test_the_architecture_stays_one_page() -> None:
+    assert len((ROOT / "docs/architecture.md").read_text().splitlines()) <= 250
+
+
 def test_the_changelog_begins_with_this_version() -> None:
     newest, *_ = re.findall(r"^## \[([\d.]+)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest == trireme.__version__
