@@ -17,12 +17,13 @@ if not torch.cuda.is_available():
 from tests.quant.packers import FORMATS
 from trireme.backends.cuda.methods import FLOATS, WHOLE, Packed, Scaled
 from trireme.backends.cuda.ops import CudaOps
+from trireme.blocks import BLOCKS
 from trireme.hub.composite import Composite
 from trireme.hub.safetensors import read_safetensors
 from trireme.hub.schemes import join
 from trireme.hub.weights import Weight
 from trireme.kernels import chips
-from trireme.quant import Decoded, WeightMethod, choose, decode
+from trireme.quant import Decoded, Stored, WeightMethod, choose, decode
 
 DEVICE = torch.device("cpu" if chips.current().interpreted else "cuda")
 METHODS = WHOLE | FLOATS
@@ -65,6 +66,25 @@ def test_formats(name: str, tmp_path: pathlib.Path) -> None:
     else:
         close(method, torch.randn(3, COLUMNS, device=DEVICE).bfloat16(), dense, bias, loss)
     assert method.num_bytes() < 2 * dense.numel() or type(method) is Decoded
+
+
+@pytest.mark.parametrize("kind, title", [("Q4_0", "packed"), ("Q8_0", "packed"), ("MXFP4", "packed"), ("Q4_K", "dense")])
+def test_blocks_of_gguf(kind: str, title: str) -> None:
+    """What the kernels have stays packed, also of chosen rows and of a rank's columns; other blocks are decoded, which is said."""
+    values, size = BLOCKS[kind]
+    raw = np.random.default_rng(3).integers(0, 100, (ROWS, 2 * COLUMNS // values * size), dtype=np.uint8)
+    raw.reshape(-1, size)[:, 1 if kind != "MXFP4" else 0] = 33 if kind != "MXFP4" else 120  # scales near 0.01
+    whole = Weight("m", kind, raw)
+    parts: list[Stored] = [whole.columns(slice(0, COLUMNS)), whole.columns(slice(0, COLUMNS)).rows(np.arange(ROWS)[::-1].copy())]
+    bias = torch.randn(2 * ROWS, device=DEVICE).bfloat16()
+    method = choose("auto", parts, METHODS).load(parts, bias, torch.bfloat16, DEVICE)
+    assert method.title == (title if title == "packed" else f"dense, no kernel takes its {kind}")
+    dense = torch.cat([decode(part, torch.float32, DEVICE) for part in parts])
+    close(method, torch.randn(3, COLUMNS, device=DEVICE).bfloat16(), dense, bias, 0.01)
+    if title == "packed":
+        assert method.num_bytes() <= dense.numel() * (1.1 if kind == "Q8_0" else 0.6)
+        found = method.embed(OPS, torch.tensor([3, 30], device=DEVICE))
+        assert float((found.float() - dense[[3, 30]]).norm() / dense[[3, 30]].norm()) < 0.004
 
 
 @pytest.mark.parametrize("name", ["gptq 4 bit", "fp8 by row", "int8 groups"])

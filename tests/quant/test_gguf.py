@@ -131,6 +131,16 @@ def test_every_entry_of_the_iq2_codebook() -> None:
     assert torch.equal(decoders.decode_blocks("IQ2_XXS", torch.from_numpy(flat)), expected("IQ2_XXS", flat))
 
 
+@pytest.mark.parametrize("kind", decoders.IN_GROUPS)
+def test_numbers_and_scales_are_those_of_the_blocks(kind: str) -> None:
+    raw = random_rows(kind, 5, 3)
+    if kind == "MXFP4":
+        raw.reshape(5, 3, -1)[:, :, 0] %= 255  # the last power stands for no number
+    found = decoders.in_groups(kind, torch.from_numpy(raw))
+    assert found.group == 32 and found.codes.element_size() == 1
+    assert torch.equal(found.values(), expected(kind, raw))
+
+
 def test_no_rows() -> None:
     assert decoders.decode_blocks("Q4_K", torch.empty(0, 288, dtype=torch.uint8)).shape == (0, 512)
 

@@ -1,4 +1,4 @@
-from trireme.quant.base import DECODED, HOW_ELSE, Decoded, Dense, Noise, Stack, Stored, WeightMethod, decode
+from trireme.quant.base import DECODED, HOW_ELSE, Decoded, Dense, Noise, Stack, Stored, WeightMethod, decode, numbers_of
 from trireme.quant.choose import choose
 from trireme.quant.grouped import Composite, Grouped, composite, grouped
 from trireme.quant.int8 import Int8
@@ -19,4 +19,5 @@ __all__ = [
     "composite",
     "decode",
     "grouped",
+    "numbers_of",
 ]

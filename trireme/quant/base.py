@@ -15,8 +15,8 @@ from torch import Tensor
 from trireme.blocks import BLOCKS
 from trireme.errors import UnsupportedModel
 from trireme.ops import Ops
-from trireme.quant.gguf import decode_blocks
-from trireme.quant.grouped import KINDS, composite, grouped
+from trireme.quant.gguf import IN_GROUPS, decode_blocks, in_groups
+from trireme.quant.grouped import KINDS, Grouped, composite, grouped
 
 
 class Stored(Protocol):
@@ -114,6 +114,19 @@ def decode(stored: Stored, dtype: torch.dtype, device: torch.device | str = "cpu
     values = values.to(device=device, dtype=dtype, copy=len(stored.shape) == 1)
     stored.release()
     return values
+
+
+def numbers_of(stored: Stored, device: torch.device | str = "cpu") -> Grouped | None:
+    """The numbers and scales of a quantized matrix; None for one that is stored as something else."""
+    whole = composite(stored)
+    if whole is not None:
+        return grouped(whole, device)
+    if stored.kind not in IN_GROUPS or stored.offset:
+        return None
+    raw = torch.from_numpy(stored.raw()).to(device)
+    found = in_groups(stored.kind, raw.view(len(raw), -1))
+    stored.release()
+    return found
 
 
 class WeightMethod(Protocol):

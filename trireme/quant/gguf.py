@@ -17,6 +17,7 @@ from trireme.blocks import BLOCKS
 from trireme.errors import BadCheckpoint, UnsupportedModel
 from trireme.quant import codebooks
 from trireme.quant.blocks import cut, fields, half, look_up, scale, spread_bits
+from trireme.quant.grouped import E2M1, Grouped
 
 KINDS: tuple[str, ...] = tuple(BLOCKS)
 
@@ -229,3 +230,32 @@ _DECODERS: dict[str, Callable[[Tensor, Tensor], None]] = {
     "MXFP4": _mxfp4,
     "NVFP4": _nvfp4,
 }
+
+# --- blocks as numbers and scales -------------------------------------------------------------------------------------------
+
+
+def _q4_0_numbers(blocks: Tensor) -> Grouped:
+    scales = half(blocks, 0)
+    return Grouped(fields(cut(blocks, 2, 18), 1, 4), scales, 32, torch.full_like(scales, 8.0))
+
+
+def _q8_0_numbers(blocks: Tensor) -> Grouped:
+    return Grouped(cut(blocks, 2, 34, torch.int8), half(blocks, 0), 32)
+
+
+def _mxfp4_numbers(blocks: Tensor) -> Grouped:
+    power = cut(blocks, 0, 1).int()
+    scales = torch.where(power == 0, 1 << 22, power << 23).view(torch.float32)
+    return Grouped(fields(cut(blocks, 1, 17), 1, 4), scales, 32, None, None, torch.tensor(E2M1, device=blocks.device))
+
+
+# The kinds whose blocks of 32 are numbers, with one scale and perhaps a whole zero, as kernels of published formats take them
+IN_GROUPS: dict[str, Callable[[Tensor], Grouped]] = {"Q4_0": _q4_0_numbers, "Q8_0": _q8_0_numbers, "MXFP4": _mxfp4_numbers}
+
+
+def in_groups(kind: str, raw: Tensor) -> Grouped:
+    """Packed rows as numbers and scales.  raw: [rows, bytes_per_row] uint8"""
+    found, rows = IN_GROUPS[kind](raw.reshape(-1, BLOCKS[kind][1])), len(raw)
+    found.codes, found.scales = found.codes.view(rows, -1), found.scales.view(rows, -1)
+    found.zeros = None if found.zeros is None else found.zeros.view(rows, -1)
+    return found

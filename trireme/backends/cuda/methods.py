@@ -14,7 +14,7 @@ from trireme.kernels.steps import packed, scaled
 from trireme.kernels.steps.packed import Words
 from trireme.kernels.steps.scaled import EightBits
 from trireme.ops import Ops
-from trireme.quant import Decoded, Dense, Grouped, Stored, WeightMethod, composite, decode, grouped
+from trireme.quant import Decoded, Dense, Grouped, Stored, WeightMethod, decode, numbers_of
 from trireme.quant.grouped import E2M1
 from trireme.quant.online import kind_for, quantize
 
@@ -61,8 +61,8 @@ class Quantized(WeightMethod):
 
 
 def _read(parts: list[Stored], device: torch.device) -> list[Grouped]:
-    wholes = [composite(part) for part in parts]
-    return [grouped(whole, device) for whole in wholes if whole is not None] if all(wholes) else []
+    read = [numbers_of(part, device) for part in parts]
+    return [matrix for matrix in read if matrix is not None] if None not in read else []
 
 
 def _one_order(read: list[tuple[Grouped, Tensor | None]]) -> bool:
@@ -218,7 +218,7 @@ def _online(kind: str) -> type[WeightMethod]:
 
 
 WHOLE: dict[str, type[WeightMethod]] = {
-    **dict.fromkeys(("INT2", "INT3", "INT4", "INT8", "MXFP4"), Packed),
+    **dict.fromkeys(("INT2", "INT3", "INT4", "INT8", "MXFP4", "Q4_0", "Q8_0"), Packed),
     "I8C": Scaled,
     **{kind: _online(kind) for kind in ("int8", "int4", "mxfp4")},
 }
