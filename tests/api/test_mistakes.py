@@ -417,6 +417,15 @@ def test_mistakes_beyond_types(http: httpx.Client) -> None:
             {"input": "Hi", "tools": [{"type": "web_search"}]},
             "tools[0].type is 'web_search'; this server runs no tools of its own. Fix: send tools of type 'function'",
         ),
+        *(
+            (
+                "/v1/messages",
+                {**_chat(tools=[{"type": kind, "name": "tool"}]), "max_tokens": 1},
+                f"tools[0].input_schema is missing, and this server has no tool of type '{kind}'. "
+                'Fix: send "input_schema": {"type": "object", ...}',
+            )
+            for kind in ("web_search_20250305", "code_execution_20250825", "bash_20250124")
+        ),
     ]
     for path, body, text in told:
         response = http.post(path, json=body)

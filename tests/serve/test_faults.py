@@ -59,6 +59,7 @@ async def _lose(server: RunningServer, role: str, blow: signal.Signals) -> None:
     await server.until("ready")
     before = await server.answer(QUESTION, **SHORT)
     assert before["finish"] == "length", before
+    restarts = (await server.stats())["worker_restarts"]
     victim = server.processes()[role]
     log_length = len(server.log)
     tasks, _ = await _begun(server)
@@ -78,6 +79,8 @@ async def _lose(server: RunningServer, role: str, blow: signal.Signals) -> None:
     after = await server.answer(QUESTION, **SHORT)
     assert after["token_ids"] == before["token_ids"]
     await server.until_idle()
+    if role == "rank":
+        assert (await server.stats())["worker_restarts"] == restarts + 1
     if blow is signal.SIGSTOP:
         assert "Current thread" in server.log[log_length:], "no stacks in the log"
 

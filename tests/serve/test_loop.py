@@ -111,6 +111,25 @@ def test_a_failed_step_tells_those_who_came_meanwhile(capfd: pytest.CaptureFixtu
     loop.abort("first")
 
 
+def test_a_request_that_ends_the_loop_leaves_nobody_waiting_who_came_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are handed over together: those behind the one that the scheduler fails on are told too."""
+    loop = make_loop(SlowWorker())
+    add, inboxes = loop.engine.scheduler.add, [queue.SimpleQueue[Any]() for _ in range(3)]
+
+    def failing(request: Request) -> None:
+        if request.id == "1":
+            raise AssertionError("books do not agree")
+        add(request)
+
+    monkeypatch.setattr(loop.engine.scheduler, "add", failing)
+    requests = [Request(id=str(number), tokens=[1, 2, 3], sampling=SamplingParams()) for number in range(3)]
+    loop.submit(*(([request], inbox.put) for request, inbox in zip(requests, inboxes, strict=True)))
+    for inbox in inboxes:
+        assert "books do not agree" in str(inbox.get(timeout=1.0))
+    with pytest.raises(WorkerDied, match="books do not agree"):
+        ask(loop, "late", inboxes[0].put)
+
+
 def test_closing_does_not_wait_for_a_step_to_tell_those_who_wait() -> None:
     loop, inbox = make_loop(SlowWorker(2.0)), queue.SimpleQueue[Any]()
     ask(loop, "a", inbox.put)

@@ -283,12 +283,31 @@ def test_the_doctor_tries_every_kind_of_model(folder: pathlib.Path, capsys: pyte
     assert "Curious needs values to load" in capsys.readouterr().out
 
 
-def test_the_offline_api_and_the_server_say_it_too(tmp_path: pathlib.Path) -> None:
-    folder = write_tiny(tmp_path / "model")
+def bare_fp8(folder: pathlib.Path) -> None:
     set_tensors(folder, as_bare_fp8)
-    with pytest.raises(UnsupportedModel, match="fp8"):
+
+
+def a_stray_tensor(folder: pathlib.Path) -> None:
+    set_tensors(
+        folder, lambda name, value: {name: value, **({"model.norm.bias": value.clone()} if name == "model.norm.weight" else {})}
+    )
+
+
+def a_setting(folder: pathlib.Path) -> None:
+    set_config(folder, final_logit_softcapping=30.0)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"), [(bare_fp8, "fp8"), (a_stray_tensor, "model.norm.bias"), (a_setting, "final_logit_softcapping")]
+)
+def test_the_offline_api_and_the_server_say_it_too(
+    spoil: Callable[[pathlib.Path], None], said: str, tmp_path: pathlib.Path
+) -> None:
+    folder = write_tiny(tmp_path / "model")
+    spoil(folder)
+    with pytest.raises(UnsupportedModel, match=said):
         LLM(str(folder), backend="reference")
     environ = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "trireme", "serve", str(folder), "--backend", "reference", "--uds", f"{tmp_path}/s.sock"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
-    assert done.returncode == UnsupportedModel.exit_code and "fp8" in done.stderr.strip().splitlines()[-1], done.stderr
+    assert done.returncode == UnsupportedModel.exit_code and said in done.stderr.strip().splitlines()[-1], done.stderr

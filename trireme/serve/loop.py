@@ -112,23 +112,26 @@ class EngineLoop:
         try:
             while self._closed is None:
                 while command := self._next_command():
-                    command.run()
+                    self._obey(command)
                 if self.engine.has_work():
                     self._hand_out(self.engine.step())
                 else:
                     self._wake.wait()
                     self._wake.clear()
         except BaseException as error:
-            if isinstance(error, TriremeError):
-                error.__cause__ = None
-                return self._end(error)
-            failure = WorkerDied(f"The engine failed: {error!r}.", "its traceback names the place")
-            failure.__cause__ = error
-            self._end(failure)
+            self._end(_failed(error))
 
     def _next_command(self) -> _Command | None:
         with self._lock:
             return self._commands.popleft() if self._commands else None
+
+    def _obey(self, command: _Command) -> None:
+        """Runs a command. If this raises, the loop ends, and those whose requests the command had not come to are told as well."""
+        try:
+            command.run()
+        except BaseException as error:
+            command.refuse(_failed(error))
+            raise
 
     def _add(self, requests: list[Request], deliver: Deliver) -> None:
         with self._lock:
@@ -169,6 +172,16 @@ class EngineLoop:
             failure = TriremeError(f"What the engine made could not be delivered: {error!r}.")
             failure.__cause__ = error
             _tell(deliver, failure)
+
+
+def _failed(error: BaseException) -> TriremeError:
+    """What callers are told of an error that ends the loop."""
+    if isinstance(error, TriremeError):
+        error.__cause__ = None
+        return error
+    failure = WorkerDied(f"The engine failed: {error!r}.", "its traceback names the place")
+    failure.__cause__ = error
+    return failure
 
 
 def _tell(deliver: Deliver, error: TriremeError) -> None:
