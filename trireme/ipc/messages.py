@@ -71,7 +71,6 @@ class RowNote(msgspec.Struct, array_like=True):
     logprobs: list[TokenLogprobs] | None = None  # one for each token that it sampled
     prompt_logprobs: list[TokenLogprobs] | None = None  # for positions start+1 .. start+count
     error: str | None = None  # why this row failed; other rows are not affected
-    values: bytes | None = None  # float32: the prompt's embedding or scores, from models that return numbers
 
 
 class Sampled(msgspec.Struct, array_like=True, tag="sampled"):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trireme.backends import Backend
+from trireme.errors import BadConfig
 from trireme.ipc.messages import NO_PARENT, Plan, RowNote, Sampled
 from trireme.layers import Batch, Module, View
 from trireme.ops import KVCache, States
@@ -99,6 +100,8 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: Plan) -> None:
         """Puts a plan on the device without waiting for it."""
+        if any(plan.drafts):
+            raise BadConfig("This worker checks no draft tokens.", "plan none: leave the scheduler's num_drafts at 0")
         begun = time.perf_counter()
         for row in plan.release:
             self.sampler.release(row)

@@ -147,7 +147,6 @@ class Tables:
 
         uniforms: each row's random number, or its seed where the step is to be settled; None where all are greedy
         """
-        assert not any(plan.drafts), "nothing here checks drafts"
         if self._goes_on(plan, padding):
             return self._one_further(plan, uniforms)
         self._count_further()
