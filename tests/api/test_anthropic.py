@@ -165,5 +165,14 @@ def test_documents_of_text_are_read(http: httpx.Client) -> None:
     assert counted(document({"type": "content", "content": [{"type": "text", "text": "The sky is blue."}]})).json() == as_text
     titled = counted({"type": "text", "text": "[Colours]\nThe sky is blue."}).json()
     assert counted(document(plain, title="Colours")).json() == titled != as_text
+
+    def answer(block: dict) -> str:
+        content = [block, {"type": "text", "text": "Which colour has the sky?"}]
+        asked = {"model": MODEL, "max_tokens": 12, "temperature": 0, "messages": [{"role": "user", "content": content}]}
+        return http.post("/v1/messages", json=asked).json()["content"][0]["text"]
+
+    green = "The sky is green today."
+    said = answer(document({"type": "text", "media_type": "text/plain", "data": green}))
+    assert said == answer({"type": "text", "text": green}) and "green" in said
     refused = counted(document({"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}))
     assert refused.status_code == 400 and "source is of type 'base64'" in refused.json()["error"]["message"]

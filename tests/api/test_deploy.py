@@ -90,6 +90,7 @@ def test_every_number_that_is_documented_is_exported_even_while_the_model_is_unl
             family = name.removesuffix("_total") if kind == "counter" else name
             assert re.search(rf"^# TYPE trireme:{family}(_total)? {kind}$", exported, re.M), name
     assert re.search(r'^trireme:http_requests_total{.*route="/v1/chat/completions",status="200"} 1', exported, re.M)
+    assert "_created" not in exported
     build = re.search(r'^trireme:build_info{.*backend="cpu".*} 1', exported, re.M)
     assert build and f'version="{trireme.__version__}"' in build[0]
     assert "trireme:worker_restarts_total" in exported and "trireme:num_requests_running{" in exported

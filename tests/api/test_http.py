@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 
 from trireme.api.transport import http
 from trireme.api.transport.failures import Failure, Shape
-from trireme.api.transport.http import Call, Endpoint, Reply, decode
+from trireme.api.transport.http import Call, Endpoint, Events, Reply, decode
 from trireme.api.transport.tracing import Trace
 from trireme.errors import Overloaded, TriremeError, Unavailable
 
@@ -132,3 +133,22 @@ def test_what_was_foreseen_is_one_line_in_the_log(caplog: pytest.LogCaptureFixtu
     caplog.clear()
     assert _exchange(Failure(400, "theirs")) == 400 and not caplog.records
     assert _exchange(Unavailable("Shutting down.", "wait")) == 503 and not caplog.records  # the access log has its line
+
+
+@pytest.mark.parametrize("comment", [b": still here\n\n", b""])
+def test_a_silent_stream_gives_signs_of_life(comment: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while a long prompt is read. Streams whose format has no comments stay silent."""
+    monkeypatch.setattr(http, "KEEP_ALIVE_SECONDS", 0.06)
+    sent: list[bytes] = []
+
+    async def slow() -> AsyncIterator[bytes]:
+        await asyncio.sleep(0.5)
+        yield b"data: 1\n\n"
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    sender = http._Sender(send, None, Shape.OPENAI, head=False)
+    asyncio.run(sender.stream(Events(slow(), keep_alive=comment)))
+    before = sent[1 : sent.index(b"data: 1\n\n")]
+    assert set(before) == ({comment} if comment else set()) and sent[-1] == b""

@@ -84,6 +84,14 @@ def test_a_rate_is_shared_by_processes_and_comes_back(key_file: pathlib.Path) ->
     assert (key.wait(100.0), key.wait(130.0), key.wait(161.0)) == (0.0, 30.0, 0.0)
 
 
+def test_what_is_asked_every_second_is_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("trireme").propagate = True
+    with caplog.at_level(logging.DEBUG, "trireme.access"):
+        for path in ("/load", "/metrics", "/ready", "/v1/models"):
+            ask(Guard(_state, ServeOptions(), frozenset(), Tracer()), "GET", path)
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG] * 3 + [logging.INFO]
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n", "key rpm=0\n", "key models=\n", "key a b\n", "key speed=3\n"])
 def test_key_files_that_are_not_understood_are_refused_without_the_key(text: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / "keys").write_text(text)
@@ -200,6 +208,7 @@ def test_a_server_with_https_two_names_a_template_and_default_sampling(secure: S
         assert http.get("/ready").status_code == 200
     assert 'key": "dora"' in secure.logged("dora").replace('":"', '": "') and KEYS[0] not in secure.log
     assert "/ready" in secure.logged('"/ready"'), "probes are logged at debug"
+    assert f"chat page {secure.url}/, API {secure.url}/v1, key needed" in secure.logged("Ready at")
 
 
 @pytest.mark.parametrize("flags", [["--tls-cert", "/nowhere.pem"], ["--tls-key", "/nowhere.pem"], ["--chat-template", "/nowhere"]])

@@ -27,7 +27,7 @@ class _Service:
 
 
 def _asked(route: str, state: State) -> tuple[Reply, dict[str, Any]]:
-    probes = Probes(_Service(state))  # type: ignore[arg-type]
+    probes = Probes(_Service(state), None)  # type: ignore[arg-type]  # no conversation is rendered here
     call = Call(path=f"/{route}", headers={}, body=b"", path_params={}, query={}, request_id="r")
     reply = asyncio.run(getattr(probes, route)(call))
     return reply, msgspec.json.decode(reply.body)
@@ -49,5 +49,10 @@ def test_probes_in_every_state(state: State, live: int, ready: int) -> None:
     reply, document = _asked("live", state)
     assert reply.status == live and document["state"] == state.name
     reply, document = _asked("ready", state)
-    assert reply.status == ready and document["percent"] == state.percent and document.get("reason", "") == state.reason
+    assert (
+        reply.status == ready
+        and document["status"] == state.name
+        and document["percent"] == state.percent
+        and document.get("reason", "") == state.reason
+    )
     assert ("retry-after" in reply.headers) == (ready == 503)

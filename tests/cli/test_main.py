@@ -125,12 +125,15 @@ def test_without_triton_there_is_a_line(args: list[str]) -> None:
 def test_help_shows_choices_and_no_empty_defaults() -> None:
     told = trireme("serve", "--help").stdout
     assert "{auto,float32,bfloat16,float16}" in told and "{text,json}" in told and "()" not in told
+    assert "Serve a model over HTTP: OpenAI, Anthropic and other APIs" in told, "names keep their capitals"
 
 
 def test_the_help_of_benchmarks_shows_defaults() -> None:
     told = trireme("bench", "latency", "--help").stdout
     assert "so many [3]" in told and "together [1]" in told and "each prompt [128]" in told
     assert "[None]" not in told and "[False]" not in told.partition("model:")[0]
+    lists = trireme("bench", "serve", "--help").stdout
+    assert "0: no bound [0]" in " ".join(lists.split()) and "[[" not in lists and "[]" not in lists
 
 
 def test_options_may_be_repeated_or_separated_by_commas() -> None:

@@ -77,6 +77,7 @@ def test_what_is_typed_and_pasted_becomes_messages(tmp_path: pathlib.Path) -> No
         assert screen.typed("/set temp\t0.5\r") == ["/set temperature 0.5", True]
         (tmp_path / "a talk.json").touch()
         assert screen.typed(f"/load {tmp_path}/hist\t\r") == [f"/load {tmp_path}/history", True]
+        assert screen.typed(f"/load {tmp_path}/a t\t\r") == [f"/load {tmp_path}/a talk.json", True], "a name with a space"
         assert screen.typed("keep\r") == ["keep", False]
         assert screen.typed(" and more\r") == ["kept words and more", False], "a kept message stands in the input"
         assert screen.typed("\x1b[A\x1b[A\r") == ["keep", False]
@@ -98,30 +99,53 @@ def test_completions() -> None:
 
 
 def test_a_conversation_with_a_model(tmp_path: pathlib.Path) -> None:
+    """Everything that a user can do, in the real command: each message gets four tokens, and 63 fit in all."""
     model = write_tiny(tmp_path / "tiny", context=64, chat_template=TEMPLATE)
-    command = [sys.executable, "-m", "trireme", "chat", str(model), "--max-tokens", "4", "--temperature", "0"]
+    command = [sys.executable, "-m", "trireme", "chat", str(model), "--backend", "reference"]
+    command += ["--max-tokens", "4", "--temperature", "0"]
+    (tmp_path / "chat-history").write_text('"from yesterday"\n')
     screen = Screen(*command, TRIREME_CACHE=str(tmp_path))
+
+    def say(keys: str, *shown: str) -> None:
+        screen.until("> ")
+        screen.type(keys)
+        for pattern in shown:
+            screen.until(pattern)
+
     try:
         screen.until("/help for help")
-        screen.type("\x1b[200~ab\ncd\x1b[201~\r")
-        assert screen.until(r"cut after (\d+) tokens: /more goes on")[1] == "4"
-        screen.until("> ")
-        screen.type("x" * 58 + "\r")
-        screen.until("Leave out the 2 oldest messages")
+        say("\x1b[200~ab\ncd\x1b[201~\r", r"cut after 4 tokens: /more goes on")
+        say('"""ef\r/gh\r"""\r', "cut after 4 tokens")
+        say(f"/sav\t{tmp_path}/first.json\r", "4 messages are written")
+        say("/more\r", "cut after 4 tokens")
+        say("/set max_t\t2\r")
+        say("/set max_tokens\r", r"max_tokens +2\r")
+        say("/system\r", "begins anew, without an instruction")
+        say("/system Be brief.\r", "begins anew, with this instruction")
+        say(f"/load {tmp_path}/fir\t\r", "4 messages are read")
+        say("/retry\r", "cut after 2 tokens")
+        say(f"/save {tmp_path}/second.json\r", "4 messages are written")
+        say("/clear\r", "is forgotten")
+        say("\x1b[A" * 13 + "\r", "from yesterday", "cut after 2 tokens")
+        say("x" * 50 + "\r", "Leave out the 2 oldest messages")
         screen.type("n\r")
         screen.until("was not sent")
-        screen.until("> .*x{58}")
-        screen.type("\r")
-        screen.until("Leave out the 2 oldest messages")
+        say("\r", "Leave out the 2 oldest messages")  # the message stands in the input again
         screen.type("y\r")
-        screen.until("cut after 4 tokens")
-        screen.type(f"/save {tmp_path}/talk.json\r")
-        screen.until("2 messages are written")
-        screen.type("/exit\r")
+        screen.until("cut after 2 tokens")
+        say("y" * 70 + "\r", "tokens too many. Shorten it, or /clear")
+        say("\x15/stats\r", "2 tokens, ")
+        say(f"/save {tmp_path}/third.json\r", "2 messages are written")
+        say("/exit\r")
         assert screen.process.wait(60) == 0
     finally:
         screen.close()
-    assert json.loads((tmp_path / "talk.json").read_text())[0] == {"role": "user", "content": "x" * 58}
+    first, second, third = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("first", "second", "third"))
+    assert [message["content"] for message in first if message["role"] == "user"] == ["ab\ncd", "ef\n/gh"]
+    assert second[:3] == first[:3] and first[3]["content"].startswith(second[3]["content"])
+    assert third[0] == {"role": "user", "content": "x" * 50}
+    history = [json.loads(line) for line in (tmp_path / "chat-history").read_text().splitlines()]
+    assert history[0] == "from yesterday" and "ab\ncd" in history and '"""ef\n/gh\n"""' in history
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,8 @@ def test_several_pulls_at_once_fetch_once(server: Registry) -> None:
 def test_names_that_mean_nothing(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ModelNotFound, match="did you mean 'smollm2'"):
         resolve_model("smolm2")
+    with pytest.raises(ModelNotFound, match="one of: smollm2"):
+        resolve_model("llama3")  # which is not nearly "tinyllama"
     with pytest.raises(ModelNotFound, match="no file"):
         resolve_model(str(tmp_path / "nothing.gguf"))
     assert resolve_model(str(tmp_path)) == tmp_path

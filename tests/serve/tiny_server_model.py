@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 import tokenizers
@@ -12,9 +13,11 @@ from safetensors.numpy import save_file
 HIDDEN, LAYERS, HEADS, WIDTH = 32, 2, 2, 64
 
 
-def write_tiny(folder: pathlib.Path, context: int = 1 << 16, chat_template: str = "", seed: int = 7) -> pathlib.Path:
+def write_tiny(
+    folder: pathlib.Path, context: int = 1 << 16, chat_template: str = "", seed: int = 7, special: Sequence[str] = ()
+) -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
-    vocab = write_tokenizer(folder, chat_template)
+    vocab = write_tokenizer(folder, chat_template, special)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -36,14 +39,14 @@ def write_tiny(folder: pathlib.Path, context: int = 1 << 16, chat_template: str 
     return folder
 
 
-def write_tokenizer(folder: pathlib.Path, chat_template: str = "") -> int:
-    """A token per byte, and an end, whose id is 0; returns how many that are."""
+def write_tokenizer(folder: pathlib.Path, chat_template: str = "", special: Sequence[str] = ()) -> int:
+    """A token per byte, after an end, whose id is 0, and further `special` tokens; returns how many that are."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocab = {"<end>": 0} | {letter: i + 1 for i, letter in enumerate(alphabet)}
+    vocab = {text: number for number, text in enumerate(["<end>", *special, *alphabet])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens([tokenizers.AddedToken("<end>", special=True)])
+    tokenizer.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in ("<end>", *special)])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<end>"} | ({"chat_template": chat_template} if chat_template else {})
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

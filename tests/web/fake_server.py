@@ -31,6 +31,7 @@ class FakeServer:
         self.odds = False  # whether log-probabilities come, too
         self.comments = 0  # of comments before the first word, a tenth of a second apart
         self.finish = "stop"
+        self.state = {"status": "ready", "phase": "", "percent": 100}
         self.answer, self.reasoning, self.key = "Hello.", "", key
         self.piece, self.pause = 7, 0.0
         self.failure: tuple[int, str] | None = None
@@ -101,7 +102,7 @@ def _handler(fake: FakeServer) -> type[http.server.BaseHTTPRequestHandler]:
                 kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
                 self._send(200, file.read_bytes(), kind, PAGE_HEADERS)
             elif path == "/ready":
-                self._json({"status": "ready", "phase": "", "percent": 100})
+                self._json(fake.state)
             elif fake.key and self.headers.get("authorization") != f"Bearer {fake.key}":
                 self._json({"error": {"message": "No valid API key came with the request."}}, 401)
             elif path == "/v1/models":

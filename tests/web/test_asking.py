@@ -203,6 +203,20 @@ def test_signs_of_life_while_a_prompt_is_read(page: Any, fake: FakeServer) -> No
     assert texts(page)[-1] == "Hello."
 
 
+def test_a_model_that_was_put_away_is_said_to_load(page: Any, fake: FakeServer) -> None:
+    fake.state = {"status": "sleeping", "phase": "", "percent": 100}
+    until(page, "document.querySelector('#state').textContent === 'asleep'")
+    fake.state, fake.comments = {"status": "sleeping", "phase": "weights", "percent": 100}, 60
+    page.fill("#input", "Wake up")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('#live').textContent.startsWith('loading the model')")
+    assert page.inner_text("#state") == "loading"
+    fake.state = {"status": "ready", "phase": "", "percent": 100}
+    until(page, "document.querySelector('#live').textContent.startsWith('reading the prompt')")
+    page.wait_for_selector("#stop", state="hidden")
+    assert texts(page)[-1] == "Hello." and page.seen.errors == []
+
+
 def test_an_answer_that_was_cut_goes_on(page: Any, fake: FakeServer) -> None:
     fake.finish, fake.answer = "length", "Once upon"
     answer = ask(page)

@@ -129,7 +129,7 @@ def serve_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--request-rate", type=float, default=float("inf"), help="open loop: requests per second [all at once]")
     parser.add_argument("--burstiness", type=float, default=1.0, help="open loop: 1 is Poisson, less is burstier [1]")
     parser.add_argument(
-        "--concurrency", type=int, nargs="+", default=[0], help="closed loop: requests at once; several: a run each"
+        "--concurrency", type=int, nargs="+", default=[0], help="closed loop: requests at once; several: a run each; 0: no bound"
     )
     parser.add_argument("--goodput", nargs="+", default=[], metavar="BOUND", help="ttft:MS tpot:MS e2e:MS of a good request")
     parser.add_argument("--warmup", type=int, default=2, help="requests before the clock starts [2]")

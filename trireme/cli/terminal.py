@@ -111,8 +111,11 @@ def completions(line: str, word: str, commands: Sequence[str], names: Sequence[s
     if command == "/set":
         return [f"{name} " for name in names if name.startswith(word)] if line.count(" ") == 1 else []
     if command[1:] in FILE_COMMANDS:
-        found = sorted(glob.glob(glob.escape(os.path.expanduser(word)) + "*"))
-        return [f"{path}/" if os.path.isdir(path) else path for path in found]
+        typed = line.partition(" ")[2]
+        begun = os.path.expanduser(typed)
+        kept = len(begun) - len(word) if word != typed else 0  # of a name with spaces, Tab replaces only the last word
+        found = sorted(glob.glob(glob.escape(begun) + "*"))
+        return [f"{path}/"[kept:] if os.path.isdir(path) else path[kept:] for path in found]
     return []
 
 

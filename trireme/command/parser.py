@@ -20,8 +20,10 @@ class Defaults(argparse.HelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
         tells = not isinstance(action.default, bool) and action.default not in (None, "", argparse.SUPPRESS)
-        shown = tells and "[" not in text
-        return f"{text} [%(default)s]".strip() if shown else text
+        if not tells or "[" in text or action.default == []:
+            return text
+        default = " ".join(map(str, action.default)) if isinstance(action.default, list) else "%(default)s"
+        return f"{text} [{default}]".strip()
 
 
 class Parser(argparse.ArgumentParser):

@@ -40,10 +40,13 @@ class Probes:
         return json_reply(document, 503 if state.hung else 200)
 
     async def ready(self, call: Call) -> Reply:
-        """Answers 200 if the server takes requests; otherwise 503 with the current phase of the start."""
+        """Answers 200 if the server takes requests; otherwise 503 with the current phase of the start.
+
+        A sleeping server takes requests. While it loads the model again for one, it also has a phase.
+        """
         state = self.service.client.state()
         serving = state.serving and not state.hung
-        document: dict[str, Any] = {"status": "ready" if serving else state.name, "phase": state.phase, "percent": state.percent}
+        document: dict[str, Any] = {"status": state.name, "phase": state.phase, "percent": state.percent}
         if state.reason:
             document["reason"] = state.reason
         reply = json_reply(document, 200 if serving else 503)

@@ -92,6 +92,7 @@ async function watchState() {
     try {
       const state = await readiness();
       pill.dataset.state = state.ok ? "ready" : state.status || "starting";
+      served.loading = !state.ok || isWaking(state);
       pill.textContent = stateText(state);
       pill.title = state.reason || state.phase || (state.status === "sleeping" ? "The model was put away while nobody asked; it is loaded for the next question." : "");
       if (state.ok && !known) known = await loadModels();
@@ -104,8 +105,13 @@ async function watchState() {
   }
 }
 
+// Whether a sleeping server is loading the model again for a question.
+function isWaking(state) {
+  return state.status === "sleeping" && Boolean(state.phase);
+}
+
 function stateText(state) {
-  if (state.status === "sleeping") return "asleep";
+  if (state.status === "sleeping") return isWaking(state) ? "loading" : "asleep";
   if (state.ok) return "ready";
   return state.status === "starting" ? `starting${state.percent ? ` ${Math.round(state.percent)}%` : ""}` : state.status || "starting";
 }

@@ -6,7 +6,7 @@ import { byId, element, iconButton } from "./dom.js";
 import { messageView } from "./messages.js";
 import { announce, clearNotice, notice } from "./notices.js";
 import { rememberOpen } from "./prefs.js";
-import { modelOf } from "./request.js";
+import { modelOf, served } from "./request.js";
 import { conversations, save } from "./store.js";
 import { add, choose, drop, leaveOutOldest, path, versions } from "./tree.js";
 
@@ -76,14 +76,14 @@ export class Chat {
     const run = answerOf(this.conversation);
     if (!run) return;
     this.views.get(run.message.id)?.show();
-    byId("live").textContent = run.clock.live();
+    byId("live").textContent = run.clock.live(served.loading);
     if (this.following) this.toEnd();
   }
 
   showRun() {
     const run = answerOf(this.conversation);
     byId("stop").hidden = !run;
-    byId("live").textContent = run ? run.clock.live() : "";
+    byId("live").textContent = run ? run.clock.live(served.loading) : "";
     if (run && !this.timer) this.timer = setInterval(() => this.painter.soon(), 1000);
     if (!numRunning()) this.timer = clearInterval(this.timer);
     this.hooks.running(Boolean(run));

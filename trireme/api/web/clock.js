@@ -26,12 +26,12 @@ export class Clock {
     return made > 0 && seconds > 0.05 ? made / seconds : null;
   }
 
-  // The text while the answer comes. Before its first word, the time for which the prompt has been processed.
-  live() {
+  // The text while the answer comes. Before its first word, what the server does, and for how long.
+  live(loading) {
     if (this.first === null) {
       const seconds = Math.floor((performance.now() - this.begun) / 1000);
       if (seconds < 2) return "";
-      return performance.now() - this.heard > SILENCE ? `no sign of the server for ${Math.floor((performance.now() - this.heard) / 1000)} s` : `reading the prompt · ${seconds} s`;
+      return performance.now() - this.heard > SILENCE ? `no sign of the server for ${Math.floor((performance.now() - this.heard) / 1000)} s` : `${loading ? "loading the model" : "reading the prompt"} · ${seconds} s`;
     }
     const speed = this.speed();
     return speed === null ? "" : `${this.tokens || this.pieces} tokens · ${speed.toFixed(1)}/s`;

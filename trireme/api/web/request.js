@@ -1,6 +1,7 @@
 // Builds a request's fields from a conversation's settings. Settings without a value take the server's advice for the model.
 
-export const served = { models: [] }; // the models as /v1/models lists them
+// The models as /v1/models lists them, and whether the server is loading one now.
+export const served = { models: [], loading: false };
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "max_tokens", "seed"];
 const TOP_ODDS = 5;
