@@ -66,9 +66,9 @@ class CacheOptions:
     page_size: int = setting(16, "KV slots per page: 1 is token attention, N is paged, 0 is static (one page per request)")
     kv_dtype: str = setting(
         "auto",
-        "type of keys and values: auto is the activations' own; int8 has a scale per token and head, int4 one per 32 numbers; "
-        "fp8 (e4m3) takes the scales of the checkpoint where it has them",
-        ("auto", "int8", "fp8", "int4"),
+        "type of keys and values: auto is what the checkpoint asks for, else plain, the activations' own; int8 has a scale per "
+        "token and head, int4 one per 32 numbers; fp8 (e4m3) takes the scales of the checkpoint where it has them",
+        ("auto", "plain", "int8", "fp8", "int4"),
     )
     kv_tokens: int | None = setting(None, "KV slots in all (default: what fits in the memory fraction)")
     kv_windows: str = setting(

@@ -418,7 +418,7 @@ def test_rope_with_norms_and_int8_cache() -> None:
             assert ((cache[slot].double() * step - expected[token]).abs() <= 0.501 * step).all(), "not the nearest byte"
 
 
-@pytest.mark.parametrize("kind", ["fp8", "int4"])
+@pytest.mark.parametrize("kind", ["fp8", "int4", "int8, scaled"])
 @pytest.mark.parametrize("width", [64, 80, 20])
 def test_kept_as_the_plain_body_keeps_it(kind: str, width: int, isa: str) -> None:
     """To the bit: every number of fp8, numbers between two of them, zeros, and what is no number."""
@@ -474,11 +474,12 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 
 def cache_of(kind: str, keys: torch.Tensor, values: torch.Tensor) -> KVCache:
-    """Keys and values kept as this kind by the plain body; an fp8 cache has factors of its own."""
+    """Keys and values kept as this kind by the plain body; an fp8 cache has factors of its own, and so has a scaled one of int8."""
     heads, width = keys.shape[1:]
+    kind, _, scaled = kind.partition(", ")
     zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype)  # noqa: E731
     cache = KVCache.allocate(CacheSpec((heads, width), (heads, width), kind), len(keys), torch.float32, zeros)
-    if kind == "fp8":
+    if kind == "fp8" or scaled:
         cache.factors = torch.linspace(0.01, 0.3, heads), torch.linspace(0.5, 0.02, heads)
     cache.put(keys, values, torch.arange(len(keys)))
     return cache

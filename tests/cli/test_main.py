@@ -96,7 +96,7 @@ def test_errors_are_one_line_with_their_own_code(args: tuple[str, ...], code: in
         ("generate x --kvdtype int8", "trireme generate: Unrecognized arguments: --kvdtype int8. Fix: did you mean --kv-dtype?"),
         (
             "generate x --kv-dtype int9",
-            "trireme generate: Argument --kv-dtype: there is no 'int9'. Fix: use one of: auto, int8, fp8, int4",
+            "trireme generate: Argument --kv-dtype: there is no 'int9'. Fix: use one of: auto, plain, int8, fp8, int4",
         ),
         ("generate", "trireme generate: The following arguments are required: prompt. Fix: see `trireme generate --help`"),
         ("serv", "trireme: Argument COMMAND: there is no 'serv'. Fix: did you mean serve?"),

@@ -185,6 +185,32 @@ def test_keys_and_values_in_fewer_bits(kind: str, dtype: torch.dtype) -> None:
     assert findings and [finding for finding in findings if not finding.ok] == []
 
 
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_given_scales(kind: str, dtype: torch.dtype) -> None:
+    """They take the place of computed ones; what is too large for them is cut off, what is no number stays none."""
+    num, num_kv, dim, count = 6, 3, 80, 5
+    q, k, v = (drawn(count, heads, dim, dtype=dtype) for heads in (num, num_kv, num_kv))
+    k[0, 0, 3] = float("nan")
+    table, index = drawn(40, 2 * 16), torch.tensor([3, 0, 7, 39, 12], dtype=torch.int32, device=DEVICE)
+    slots, spec = torch.tensor([9, 2, -1, 0, 30], dtype=torch.int32, device=DEVICE), CacheSpec((num_kv, dim), (num_kv, dim), kind)
+    most = 448 if kind == "fp8" else 127
+    for rope in (False, True):
+        kept = []
+        for ops in (CudaOps(), PLAIN):
+            cache = KVCache.allocate(spec, 31, dtype, zeros)
+            cache.factors = per_head(2.3 / most, 0.9 / most, 1.7 / most), per_head(1.9 / most, 3.1 / most, 0.4 / most)
+            if rope:
+                ops.qkv_rope_store(q, k, v, table, index, cache, slots)
+            else:
+                ops.store_kv(k, v, cache, slots)
+            kept.append(torch.cat(cache.at(torch.tensor([9, 2, 0, 30], device=DEVICE)), 1))
+        ours, plain = kept
+        assert torch.equal(ours.isnan(), plain.isnan()) and plain.isnan().any()
+        apart = (ours - plain).nan_to_num(0.0) != 0  # rope may turn a number by one rounding, hence to the next code
+        assert int(apart.sum()) <= (8 if rope else 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_fp8_cannot_hold(dtype: torch.dtype) -> None:
     """It is kept as the largest number; what is no number stays none."""

@@ -112,4 +112,6 @@ def test_what_a_worker_took_is_one_line() -> None:
     taken = msgspec.structs.replace(READY, weight_bytes=7 << 20, kv_bytes=5 << 20)
     assert _numbers(taken) == "fake, float32, weights 7 MiB, KV 128 tokens in 5 MiB"
     roomy = msgspec.structs.replace(taken, workspace_bytes=3 << 30, taken_bytes=200 << 20)
+    scaled = msgspec.structs.replace(taken, kv="fp8, with the checkpoint's scales")
+    assert _numbers(scaled).endswith("KV 128 tokens in 5 MiB (fp8, with the checkpoint's scales)")
     assert _numbers(roomy).endswith("in 5 MiB, 3072 MiB left for activations and graphs (200 taken so far)")

@@ -18,6 +18,7 @@ from trireme.hub.catalogue import recommended_sampling
 from trireme.hub.composite import Composite
 from trireme.hub.gguf import GgufFile, read_gguf
 from trireme.hub.gguf_models import config_of, generation_of, weights_of
+from trireme.hub.kv_scales import Asked, asked, is_of_kv, is_scale
 from trireme.hub.llama2c import llama2c_files, read_llama2c
 from trireme.hub.safetensors import read_safetensors
 from trireme.hub.schemes import join
@@ -80,6 +81,20 @@ class Checkpoint:
     def quantization(self) -> dict[str, Any]:
         """The part of the config that describes how weights are quantized."""
         return next((found for name in SECTIONS if isinstance(found := self.config.get(name), dict)), {})
+
+    @property
+    def kv_asked(self) -> Asked:
+        """The kind of KV that the checkpoint asks for."""
+        beside = self.path / "hf_quant_config.json"  # where ModelOpt says it, besides or instead of the config
+        found = asked(self.quantization)
+        if not any(found) and beside.is_file():
+            said = read_json(beside).get("quantization")
+            return asked(said if isinstance(said, dict) else {})
+        return found
+
+    def kv_scales(self) -> dict[str, Weight]:
+        """The tensors that say how keys and values are kept in fewer bits. `entries` is without them."""
+        return {name: weight for name, weight in self._stored().items() if is_of_kv(name) and is_scale(name)}
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None

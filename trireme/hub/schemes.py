@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -17,6 +16,7 @@ import numpy as np
 
 from trireme.errors import BadCheckpoint, UnsupportedModel
 from trireme.hub.composite import Along, Composite, Format, Part
+from trireme.hub.kv_scales import is_of_kv
 from trireme.hub.weights import Weight
 
 Settings = Mapping[str, Any]  # a checkpoint's `quantization_config`, or nothing
@@ -86,12 +86,7 @@ def join(weights: Mapping[str, Weight], settings: Settings) -> dict[str, Weight 
                 break
     if len(joined) < len(weights):
         check_settings(settings)
-    return {name: entry for name, entry in joined.items() if not _OF_KV.search(name)}
-
-
-# Scales that were measured for keys and values of eight bits. They are left out: a cache in the activations' type needs no scale,
-# and an fp8 cache has enough range without one.
-_OF_KV = re.compile(r"\.[kvq]_scale$|\.prob_output_scale$|\.[kv]_proj\.output_scale$")
+    return {name: entry for name, entry in joined.items() if not is_of_kv(name)}  # which `Checkpoint.kv_scales` gives
 
 
 def _bases(name: str) -> tuple[str, ...]:

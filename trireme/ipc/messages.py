@@ -126,6 +126,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     bands: list[BandSize] = []  # empty: one that keeps all, with num_pages and page_size
     whole_prompts: bool = False  # whether a prompt must be computed in one step
     weights: str = ""  # text for people: the checkpoint's formats and how the weights are kept
+    kv: str = ""  # text for people: what keys and values are kept as, if not in the activations' type
 
 
 class Phase(msgspec.Struct, array_like=True, tag="phase"):

@@ -28,8 +28,6 @@ TOWERS: LeavesOut = {
         "model.visual.*",
     )
 }
-# Of use only where keys and values are kept in few bits with the scales of the file
-_KV_SCALES: LeavesOut = {"scales of keys and values": ("*.k_scale", "*.v_scale", "*.kv_scale", "*.q_scale", "*.prob_scale")}
 # Tables that the engine computes itself, and that older files contain
 _TABLES = re.compile(
     r"(rotary_emb|rotary_embedding|rope)\.(inv_freq|original_inv_freq|cos_cached|sin_cached|freqs)$"
@@ -69,7 +67,7 @@ def compare(entries: Mapping[str, Shaped], asked: Collection[str], leaves_out: L
 def leaves_out_of(model: type, raw: dict[str, Any]) -> LeavesOut:
     """What a class says that it leaves out of a checkpoint with this config."""
     said = getattr(model, "leaves_out", None)
-    return _KV_SCALES | (said(raw) if said else {})
+    return said(raw) if said else {}
 
 
 def is_left_out(name: str, leaves_out: LeavesOut) -> bool:

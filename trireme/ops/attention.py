@@ -59,7 +59,7 @@ class KVCache:
     band: int = 0  # which of the step's views has its slots
     kind: str = "plain"
     value_dim: int = 0  # how many numbers a value has, if they are not as many as are kept
-    factors: tuple[Tensor, Tensor] | None = None  # of fp8, where the checkpoint has them: [heads] float32 for k and v
+    factors: tuple[Tensor, Tensor] | None = None  # of fp8 and int8, where the checkpoint has them: [heads] float32 for k and v
 
     @classmethod
     def allocate(cls, spec: CacheSpec, num_slots: int, dtype: torch.dtype, zeros: Zeros) -> KVCache:

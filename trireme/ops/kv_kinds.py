@@ -1,7 +1,7 @@
 """The kinds that keys and values are kept as: what the kept numbers stand for, and the bytes they take.
 
     plain   x in the activations' type
-    int8    x = q * scale             a scale in float32 for each token and head
+    int8    x = q * scale             a scale in float32 for each token and head, or the head's factor in its place
     fp8     x = q * factor            q: float8 e4m3; a factor for each head of the layer, or 1; larger numbers are clamped
     int4    x = q * scale + low       a scale and a low, both float16, for each group of 32 numbers of a head; q is 0 to 15
 
@@ -55,7 +55,10 @@ def bytes_of_head(kind: str, width: int, dtype: torch.dtype) -> int:
 
 
 def pack(kind: str, x: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """x [tokens, heads, width] as it is kept, and the scales that lie beside it.  factor: [heads], of fp8"""
+    """x [tokens, heads, width] as it is kept, and the scales that lie beside it.  factor: [heads], of fp8 and int8"""
+    if kind == "int8" and factor is not None:
+        codes = (x.float() / factor.unsqueeze(-1)).round().clamp(-128, 127).nan_to_num(0.0).to(torch.int8)
+        return codes, factor.expand(x.shape[:-1]).masked_fill(x.isnan().any(-1), float("nan"))
     if kind == "int8":
         codes, scale = int8(x)
         return codes, scale.squeeze(-1)

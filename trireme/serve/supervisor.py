@@ -365,4 +365,5 @@ def _numbers(ready: Ready) -> str:
     windows = "".join(f", {band.num_pages * band.page_size} of windows of {band.keep}" for band in ready.bands if band.keep > 0)
     room = f", {workspace:.0f} MiB left for activations and graphs ({taken:.0f} taken so far)" if workspace else ""
     held = f" ({ready.weights})" if ready.weights else ""
-    return f"{ready.backend}, {ready.dtype}, weights {weights:.0f} MiB{held}, KV {slots} tokens{windows} in {kv:.0f} MiB{room}"
+    cache = f"KV {slots} tokens{windows} in {kv:.0f} MiB{f' ({ready.kv})' if ready.kv else ''}"
+    return f"{ready.backend}, {ready.dtype}, weights {weights:.0f} MiB{held}, {cache}{room}"

@@ -14,7 +14,7 @@ import torch
 
 from trireme.backends import Backend
 from trireme.config import Config
-from trireme.errors import BadConfig, OutOfMemory, UnsupportedModel
+from trireme.errors import OutOfMemory, UnsupportedModel
 from trireme.ipc.messages import ALL, BandSize
 from trireme.models import cache_specs
 from trireme.ops import CacheSpec, StateSpec
@@ -70,10 +70,13 @@ class _Needs:
         return self.budget // max(self.bytes_per_token, 1)
 
 
-def make_room(config: Config, loaded: Loaded, backend: Backend, group: Group) -> Room:
-    """How many pages fit in the memory that is left. What was not set shrinks to fit; what was set and does not is refused."""
+def make_room(config: Config, loaded: Loaded, backend: Backend, group: Group, kind: str) -> Room:
+    """How many pages fit in the memory that is left. What was not set shrinks to fit; what was set and does not is refused.
+
+    kind: what keys and values are kept as
+    """
     asked = cache_specs(loaded.model)
-    caches = _of_kind(config, backend, {key: spec for key, spec in asked.items() if isinstance(spec, CacheSpec)})
+    caches = _of_kind(kind, backend, {key: spec for key, spec in asked.items() if isinstance(spec, CacheSpec)})
     states = {key: spec for key, spec in asked.items() if isinstance(spec, StateSpec)}
     max_len, page = loaded.max_model_len, config.cache.page_size
     # If the window is as long as the context, it is kept like full attention. A static page holds the whole context anyway.
@@ -111,11 +114,8 @@ def _states(config: Config, state_bytes: int, budget: int, tokens: int) -> tuple
     return own + kept, kept
 
 
-def _of_kind(config: Config, backend: Backend, specs: dict[int, CacheSpec]) -> dict[int, CacheSpec]:
-    """The specs in the cache format that the user asked for. Raises for what the backend does not know."""
-    kind = "plain" if config.cache.kv_dtype == "auto" else config.cache.kv_dtype
-    if kind not in backend.kv_kinds:
-        raise BadConfig(f"The backend {backend.name} keeps no {kind} KV.", "use --kv-dtype auto")
+def _of_kind(kind: str, backend: Backend, specs: dict[int, CacheSpec]) -> dict[int, CacheSpec]:
+    """The specs as this kind. Raises for what the backend does not know."""
     if not backend.chunked_windows and any(spec.chunked for spec in specs.values()):
         raise UnsupportedModel(f"The backend {backend.name} knows no windows that begin anew (chunks).", "use --backend cpu")
     return {key: spec.as_kind(kind) for key, spec in specs.items()}

@@ -24,11 +24,12 @@ from trireme.hub.checkpoint import Checkpoint
 from trireme.hub.grammar import GrammarTokens
 from trireme.hub.tokenizer import Tokenizer
 from trireme.ipc.messages import ONE_STATE, Admit, BandSize, Plan, Ready
-from trireme.ops import States
+from trireme.ops import KVCache, States
 from trireme.parallel import Group, Mesh
 from trireme.types import SamplingParams
 from trireme.worker.capture import capture
 from trireme.worker.grammar import Grammars
+from trireme.worker.kv_scales import Factors, keeping, same_form
 from trireme.worker.load import Report, build_model, kept_as, load_model, read_pickle, stored_tensor
 from trireme.worker.reload import like, take
 from trireme.worker.room import make_room
@@ -54,14 +55,16 @@ class LocalWorker:
         size = config.device.tp
         mesh = Mesh(tp=Group(rank, size, backend.comm(rank, size, store)) if size > 1 else Group())
         loaded = load_model(config, path, backend, mesh, report)
-        room = make_room(config, loaded, backend, mesh.tp)
+        self._keeping = keeping(config, loaded, backend, mesh.tp)
+        room = make_room(config, loaded, backend, mesh.tp, self._keeping.kind)
         report("kv cache", 0.0)
         max_rows = config.schedule.max_running
         caches: Caches = {key: States.allocate(spec, room.num_states, backend.zeros) for key, spec in room.states.items()}
         for key, spec in room.caches.items():
             band = room.bands[room.band_of[key]]
             slots = (band.num_pages + 1) * band.page_size  # one page more, for the padding of captured steps
-            caches[key] = dataclasses.replace(backend.cache(spec, slots, loaded.dtype), band=room.band_of[key])
+            factors = self._keeping.of(key, backend)
+            caches[key] = dataclasses.replace(backend.cache(spec, slots, loaded.dtype), band=room.band_of[key], factors=factors)
         tables = Tables(backend, max_rows, room.max_model_len, room.bands, config.schedule.max_step_tokens, room.num_kept)
         self.grammars = Grammars(lambda: _grammar_tokens(path, loaded.cfg.vocab), loaded.cfg.vocab)
         sampler = Sampler(backend.ops, tables, max_rows, self.grammars)
@@ -89,6 +92,7 @@ class LocalWorker:
             bands=room.bands if room.num_kept is None else [*room.bands, BandSize(ONE_STATE, room.num_kept, 1)],
             token_seconds=token_seconds,
             weights=f"{loaded.holding}; kept {kept_as(loaded.model)} on {backend.name}",
+            kv=self._keeping.said,
         )
 
     def _warm_up(self) -> float:
@@ -113,13 +117,24 @@ class LocalWorker:
                 raise BadConfig("The served weights are random.", "serve a model's own weights to reload them")
             new = Checkpoint.open(path, read_pickle)
             like(loaded, new, build_model(self._config, new, self.backend, self._mesh)[1])
+            found = keeping(self._config, dataclasses.replace(loaded, checkpoint=new), self.backend, self._mesh.tp)
+            same_form(self._keeping, found)
         except TriremeError as error:
             return str(error)
         if not take(self.model, lambda name, shape: stored_tensor(new, name, shape)):
             self.runner.forget()
-        loaded.checkpoint = new
+        for key in found.factors:
+            self._rescale(key, found.factors[key])
+        self._keeping, loaded.checkpoint = found, new
         self._warm_up()
         return ""
+
+    def _rescale(self, key: int, factors: Factors) -> None:
+        """Gives a cache new scales in the place of the old ones, whose addresses captured steps hold."""
+        cache = self.runner.caches[key]
+        assert isinstance(cache, KVCache) and cache.factors
+        for old, new in zip(cache.factors, factors, strict=True):
+            old.copy_(new)
 
     def rest(self) -> bool:
         """Does one piece of work in advance while no plan comes; returns whether there may be more."""

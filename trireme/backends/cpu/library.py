@@ -77,7 +77,7 @@ class RopeStoreStruct(Structure):
         *((name, c_void_p) for name in ("query_norm", "key_norm")),
         ("epsilon", c_float),
         ("offset", c_float),
-        *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales", "key_given", "value_given")),
         ("kv_kind", c_int32),
     ]
 

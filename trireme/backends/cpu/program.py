@@ -132,13 +132,14 @@ class Program:
         rotary = table.shape[-1] if table is not None else 0
         cosine = pointer(table)
         sine = None if table is None else table.data_ptr() + rotary // 2 * 4
+        given = (cache.factors if cache.kind == "int8" else None) or (None, None)
         args = RopeStoreStruct(
             *(pointer(t) for t in (query, key, value)),
             *(t.stride(0) for t in (query, key, value)),
             *(query.shape[1], key.shape[1], query.shape[2], rotary, interleaved),
             *(pointer(positions), pointer(slots), cosine, sine, 0 if table is None else table.stride(0)),
             *(pointer(norms.weight), pointer(norms.bias), norms.epsilon, norms.offset),
-            *_kept(cache),
+            *(*_kept(cache), *(pointer(t) for t in given), KV_KINDS[cache.kind]),
         )
         self._add("rope_store", len(query), args, table, cache, norms)
 
@@ -161,7 +162,7 @@ class Program:
         args = AttentionStruct(
             *(sequences.pointer, *_rows(query), *_rows(output)),
             *(query.shape[1], cache.k.shape[1], query.shape[2], window, scale, softcap),
-            *(pointer(slopes), pointer(sinks), *_kept(cache), causal, rounded, chunked),
+            *(pointer(slopes), pointer(sinks), *_kept(cache), KV_KINDS[cache.kind], causal, rounded, chunked),
         )
         self._add("attention", len(query), args, cache, sequences, slopes, sinks)
 
@@ -206,9 +207,9 @@ def _rows(tensor: Tensor) -> tuple[int, int]:
 
 
 def _kept(cache: KVCache) -> tuple[int | None, ...]:
-    """Where a cache's keys and values, and what scales them, lie; and its kind."""
+    """Where a cache's keys and values, and what scales them, lie."""
     scales = cache.scales or cache.factors or (None, None)
-    return *(pointer(t) for t in (cache.k, cache.v, *scales)), KV_KINDS[cache.kind]
+    return tuple(pointer(t) for t in (cache.k, cache.v, *scales))
 
 
 def _transform(transform: Transform) -> TransformStruct:

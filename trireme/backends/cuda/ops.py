@@ -110,7 +110,7 @@ class CudaOps(Ops):
     def store_kv(self, k: Tensor, v: Tensor, cache: KVCache, slots: Tensor) -> None:
         if not cache.is_alike:
             return super().store_kv(k, v, cache, slots)
-        kv.store(_side_by_side(k), _side_by_side(v), cache.k, cache.v, slots, cache.scales or cache.factors)
+        kv.store(_side_by_side(k), _side_by_side(v), cache.k, cache.v, slots, cache.scales or cache.factors, _given(cache))
 
     def qkv_rope_store(
         self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, index: Tensor, cache: KVCache, slots: Tensor
@@ -119,7 +119,9 @@ class CudaOps(Ops):
             return super().qkv_rope_store(q, k, v, table, index, cache, slots)
         q, k, v = _side_by_side(q), _side_by_side(k), _side_by_side(v)
         scales = cache.scales or cache.factors
-        return kv.rope_store(q, k, v, cache.k, cache.v, table, index, slots, scales=scales, pdl=self.pdl)
+        return kv.rope_store(
+            q, k, v, cache.k, cache.v, table, index, slots, scales=scales, given=_given(cache), pdl=self.pdl
+        )  # fmt: skip
 
     def plan_attention(self, layout: StepLayout) -> AttentionPlan:
         counts = layout.counts
@@ -200,6 +202,11 @@ def _collected(
     if cache.scales:
         return *in_bits.unpack(*where, cache.scales, tiles.kv_starts, tiles.longest, layout.page_size, q, tiles.kv_total), None
     return *attention.collect(*where, tiles, layout.page_size), cache.factors
+
+
+def _given(cache: KVCache) -> tuple[Tensor, Tensor] | None:
+    """The scales that int8 takes instead of its own."""
+    return cache.factors if cache.kind == "int8" else None
 
 
 def _is_for_library(q: Tensor, kind: AttentionKind) -> bool:

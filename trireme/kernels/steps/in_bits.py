@@ -1,6 +1,6 @@
 """Keys and values in fewer bits, inside kernels: how a tile of them is read as numbers, and how new ones are kept.
 
-    int8   x = q * scale         a scale in float32 for each slot and head
+    int8   x = q * scale         a scale in float32 for each slot and head; its own, or the one given for all slots of a head
     int4   x = q * scale + low   two a byte, number i and i + DIM / 2; a word of two float16, scale and low, for each 32 numbers
     fp8    x = q * factor        a factor for each head, or 1
 
@@ -162,17 +162,20 @@ def _nan_where(broken, x):
 
 @triton.jit
 def store(
-    x, kept, scales, slot, head, slot_stride,
-    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr,
+    x, kept, scales, given, slot, head, slot_stride,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """Keeps the heads x [heads, WIDTH] of a slot, the columns as `columns` says."""
+    """Keeps the heads x [heads, WIDTH] of a slot, the columns as `columns` says.  given, if GIVEN: [HEADS] scales of int8"""
     d, live = columns(DIM, WIDTH, KIND)
     mask = (head < HEADS)[:, None] & live[None, :]
     x = x.to(tl.float32)
     if KIND == "int8":
         broken = tl.sum(tl.where(mask & (x != x), 1, 0), 1) > 0
-        scale = tl.maximum(tl.max(tl.where(mask, tl.abs(x), 0.0), 1) / 127.0, 1e-30)
-        codes = tl.clamp((x / scale[:, None] + HALFWAY) - HALFWAY, -127.0, 127.0)
+        if GIVEN:
+            scale = tl.load(given + head, mask=head < HEADS, other=1.0)
+        else:
+            scale = tl.maximum(tl.max(tl.where(mask, tl.abs(x), 0.0), 1) / 127.0, 1e-30)
+        codes = tl.clamp((x / scale[:, None] + HALFWAY) - HALFWAY, -128.0 if GIVEN else -127.0, 127.0)
         tl.store(kept + slot * slot_stride + head[:, None] * DIM + d[None, :], codes.to(tl.int8), mask=mask)
         tl.store(scales + slot * HEADS + head, _nan_where(broken, scale), mask=head < HEADS)
     elif KIND == "int4":

@@ -53,10 +53,10 @@ def kept(x, cache):
 
 @kernel
 def _prepare(
-    q, k, v, out, cache_k, cache_v, k_scales, v_scales, table, index, slots, q_norm, k_norm,
+    q, k, v, out, cache_k, cache_v, k_scales, v_scales, k_given, v_given, table, index, slots, q_norm, k_norm,
     q_stride, k_stride, v_stride, out_stride, slot_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    NORMED: tl.constexpr, PDL: tl.constexpr, KIND: tl.constexpr, KEPT_WIDTH: tl.constexpr,
+    NORMED: tl.constexpr, PDL: tl.constexpr, KIND: tl.constexpr, KEPT_WIDTH: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """One token's block of heads: query blocks first, then key and value blocks.
 
@@ -89,8 +89,8 @@ def _prepare(
             tl.store(cache_v + slot * slot_stride + cell, kept(value, cache_v), mask=mask)
         else:  # rounded as the plain body rounds it, so that both give the same cache
             key = key.to(k.dtype.element_ty)
-            in_bits.store(key, cache_k, k_scales, slot, head, slot_stride, KV_HEADS, DIM, KEPT_WIDTH, KIND)
-            in_bits.store(value, cache_v, v_scales, slot, head, slot_stride, KV_HEADS, DIM, KEPT_WIDTH, KIND)
+            in_bits.store(key, cache_k, k_scales, k_given, slot, head, slot_stride, KV_HEADS, DIM, KEPT_WIDTH, KIND, GIVEN)
+            in_bits.store(value, cache_v, v_scales, v_given, slot, head, slot_stride, KV_HEADS, DIM, KEPT_WIDTH, KIND, GIVEN)
 
 
 @kernel
@@ -107,8 +107,8 @@ def _store(k, v, cache_k, cache_v, slots, k_stride, v_stride, slot_stride, SIZE:
 
 @kernel
 def _keep(
-    k, v, cache_k, cache_v, k_scales, v_scales, slots, k_stride, v_stride, slot_stride,
-    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
+    k, v, cache_k, cache_v, k_scales, v_scales, k_given, v_given, slots, k_stride, v_stride, slot_stride,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """As _store, in fewer bits."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -118,9 +118,9 @@ def _keep(
     d, live = in_bits.columns(DIM, WIDTH, KIND)
     cell, mask = head[:, None] * DIM + d[None, :], (head < HEADS)[:, None] & live[None, :]
     key = tl.load(k + token * k_stride + cell, mask=mask)
-    in_bits.store(key, cache_k, k_scales, slot, head, slot_stride, HEADS, DIM, WIDTH, KIND)
+    in_bits.store(key, cache_k, k_scales, k_given, slot, head, slot_stride, HEADS, DIM, WIDTH, KIND, GIVEN)
     value = tl.load(v + token * v_stride + cell, mask=mask)
-    in_bits.store(value, cache_v, v_scales, slot, head, slot_stride, HEADS, DIM, WIDTH, KIND)
+    in_bits.store(value, cache_v, v_scales, v_given, slot, head, slot_stride, HEADS, DIM, WIDTH, KIND, GIVEN)
 
 
 @kernel_of_any("count")
@@ -168,8 +168,12 @@ def append(tokens: Tensor, rows: Tensor, positions: Tensor, ids: Tensor, pdl: bo
     _append((blocks(count, 256),), tokens, rows, positions, ids, tokens.stride(0), count, BLOCK=256, PDL=pdl, dependent=pdl)
 
 
-def store(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor, scales: Scales = None) -> None:
-    """Puts new keys and values into their slots.  k, v: [tokens, kv_heads, dim], heads side by side"""
+def store(
+    k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor, scales: Scales = None, given: Scales = None
+) -> None:
+    """Puts new keys and values into their slots.  k, v: [tokens, kv_heads, dim], heads side by side; given: [kv_heads] scales that
+    int8 takes instead of its own
+    """
     (count, heads, dim), kind = k.shape, in_bits.kind_of(cache_k, scales)
     strides = k.stride(0), v.stride(0), cache_k.stride(0)
     if kind == "plain":
@@ -177,18 +181,19 @@ def store(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slots: Tensor,
         return
     block = min(HEADS_PER_PROGRAM, next_power(heads))
     _keep(
-        (count, blocks(heads, block)), k, v, cache_k, cache_v, *in_bits.words(scales, k), slots, *strides,
-        HEADS=heads, DIM=dim, WIDTH=in_bits.width_of(dim, kind), BLOCK=block, KIND=kind,
+        (count, blocks(heads, block)), k, v, cache_k, cache_v, *in_bits.words(scales, k), *(given or (k, k)), slots, *strides,
+        HEADS=heads, DIM=dim, WIDTH=in_bits.width_of(dim, kind), BLOCK=block, KIND=kind, GIVEN=given is not None,
     )  # fmt: skip
 
 
 def rope_store(
     q: Tensor, k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, table: Tensor, index: Tensor, slots: Tensor,
-    *, scales: Scales = None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0, pdl: bool = False,
+    *, scales: Scales = None, given: Scales = None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0,
+    pdl: bool = False,
 ) -> Tensor:  # fmt: skip
     """Norms and turns q and k, stores k and v, returns the new q.  q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]
 
-    Rows may be slices of one projection; a row's heads lie side by side.
+    Rows may be slices of one projection; a row's heads lie side by side. Scales are as in `store`.
     """
     tokens, heads, dim = q.shape
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
@@ -196,9 +201,9 @@ def rope_store(
     kept_width = next_power(dim) if kind == "plain" else in_bits.width_of(dim, kind)
     _prepare(
         (tokens, blocks(heads, block) + blocks(k.shape[1], block)), q, k, v, out, cache_k, cache_v,
-        *in_bits.words(scales, k), table, index, slots, *(norms or (q, q)),
+        *in_bits.words(scales, k), *(given or (k, k)), table, index, slots, *(norms or (q, q)),
         q.stride(0), k.stride(0), v.stride(0), out.stride(0), cache_k.stride(0), eps,
         HEADS=heads, KV_HEADS=k.shape[1], DIM=dim, HALF=table.shape[1] // 2, WIDTH=next_power(dim), BLOCK=block,
-        NORMED=norms is not None, PDL=pdl, KIND=kind, KEPT_WIDTH=kept_width, dependent=pdl,
+        NORMED=norms is not None, PDL=pdl, KIND=kind, KEPT_WIDTH=kept_width, GIVEN=given is not None, dependent=pdl,
     )  # fmt: skip
     return out

@@ -39,6 +39,18 @@ static inline void put_int8(int8_t *to, float *scale, const float *x, int width)
     *scale = broken ? NAN : largest / 127.0f;
 }
 
+/* The scale is given: what is beyond it is clamped. */
+static inline void put_int8_scaled(int8_t *to, float *scale, float given, const float *x, int width) {
+    int broken = 0;
+    for (int i = 0; i < width; i++) {
+        float code = x[i] / given;
+        broken |= x[i] != x[i];
+        code = code > -128 ? code : -128, code = code < 127 ? code : 127;
+        to[i] = (int8_t)lrintf(code);
+    }
+    *scale = broken ? NAN : given;
+}
+
 static inline void put_int4(uint8_t *to, uint16_t *scales, const float *x, int width) {
     int half = width / 2;
     memset(to, 0, (size_t)half);
@@ -62,9 +74,13 @@ static inline void put_int4(uint8_t *to, uint16_t *scales, const float *x, int w
 }
 
 /* Keeps the head `row` (slot · kv_heads + head) of a cache. */
-static inline void kv_put(KVKind kind, void *cache, void *scales, int64_t row, int head, const float *x, int width) {
+static inline void kv_put(
+    KVKind kind, void *cache, void *scales, const float *given, int64_t row, int head, const float *x, int width
+) {
     if (kind == KV_F32) {
         memcpy((float *)cache + row * width, x, (size_t)width * 4);
+    } else if (kind == KV_INT8 && given) {
+        put_int8_scaled((int8_t *)cache + row * width, (float *)scales + row, given[head], x, width);
     } else if (kind == KV_INT8) {
         put_int8((int8_t *)cache + row * width, (float *)scales + row, x, width);
     } else if (kind == KV_FP8) {

@@ -46,6 +46,6 @@ void KERNEL(rope_store)(const RopeStore *rope, int token, int head) {
     if (is_query || !rope->keys || rope->slots[token] < 0) return;
     int64_t row = (int64_t)rope->slots[token] * rope->kv_heads + kv;
     const float *value = rope->value + token * rope->value_stride + kv * width;
-    kv_put(rope->kv_kind, rope->keys, rope->key_scales, row, kv, x, width);
-    kv_put(rope->kv_kind, rope->values, rope->value_scales, row, kv, value, width);
+    kv_put(rope->kv_kind, rope->keys, rope->key_scales, rope->key_given, row, kv, x, width);
+    kv_put(rope->kv_kind, rope->values, rope->value_scales, rope->value_given, row, kv, value, width);
 }

@@ -77,7 +77,7 @@ typedef struct {
 
 /* How keys and values are kept, in [slots, kv_heads, head_dim] numbers of this kind:
  *   KV_F32   floats
- *   KV_INT8  bytes;  x = q · scale       scales: float [slots, kv_heads]
+ *   KV_INT8  bytes;  x = q · scale       scales: float [slots, kv_heads]; each a head's own, or the given one of all its slots
  *   KV_FP8   e4m3;   x = q · factor      scales: float [kv_heads], or null for 1
  *   KV_INT4  two of 0 .. 15 a byte, number i in the low and i + head_dim / 2 in the high bits;
  *            x = q · scale + low         scales: half [slots, kv_heads, groups of 32 numbers][scale, low] */
@@ -96,6 +96,7 @@ typedef struct {
     float epsilon, offset;
     void *keys, *values; /* of kv_kind; null: not stored */
     void *key_scales, *value_scales;
+    const float *key_given, *value_given; /* [kv_heads], of KV_INT8: the scale of each head; null: of its largest number */
     int32_t kv_kind;
 } RopeStore;
 
