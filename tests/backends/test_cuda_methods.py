@@ -23,6 +23,7 @@ from trireme.hub.safetensors import read_safetensors
 from trireme.hub.schemes import join
 from trireme.hub.weights import Weight
 from trireme.kernels import chips
+from trireme.kernels.steps import packed
 from trireme.quant import Decoded, Stored, WeightMethod, choose, decode
 
 DEVICE = torch.device("cpu" if chips.current().interpreted else "cuda")
@@ -96,12 +97,19 @@ def test_logits_are_wide(name: str, tmp_path: pathlib.Path) -> None:
     assert found.dtype == torch.float32 and float((found.double() - wanted).norm() / wanted.norm()) < 0.06
 
 
-def test_many_rows(tmp_path: pathlib.Path) -> None:
+def test_many_rows(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product unpacks weights itself up to as many rows as suit the chip; with more of them they are decoded first."""
+    decoded: list[int] = []
+    dense, most = packed.dense, packed.most_rows()
+    monkeypatch.setattr(packed, "dense", lambda weight, dtype: decoded.append(1) or dense(weight, dtype))
     for name in ("gptq 4 bit", "int8 groups"):
         matrix = stored(tmp_path, name)
         method = choose("auto", [matrix], METHODS).load([matrix], None, torch.bfloat16, DEVICE)
-        x = torch.randn(150, COLUMNS, device=DEVICE).bfloat16()
-        close(method, x, decode(matrix, torch.float32, DEVICE), torch.zeros(ROWS, device=DEVICE), 0.01)
+        for rows in (most, most + 1):
+            x = torch.randn(rows, COLUMNS, device=DEVICE).bfloat16()
+            close(method, x, decode(matrix, torch.float32, DEVICE), torch.zeros(ROWS, device=DEVICE), 0.01)
+            assert len(decoded) == (rows > most)
+        decoded.clear()
 
 
 def test_a_cut_through_a_group_is_decoded(tmp_path: pathlib.Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -84,3 +86,37 @@ def test_eight_bits(shape: tuple[int, int, int], group: int, dtype: torch.dtype)
     exact = rounded @ dense.double().t() + bias.double()
     for cut in (None, scaled.Cut(32, 16, 4, 2, 2, inner=64, often=True)):
         close(scaled.rows(q, sizes, weight, bias, dtype=torch.bfloat16, cut=cut), exact)
+
+
+class Device(NamedTuple):
+    """What torch says of a chip: clocks in kHz."""
+
+    major: int
+    minor: int
+    multi_processor_count: int
+    clock_rate: int
+    memory_clock_rate: int
+    memory_bus_width: int
+
+
+@pytest.mark.parametrize(
+    "device, balance, rows",
+    [
+        (Device(9, 0, 132, 1_980_000, 3_201_000, 6144), 217, 192),  # H200: the rule says what was measured
+        (Device(9, 0, 132, 1_980_000, 2_619_000, 5120), 319, 256),  # H100
+        (Device(8, 0, 108, 1_410_000, 1_593_000, 5120), 152, 128),  # A100 of 80 GB
+        (Device(8, 6, 82, 1_695_000, 9_751_000, 384), 152, 128),  # RTX 3090
+        (Device(8, 6, 20, 1_000_000, 9_751_000, 384), 21, 64),  # never less than a tile
+        (Device(9, 0, 132, 0, 0, 0), 0, 64),  # nothing is known
+    ],
+)
+def test_rows_beyond_which_weights_are_decoded(device: Device, balance: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chips.balance_of(device) == balance
+    monkeypatch.setattr(chips, "current", lambda: replace(chips.HOPPER, balance=balance, packed_rows=0))
+    assert packed.most_rows() == rows
+    monkeypatch.setattr(chips, "current", lambda: chips.HOPPER)  # what was measured comes first
+    assert packed.most_rows() == 192
+
+
+def test_a_chip_that_was_not_measured_has_no_others_figure() -> None:
+    assert [chip.packed_rows for chip in (chips.AMPERE, chips.GENERIC, chips.AMD, chips.XPU, chips.INTERPRETER)] == [0] * 5

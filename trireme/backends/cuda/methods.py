@@ -18,9 +18,6 @@ from trireme.quant import Decoded, Dense, Grouped, Stored, WeightMethod, decode,
 from trireme.quant.grouped import E2M1
 from trireme.quant.online import kind_for, quantize
 
-# Rows beyond which packed weights are decoded first, for the library's product of dense matrices: a step of 256 rows of an 8B model
-# takes 14.6 ms so, 15.7 without (H200).
-MANY = 192
 FP8 = torch.float8_e4m3fn
 
 
@@ -107,7 +104,7 @@ class Packed(Quantized):
         return cls(Words(words, scales, zeros, first.group, width, kind), order, bias, dtype)
 
     def _rows(self, ops: CudaOps, x: Tensor, dtype: torch.dtype) -> Tensor:
-        if len(x) <= MANY:
+        if len(x) <= packed.most_rows():
             return packed.linear(x, self.weight, self.bias, pdl=ops.pdl, dtype=dtype)
         return F.linear(x, packed.dense(self.weight, x.dtype), self.bias).to(dtype)
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 
-MAX_ROWS = 256
+MAX_ROWS = 256  # for which cuts were measured
+_TILE = 64  # rows of the largest tile: each weight is unpacked once for it
 
 
 @dataclass
@@ -283,16 +284,26 @@ def workspace(device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.empty(PARTIAL_VALUES, device=device), torch.zeros(1 << 14, dtype=torch.int32, device=device)
 
 
+def most_rows() -> int:
+    """The rows up to which the product should unpack weights itself; with more of them `dense` and the library's are faster.
+
+    Where this was not measured: the whole tiles that take the chip as long to compute as reading a dense matrix takes, since from
+    there on fewer bytes save no time.
+    """
+    chip = chips.current()
+    return min(chip.packed_rows or max(chip.balance // _TILE, 1) * _TILE, MAX_ROWS)
+
+
 def choose(rows: int, outputs: int, inner: int) -> Config:
     """The best cut of those measured on an H200, by rows: many small programs where the weights' way to them is what takes time."""
     many = chips.current().multiprocessors
     if rows <= 16:
         return Config(64, 8 if rows <= 8 else 16, 4, 3, _splits(7 * many // blocks(outputs, 64), rows, outputs))
-    most = min(next_power(rows), 64)
+    most = min(next_power(rows), _TILE)
     if rows <= 64 and outputs <= 64 * many:
         return Config(64, most, 4, 3, min(_splits(3 * many // blocks(outputs, 64), rows, outputs), 4))
     tiles = blocks(outputs, 128) * blocks(rows, most)
-    return Config(128, most, 8 if most == 64 and rows <= 64 else 4, 3, _splits(2 * many // tiles, rows, outputs))
+    return Config(128, most, 8 if most == _TILE and rows <= _TILE else 4, 3, _splits(2 * many // tiles, rows, outputs))
 
 
 def _splits(wanted: int, rows: int, outputs: int) -> int:
