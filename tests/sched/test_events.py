@@ -47,12 +47,21 @@ HOUSES: dict[str, dict] = {
     "states and windows, groups": {"states": 12, "windows": TWO_BANDS, "max_running": 4, "slots": 160, "depth": 2},
     "told": {"tells": True, "depth": 2},
     "told, tight": {"tells": True, "depth": 3, "page_size": 1, "slots": 60},
+    "told, states and windows, groups": {
+        "tells": True,
+        "states": 12,
+        "windows": TWO_BANDS,
+        "max_running": 4,
+        "slots": 160,
+        "depth": 2,
+    },
 }
 # What must have happened in a house of that name after MANY events, and after FEW in one of them at least.
 USED = {
     "groups": {"forks", "orphans"},
     "drafts": {"drafts", "kept", "refused"},
-    "tight": {"pauses"},
+    "drafts, deep and tight": {"trims"},
+    "tight": {"pauses", "ended leases"},
     "told": {"told"},
     "windows": {"windowed"},
     "states": {"kept states", "resumed"},
@@ -62,6 +71,14 @@ USED = {
 def play(house: House, events: int, seed: int) -> Counter[str]:
     """Random arrivals, ends, and steps; at the end every answer is what it would be alone."""
     dice, live, asked, gone = random.Random(seed), [], {}, set()
+    groups, ended = house.scheduler._groups, []
+    end_leases = groups.end_leases
+
+    def noted() -> None:
+        ended.extend(groups._leased)
+        end_leases()
+
+    groups.end_leases = noted  # type: ignore[method-assign]
     for number in range(events):
         kind = dice.random()
         if kind < 0.12 and house.scheduler.num_waiting < 20:
@@ -86,11 +103,13 @@ def play(house: House, events: int, seed: int) -> Counter[str]:
     for name, tokens in asked.items():
         assert house.tokens[name] == (tokens[: len(house.tokens[name])] if name in gone else tokens)
         assert (name in house.ends) != (name in gone)
-    return _used(house)
+    return _used(house, len(ended))
 
 
-def _used(house: House) -> Counter[str]:
-    used: Counter[str] = Counter(pauses=house.scheduler.stats().preemptions, hits=house.scheduler.stats().cache_hits)
+def _used(house: House, ended: int) -> Counter[str]:
+    """How often each thing has happened; `ended` leases were ended to make room."""
+    stats = house.scheduler.stats()
+    used: Counter[str] = Counter({"pauses": stats.preemptions, "hits": stats.cache_hits, "ended leases": ended})
     for plan in house.worker.plans:
         used["forks"] += sum(fork.parent != NO_PARENT for fork in plan.forks)
         used["orphans"] += sum(fork.parent == NO_PARENT for fork in plan.forks)

@@ -350,14 +350,14 @@ def test_a_group_with_fewer_rows_than_requests_computes_its_prompt_once(page_siz
     """Those that find no row at once go on from what is leased, when their leader has long gone."""
     house = House(page_size=page_size, prefix_cache=prefix_cache, max_step_tokens=64, max_running=3, slots=400)
     prompt = list(range(10, 31))
-    house.add("0", prompt, n=20, max_tokens=5, ignore_eos=True)
+    house.add("0", prompt, n=128, max_tokens=5, ignore_eos=True)
     house.run()
-    for number in range(20):
+    for number in range(128):
         assert house.tokens[f"0/{number}" if number else "0"] == solo(prompt, number, set(), 5)
     computed = sum(sum(plan.counts) for plan in house.worker.plans)
-    assert computed == 21 + 19 + 20 * 4
+    assert computed == 21 + 127 + 128 * 4
     forks = [fork for plan in house.worker.plans for fork in plan.forks]
-    assert len(forks) == 19 and {fork.parent == NO_PARENT for fork in forks} == {True, False}
+    assert len(forks) == 127 and {fork.parent == NO_PARENT for fork in forks} == {True, False}
 
 
 @pytest.mark.parametrize("page_size", [0, 1, 4])

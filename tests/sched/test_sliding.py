@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.sched.fake_worker import solo
 from tests.sched.test_scheduler import ARRIVALS, EOS, House, limit_of
-from trireme.ipc.messages import NO_PARENT
+from trireme.ipc.messages import AHEAD, NO_PARENT, Plan
 
 # Tight enough that rows wait for windows and places, and that tails are dropped.
 HOUSES = st.builds(
@@ -65,6 +65,26 @@ def test_every_window_and_state_is_the_rows_own(house: House, arrivals: list[dic
 @given(house=HOUSES, arrivals=st.lists(ARRIVALS, min_size=1, max_size=20))
 def test_every_window_and_state_is_the_rows_own_in_long_traffic(house: House, arrivals: list[dict]) -> None:
     traffic(house, arrivals)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_drafts_stay_within_the_pages_of_windows(depth: int) -> None:
+    """However many drafts the workers may have: a row has pages of a window for AHEAD tokens behind what is answered."""
+    kept = {"windows": ((2, 80),), "page_size": 1, "slots": 400}
+    house = House(drafts=100, likeness=0.9, depth=depth, max_step_tokens=256, max_running=2, **kept)
+    for number in range(2):
+        house.add(str(number), [number + 1] * 3, max_tokens=40, seed=number, ignore_eos=True)
+    rows, launch, most = house.scheduler.rows, house.worker.launch, []
+
+    def noted(plan: Plan) -> None:
+        most.append(int((rows.scheduled - rows.computed)[rows.order].max()))
+        launch(plan)
+
+    house.worker.launch = noted  # type: ignore[method-assign]
+    house.run()
+    assert AHEAD * 3 // 4 <= max(most) <= AHEAD
+    for number in range(2):
+        assert house.tokens[str(number)] == solo([number + 1] * 3, number, set(), 40)
 
 
 WINDOWS = {"windows": ((6, 400),)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from trireme.ipc.messages import AHEAD
 from trireme.sched.request import NO_ROW, Task
 
 
@@ -77,8 +78,10 @@ class Rows:
         return wanted
 
     def drafts(self, rows: np.ndarray, most: int) -> np.ndarray:
-        """How many drafts each of these rows may carry: none before it has sampled here, and none beyond its end."""
-        room = np.minimum(self.fixed.max_total[rows] - self.total[rows] - 1, most)
+        """How many drafts each of these rows may carry: none before it has sampled here, and none beyond its end or beyond what
+        windows have pages for, of which a part is left for the single tokens of further steps."""
+        ahead = AHEAD * 3 // 4 - 1 - (self.scheduled[rows] - self.computed[rows])
+        room = np.minimum(np.minimum(self.fixed.max_total[rows] - self.total[rows] - 1, ahead), most)
         sampled = (self.scheduled[rows] >= self.fixed.known[rows]) & ~self.waits[rows]
         return np.where(sampled, np.maximum(room, 0), 0)
 
