@@ -10,11 +10,16 @@ import argparse
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from trireme.backends.cpu.library import isa, library, set_isa, set_threads
+from trireme.backends.cpu.methods import Packed
 from trireme.backends.cpu.program import Program, Sequences
 from trireme.backends.cpu.weights import PackedWeight
+from trireme.blocks import BLOCKS
+from trireme.hub.schemes import join
+from trireme.hub.weights import Weight
 from trireme.llm import LLM
 from trireme.ops import KVCache
 from trireme.types import SamplingParams
@@ -22,6 +27,9 @@ from trireme.types import SamplingParams
 SHAPES = ((960, 576), (3072, 576), (576, 1536), (8192, 2048))  # out × in: layers of SmolLM2-135M, and a larger one
 KINDS = ("f32", "bf16", "f16", "q8", "q4", "q4_min", "nf4", "q4_k", "q6_k")
 SUPER_BLOCKS = {"q4_k": ("Q4_K", 144), "q6_k": ("Q6_K", 210)}  # bytes of 256 weights; these kinds can be read but not made
+FORMATS = {"GPTQ": "Q4_0", "AWQ": "Q4_K", "int8 by row": "Q8_0"}  # published forms, and the GGUF type of as many bits
+FORMATS_SHAPE = (14336, 4096)
+TURNS = 20
 COLD_BYTES = 400 << 20  # copies of one weight are read in turn over this much memory, so that caches do not help
 
 
@@ -89,6 +97,59 @@ def attention_speed(tokens: int, context: int) -> tuple[float, float]:
     return seconds * 1e3, 4 * pairs * heads * width / seconds / 1e9
 
 
+def published(name: str, rows: int, columns: int) -> PackedWeight:
+    """A random matrix of a format of FORMATS, packed as loading a model packs it."""
+    draw = np.random.default_rng(0)
+    scale = draw.uniform(0.002, 0.03, (columns // 128, rows)).astype(np.float16)
+    tensors = {".scales": Weight("m.scales", "F16", scale)}
+    if name == "GPTQ":
+        tensors[".qweight"] = Weight("m.qweight", "I32", draw.integers(0, 1 << 31, (columns // 8, rows), dtype=np.int32))
+    elif name == "AWQ":
+        tensors[".qweight"] = Weight("m.qweight", "I32", draw.integers(0, 1 << 31, (columns, rows // 8), dtype=np.int32))
+        tensors[".qzeros"] = Weight("m.qzeros", "I32", draw.integers(0, 1 << 31, (columns // 128, rows // 8), dtype=np.int32))
+    else:
+        tensors = {
+            ".weight": Weight("m.weight", "I8", draw.integers(-127, 128, (rows, columns), dtype=np.int8)),
+            ".weight_scale": Weight("m.weight_scale", "F32", scale[:1].T.astype(np.float32)),
+        }
+    (matrix,) = join({f"m{end}": tensor for end, tensor in tensors.items()}, {"bits": 4, "group_size": 128}).values()
+    return Packed.load([matrix], None, torch.float32, torch.device("cpu")).weights[0]
+
+
+def blocks_of_gguf(kind: str, rows: int, columns: int) -> PackedWeight:
+    """Random blocks; their bytes are small and finite when read as halves."""
+    values, size = BLOCKS[kind]
+    blocks = torch.randint(0, 60, (rows, columns // values * size), dtype=torch.uint8)
+    return PackedWeight.from_gguf(kind, blocks, columns)
+
+
+def in_turns(weights: dict[str, PackedWeight], tokens: int, turns: int = TURNS) -> dict[str, float]:
+    """The least seconds of each product of `tokens` rows. They are computed in turns, so that a busy hour is shared."""
+    programs, kept = {}, []
+    for name, weight in weights.items():
+        source, output = torch.randn(tokens, weight.columns), torch.empty(tokens, weight.rows)
+        programs[name] = Program()
+        programs[name].linear(weight, source, output)
+        kept.append((source, output))  # a program has only their addresses
+    best = dict.fromkeys(programs, float("inf"))
+    for _ in range(turns):
+        for name, program in programs.items():
+            start = time.perf_counter()
+            program.run()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def _formats(tokens: list[int], rows: int, columns: int) -> None:
+    """Published formats beside GGUF's types: milliseconds of a product, and the format's over the type's."""
+    print(f"{f'{rows}×{columns}':24}{'packed as':>10}" + "".join(f"{f'{n} rows, ms':>24}" for n in tokens))
+    for name, kind in FORMATS.items():
+        both = {name: published(name, rows, columns), kind: blocks_of_gguf(kind, rows, columns)}
+        found = [in_turns(both, n) for n in tokens]
+        figures = "".join(f"{f'{t[name] * 1e3:.2f} / {t[kind] * 1e3:.2f} = {t[name] / t[kind]:.2f}':>24}" for t in found)
+        print(f"{f'{name} / {kind}':24}{both[name].kind:>10}{figures}", flush=True)
+
+
 def step_times(model: str, threads: int, tokens: int = 200) -> tuple[float, float]:
     """Returns (whole, outside of the C kernels): the milliseconds of one stream's decode step, without the first token."""
     kernels, inner, spent = library(), library().trireme_run, 0.0
@@ -125,6 +186,10 @@ def run(args: argparse.Namespace) -> int:
             print(
                 f"{isa()}, {threads} threads: a step of one stream {whole:.2f} ms, Python {outside:.2f} ms, {outside / whole:.1%}"
             )
+            continue
+        if args.formats:
+            print(f"{isa()}, {threads} threads")
+            _formats([1, *args.tokens], *FORMATS_SHAPE)
             continue
         limit = read_speed()
         print(f"{isa()}, {threads} threads; memory read {limit:.1f} GB/s")

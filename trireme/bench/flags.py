@@ -71,6 +71,7 @@ def cpu_flags(parser: argparse.ArgumentParser) -> None:
         "--isa", default="auto", help="the instruction set; a name this machine cannot run lists those it can [auto]"
     )
     parser.add_argument("--tokens", type=int, nargs="*", default=[8, 32, 512], help="rows of activations of the wide products")
+    parser.add_argument("--formats", action="store_true", help="products of published formats beside GGUF's types, nothing else")
     parser.add_argument("--step-of", metavar="MODEL", help="print Python's share of a decode step of this model, nothing else")
 
 
