@@ -401,7 +401,8 @@ class Client:
         self._standing, self._stood_at = standing, time.monotonic()
         if standing.ready is not None:
             ready, info = standing.ready, self.info
-            info.max_model_len, info.vocab_size = min(ready.max_model_len, ready.num_pages * ready.page_size), ready.vocab_size
+            room = ready.num_pages * ready.page_size or ready.max_model_len  # a model that keeps nothing has no pages
+            info.max_model_len, info.vocab_size = min(ready.max_model_len, room), ready.vocab_size
             info.backend, info.dtype = ready.backend, ready.dtype
 
 

@@ -76,7 +76,7 @@ class LocalWorker:
         token_seconds = self._warm_up()
         report("first step", 1.0)
         self.ready = Ready(
-            num_pages=room.bands[0].num_pages,
+            num_pages=room.bands[0].num_pages if room.caches or room.states else 0,
             page_size=room.bands[0].page_size,
             max_model_len=room.max_model_len,
             vocab_size=loaded.cfg.vocab,
@@ -91,6 +91,7 @@ class LocalWorker:
             taken_bytes=max(backend.held_bytes() - loaded.weight_bytes - room.num_bytes, 0),
             bands=room.bands if room.num_kept is None else [*room.bands, BandSize(ONE_STATE, room.num_kept, 1)],
             token_seconds=token_seconds,
+            whole_prompts=bool(getattr(loaded.model, "whole_prompts", False)),
             weights=f"{loaded.holding}; kept {kept_as(loaded.model)} on {backend.name}",
             kv=self._keeping.said,
         )
