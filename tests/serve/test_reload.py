@@ -72,6 +72,21 @@ def refusals(client: httpx.Client, tmp_path: pathlib.Path, tiny_path: pathlib.Pa
     assert reload(client, empty).status_code == 400
 
 
+def ended(client: httpx.Client, newer: pathlib.Path) -> None:
+    """Answers that have begun and do not end within the limit end with 503; those that have not begun wait for the new weights."""
+    body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(client.post, "/v1/completions", json=body) for _ in range(8)]
+        while not client.get("/load").json()["stats"]["running"]:
+            assert not all(future.done() for future in running)
+        assert reload(client, newer, timeout=0).status_code == 200
+        replies = [future.result() for future in running]
+    refused = [reply for reply in replies if reply.status_code != 200]
+    assert 1 <= len(refused) <= 4, "four requests run at a time"
+    for reply in refused:
+        assert reply.status_code == 503 and "new weights" in reply.json()["error"]["message"], reply.text
+
+
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_every_answer_is_of_one_version(
     backend: str, tiny_path: pathlib.Path, tmp_path: pathlib.Path, short_folder: pathlib.Path
@@ -100,6 +115,7 @@ def test_every_answer_is_of_one_version(
             given = {prompt: future.result() for prompt, future in zip(PROMPTS, running, strict=True)}
         new = {prompt: answer(client, prompt) for prompt in PROMPTS}
         stats = client.get("/load").json()["stats"]
+        ended(client, newer)
     assert all(new[prompt] != old[prompt] for prompt in PROMPTS)
     for prompt, texts in given.items():
         assert set(texts) <= {old[prompt], new[prompt]}, "an answer of two versions"
