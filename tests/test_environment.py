@@ -9,8 +9,9 @@ import venv
 import zipfile
 from collections.abc import Callable
 
+import environment
 import pytest
-from environment import install_torch, pinned_torch
+from environment import has_gpu, install_torch, pinned_torch
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -86,6 +87,17 @@ def test_with_a_gpu_the_cuda_build_is_fetched(index: Callable[..., list[str]], t
     assert (
         installed(tmp_path) == {"torch", "nvidia_cublas"} and "has an NVIDIA GPU" in said[0] and not (tmp_path / "asked").exists()
     )
+
+
+def test_a_gpu_is_known_by_its_driver_or_its_command(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not has_gpu()
+    (tmp_path / "version").touch()
+    assert has_gpu()
+    (tmp_path / "version").rename(tmp_path / "nvidia-smi")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert has_gpu()
 
 
 def test_the_version_is_the_pinned_one() -> None:

@@ -69,6 +69,10 @@ RECORDED: list[tuple[str, str, str, list]] = [
     # tagged: without the tags, as Qwen2.5-Coder does
     ("tagged", '```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}\n```', "", [PARIS]),
     ("tagged", '{"name": "get_weather", "arguments": {"city": "Paris"}}', "", [PARIS]),
+    ("tagged", '{{"name": "get_weather", "arguments": {"city": "Paris"}}}', "", [PARIS]),
+    ("tagged", '```json\n{{"name": "get_weather", "arguments": {"city": "Paris"}}}\n```', "", [PARIS]),
+    ("tagged", '<tool_call>\n{{"name": "get_weather", "arguments": {"city": "Paris"}}}\n</tool_call> done', " done", [PARIS]),
+    ("tagged", '{{"name": "Ada", "arguments": {"for": 1}}}', '{{"name": "Ada", "arguments": {"for": 1}}}', []),
     ("tagged", '{"name": "Ada", "arguments": {"for": 1}}', '{"name": "Ada", "arguments": {"for": 1}}', []),
     # tagged: Qwen3-Coder, GLM
     (

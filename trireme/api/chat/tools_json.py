@@ -36,15 +36,21 @@ class CallReader:
         """Returns whether a call was read and emitted; it may be incomplete. If the result is False, nothing was emitted."""
         if (yield from self.stream.peek()) != "{":
             return False
-        whole = yield from self._members()
+        # Qwen2.5-Coder's template shows calls with two braces around them, and the model writes them so.
+        doubled = yield from self.stream.follows("{{")
+        whole = yield from self._members(opened=bool(doubled))
+        if doubled:
+            yield from self.stream.skip_space()
+            yield from self.stream.follows("}")
         if whole and not self.announced and self._is_name():
             self._announce()
             self.stream.argue("{}")
         return self.announced
 
-    def _members(self) -> Steps[bool]:
+    def _members(self, opened: bool = False) -> Steps[bool]:
         stream = self.stream
-        yield from stream.take()
+        if not opened:
+            yield from stream.take()
         while True:
             yield from stream.skip_space()
             if (yield from stream.follows("}")):
