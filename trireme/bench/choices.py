@@ -25,6 +25,7 @@ LOADS = {
     "decode x1": (1, 128, 33), "decode x32": (32, 128, 33), "decode x256": (256, 128, 33), "prefill 8x2048": (8, 2048, 1),
     "prefill 1x8192": (1, 8192, 1), "first 1x128": (1, 128, 1),
 }  # fmt: skip
+KV_KINDS = ("plain", "fp8", "int8", "int4")
 METHODS = ("none", "auto", "int8", "int4", "fp8", "mxfp4")
 # pinned, so that figures can be compared; torch at the very version that has a build without GPU packages
 INSTALL = {

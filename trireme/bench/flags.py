@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 
-from trireme.bench.choices import BASELINE, INSTALL, LOADS, MEASURES, METHODS
+from trireme.bench.choices import BASELINE, INSTALL, KV_KINDS, LOADS, MEASURES, METHODS
 from trireme.command.flags import add_settings
 
 
@@ -73,6 +73,23 @@ def cpu_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[8, 32, 512], help="rows of activations of the wide products")
     parser.add_argument("--formats", action="store_true", help="products of published formats beside GGUF's types, nothing else")
     parser.add_argument("--step-of", metavar="MODEL", help="print Python's share of a decode step of this model, nothing else")
+
+
+def kv_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, default=8, help="sequences of the step")
+    parser.add_argument("--tokens", type=int, default=32768, help="that each of them sees")
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--page-size", type=int, default=16, help="slots in a page; pages lie scattered")
+    parser.add_argument("--kinds", nargs="+", default=list(KV_KINDS), help="the first is what the others are compared with")
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="of plain KV and queries"
+    )
+    parser.add_argument("--threads", type=int, default=0, help="of a CPU; 0: every core")
+    parser.add_argument("--repeat", type=int, default=7, help="samples; the median counts")
+    parser.add_argument("--json", help="write the figures to this file")
 
 
 def quality_flags(parser: argparse.ArgumentParser) -> None:
@@ -147,6 +164,7 @@ FLAGS = {
     "gpu": gpu_flags,
     "steps": steps_flags,
     "cpu": cpu_flags,
+    "kv": kv_flags,
     "quality": quality_flags,
     "peers": peers_flags,
     "overhead": overhead_flags,

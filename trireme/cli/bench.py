@@ -20,6 +20,7 @@ KINDS = {
     "gpu": "the CUDA backend on the shapes and the trace of the baseline",
     "steps": "where the time of a GPU step goes, kernel by kernel",
     "cpu": "the CPU kernels against the memory bandwidth",
+    "kv": "attention of a decode step by kind of KV",
     "quality": "perplexity and greedy agreement of each weight method",
     "peers": "this engine beside llama.cpp, vllm and transformers",
     "overhead": "serving against the offline engine, the same requests",
