@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 from trireme.ipc.messages import RowNote, Sampled
@@ -63,21 +62,30 @@ def extend(flight: Flight, sampled: Sampled, finish: Finish) -> list[Progress]:
 def _extend_by_count(flight: Flight, sampled: Sampled, finish: Finish) -> list[Progress]:
     """The same for steps with drafts, where a row may gain several tokens. Tokens after one that ends a request are dropped."""
     progress: list[Progress] = []
-    tokens = iter(sampled.tokens)
+    tokens, end = sampled.tokens, 0
     for task, count in zip(flight.sampling, sampled.counts, strict=True):
-        fresh = list(itertools.islice(tokens, count))
+        begin, end = end, end + count
         if task.finish is not None:
             continue
-        item = Progress(id=task.id, tokens=[])
+        fresh = tokens[begin:end]
+        item = Progress(id=task.id, tokens=fresh)
         progress.append(item)
-        for token in fresh:
-            task.tokens.append(token)
-            item.tokens.append(token)
-            if token in task.stops or len(task.tokens) >= task.mark:
-                _mark(task, token, item, finish)
-            if task.finish is not None:
-                break
+        if len(task.tokens) + count < task.mark and task.stops.isdisjoint(fresh):
+            task.tokens.fromlist(fresh)
+        else:
+            item.tokens = _extend_one(task, fresh, item, finish)
     return progress
+
+
+def _extend_one(task: Task, fresh: list[int], progress: Progress, finish: Finish) -> list[int]:
+    """Appends tokens up to one that ends the request; returns those that were appended."""
+    for at, token in enumerate(fresh):
+        task.tokens.append(token)
+        if token in task.stops or len(task.tokens) >= task.mark:
+            _mark(task, token, progress, finish)
+        if task.finish is not None:
+            return fresh[: at + 1]
+    return fresh
 
 
 def _mark(task: Task, token: int, progress: Progress, finish: Finish) -> None:

@@ -128,10 +128,10 @@ def launch(draft: Draft, table: Rows, step: int, page_size: int) -> tuple[Plan, 
         step, rows, starts, ends, epochs, tasks, sampling, scoring.tolist(), draft.num_tokens, prompt_tokens, table.changes
     )
     waits = table.waits[rows]
-    told = np.flatnonzero(waits & (starts >= table.fixed.known[rows])) if waits.any() else ()
+    told = np.flatnonzero(waits & (starts >= table.fixed.known[rows])) if waits.any() else waits[:0]
     if len(told):
         plan.told_rows = rows[told].tolist()
-        plan.told_tokens = [tasks[at].tokens[int(starts[at])] for at in told]
+        plan.told_tokens = [tasks[at].tokens[start] for at, start in zip(told.tolist(), starts[told].tolist(), strict=True)]
     if draft.drafts is not None and drafts.any():
         plan.drafts = drafts.tolist()
         flight.sampling_at = np.flatnonzero(samples)
