@@ -5,15 +5,17 @@ Knows names and numbers, never values: no tensor is decoded here, except the few
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from trireme.errors import BadCheckpoint, UnsupportedModel
+from trireme.errors import BadCheckpoint, BadRequest, UnsupportedModel
 from trireme.hub.gguf import GgufFile
 from trireme.hub.weights import Weight
+from trireme.types import DRAWN, SamplingParams
 
 Config = dict[str, Any]
 
@@ -263,14 +265,8 @@ def weights_of(file: GgufFile, config: Config) -> dict[str, Weight]:
 _ENDS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"}
 
 
-# What the makers recommend to sample by: the end of `general.sampling.NAME`, our name, and the range in which it means something.
-_SAMPLING = {
-    "temp": ("temperature", 0.0, 100.0),
-    "top_k": ("top_k", 0, (1 << 31) - 1),
-    "top_p": ("top_p", 0.0, 1.0),
-    "min_p": ("min_p", 0.0, 1.0),
-    "penalty_repeat": ("repetition_penalty", 0.0, 100.0),
-}
+# What the makers recommend to sample by: the end of `general.sampling.NAME`, and our name where that is another.
+_SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty", **{name: name for name in DRAWN}}
 
 
 def generation_of(file: GgufFile) -> Config:
@@ -288,10 +284,12 @@ def generation_of(file: GgufFile) -> Config:
 def _recommended(file: GgufFile) -> Config:
     """The sampling parameters in the metadata. A value outside of its range, such as top_k -1, means that it is off."""
     found: Config = {}
-    for name, (ours, above, most) in _SAMPLING.items():
+    for name, ours in _SAMPLING.items():
         value = file.metadata.get(f"general.sampling.{name}")
-        if isinstance(value, int | float) and not isinstance(value, bool) and above < value <= most:
-            found[ours] = round(value, 6)  # float32: 0.949999988
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            with contextlib.suppress(BadRequest):
+                SamplingParams(**{ours: value}).check_fields()
+                found[ours] = round(value, 6)  # float32: 0.949999988
     return found
 
 
