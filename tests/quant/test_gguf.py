@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from trireme.backends.cpu.methods import Packed
+from trireme.backends.cpu.weights import KIND_OF_GGUF
 from trireme.errors import BadCheckpoint, UnsupportedModel
+from trireme.hub.weights import Weight
+from trireme.quant import decode
 from trireme.quant import gguf as decoders
 
 reference = pytest.importorskip("gguf")
@@ -139,6 +143,35 @@ def test_numbers_and_scales_are_those_of_the_blocks(kind: str) -> None:
     found = decoders.in_groups(kind, torch.from_numpy(raw))
     assert found.group == 32 and found.codes.element_size() == 1
     assert torch.equal(found.values(), expected(kind, raw))
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("kind", [kind for kind in decoders.KINDS if kind != "NVFP4"])  # whose scales are always finite
+def test_scales_that_are_no_numbers_are_refused(kind: str, bad: float) -> None:
+    """By the tensor's name, wherever the scale is; and nothing that is a number is refused."""
+    good = random_rows(kind, 6, 4)
+    if kind == "MXFP4":
+        good.reshape(6, 4, -1)[:, :, 0] %= 255
+    good_weight = Weight("blk.0.ffn_up.weight", kind, good)
+    decode(good_weight, torch.float32)
+    size = decoders.BLOCKS[kind][1]
+    for offset in SCALE_OFFSETS[kind] or ((0,) if kind == "MXFP4" else (48,)):
+        raw = good.copy()
+        block = raw[4, 2 * size : 3 * size]
+        if kind == "MXFP4":
+            block[0] = 255
+        elif kind == "IQ1_M":  # four bits in the high half of every second byte
+            nibbles = int(np.array(bad, dtype="<f2").view("<u2"))
+            for place in range(4):
+                block[49 + 2 * place] = block[49 + 2 * place] & 15 | (nibbles >> 4 * place & 15) << 4
+        else:
+            block[offset : offset + 2] = np.array([bad], dtype="<f2").view(np.uint8)
+        assert not torch.isfinite(decoders.decode_blocks(kind, torch.from_numpy(raw))).all() or kind == "MXFP4"
+        with pytest.raises(BadCheckpoint, match=r"blk\.0\.ffn_up\.weight"):
+            decode(Weight("blk.0.ffn_up.weight", kind, raw), torch.float32)
+        if kind in KIND_OF_GGUF:
+            with pytest.raises(BadCheckpoint, match=r"blk\.0\.ffn_up\.weight"):
+                Packed.load([Weight("blk.0.ffn_up.weight", kind, raw)], None, torch.float32, torch.device("cpu"))
 
 
 def test_no_rows() -> None:

@@ -29,7 +29,7 @@ KINDS = ("f32", "bf16", "f16", "q8", "q4", "q4_min", "nf4", "q4_k", "q6_k")
 SUPER_BLOCKS = {"q4_k": ("Q4_K", 144), "q6_k": ("Q6_K", 210)}  # bytes of 256 weights; these kinds can be read but not made
 FORMATS = {"GPTQ": "Q4_0", "AWQ": "Q4_K", "int8 by row": "Q8_0"}  # published forms, and the GGUF type of as many bits
 FORMATS_SHAPE = (14336, 4096)
-TURNS = 20
+TURNS = 100
 COLD_BYTES = 400 << 20  # copies of one weight are read in turn over this much memory, so that caches do not help
 
 

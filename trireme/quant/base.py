@@ -15,7 +15,7 @@ from torch import Tensor
 from trireme.blocks import BLOCKS
 from trireme.errors import UnsupportedModel
 from trireme.ops import Ops
-from trireme.quant.gguf import IN_GROUPS, decode_blocks, in_groups
+from trireme.quant.gguf import IN_GROUPS, check_scales, decode_blocks, in_groups
 from trireme.quant.grouped import KINDS, Grouped, composite, grouped
 
 
@@ -105,6 +105,7 @@ def decode(stored: Stored, dtype: torch.dtype, device: torch.device | str = "cpu
         return grouped(whole, device).values().to(dtype)
     raw = torch.from_numpy(stored.raw())
     if stored.kind in BLOCKS:
+        check_scales(stored.name, stored.kind, raw.numpy())
         values = decode_blocks(stored.kind, raw.reshape(-1, raw.shape[-1])).reshape(stored.shape)
     else:
         values = raw.view(_NUMPY_AS_TORCH[stored.kind]) if stored.kind in _NUMPY_AS_TORCH else raw
@@ -123,8 +124,9 @@ def numbers_of(stored: Stored, device: torch.device | str = "cpu") -> Grouped | 
         return grouped(whole, device)
     if stored.kind not in IN_GROUPS or stored.offset:
         return None
-    raw = torch.from_numpy(stored.raw()).to(device)
-    found = in_groups(stored.kind, raw.view(len(raw), -1))
+    raw = stored.raw()
+    check_scales(stored.name, stored.kind, raw)
+    found = in_groups(stored.kind, torch.from_numpy(raw).to(device).view(len(raw), -1))
     stored.release()
     return found
 

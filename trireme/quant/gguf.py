@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,6 +46,27 @@ def decode_blocks(kind: str, raw: Tensor) -> Tensor:
     for begin in range(0, len(blocks), step):
         _DECODERS[kind](blocks[begin : begin + step], out[begin : begin + step])
     return out.view(rows, per_row * values)
+
+
+# Where a block keeps halves that scale or shift its values
+_HALVES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2),
+    "Q5_K": (0, 2), "Q6_K": (208,), "IQ1_S": (0,), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
+    "IQ4_NL": (0,), "IQ4_XS": (0,), "TQ1_0": (52,), "TQ2_0": (64,), "Q1_0": (0,),
+}  # fmt: skip
+# A scale is no finite number where all of these bits are set: (byte, bits) of a half's exponent, or of one that lies in two bytes
+_EXPONENTS = {kind: tuple(((at + 1, 0x7C),) for at in places) for kind, places in _HALVES.items()} | {
+    "IQ1_M": (((55, 0x70), (53, 0xC0)),),
+    "MXFP4": (((0, 0xFF),),),
+}
+
+
+def check_scales(name: str, kind: str, raw: np.ndarray) -> None:
+    """Refuses blocks of which a scale is infinite or not a number.  raw: bytes of whole blocks"""
+    blocks = raw.reshape(-1, BLOCKS[kind][1])
+    for exponent in _EXPONENTS.get(kind, ()):
+        if np.logical_and.reduce([blocks[:, byte] & bits == bits for byte, bits in exponent]).any():
+            raise BadCheckpoint(f"A scale of {name} is not a finite number.", "fetch the model again")
 
 
 def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from trireme.backends.cpu.repack import blocks_for, kind_for, order_of
 from trireme.backends.cpu.weights import KIND_OF_GGUF, TILE, PackedWeight
 from trireme.blocks import BLOCKS
 from trireme.ops import Ops
-from trireme.quant import Stored, WeightMethod, composite, decode, grouped
+from trireme.quant import Stored, WeightMethod, check_scales, composite, decode, grouped
 from trireme.quant.online import VOCABULARY, quantize
 
 PIECE = 1 << 21  # weights of a matrix that one thread reads at a time
@@ -204,7 +204,9 @@ def _pack(run: Run) -> PackedWeight:
     others = []
     for first, piece in places:
         if composite(piece) is None and not run.rounds and KIND_OF_GGUF.get(piece.kind) == run.kind:
-            packed.put_gguf(first, piece.kind, torch.from_numpy(piece.raw()).view(piece.shape[0], -1))
+            raw = piece.raw()
+            check_scales(piece.name, piece.kind, raw)
+            packed.put_gguf(first, piece.kind, torch.from_numpy(raw).view(piece.shape[0], -1))
             piece.release()
         else:
             others.append((first, piece))
