@@ -118,12 +118,24 @@ def _write_halves(dtype: torch.dtype, path: pathlib.Path, folder: pathlib.Path) 
     save_file({name: t.to(dtype) if t.dim() == 2 else t for name, t in stored.items()}, folder / "model.safetensors")
 
 
+def _write_kv_scales(path: pathlib.Path, folder: pathlib.Path) -> None:
+    """A model with scales for keys and values in fp8, one for each head."""
+    for file in path.glob("*.json"):
+        shutil.copy(file, folder)
+    tensors = load_file(path / "model.safetensors")
+    for layer in range(_SIZES["num_hidden_layers"]):
+        for side, scales in (("k", [0.011, 0.017]), ("v", [0.003, 0.0021])):
+            tensors[f"model.layers.{layer}.self_attn.{side}_scale"] = torch.tensor(scales) * (1 + 0.3 * layer)
+    save_file(tensors, folder / "model.safetensors")
+
+
 _SCALES = (".scales", ".weight_scale", ".weight_scale_inv")
 
 # By a form's name: writes the model in a folder, in that form, into another.
 FORMS: dict[str, Callable[[pathlib.Path, pathlib.Path], None]] = {
     **{name: functools.partial(_write_published, name) for name in FORMATS},
     **{name: functools.partial(_write_halves, getattr(torch, name)) for name in ("float16", "bfloat16")},
+    "kv scales": _write_kv_scales,
     **{kind: lambda path, folder, kind=kind: _write_gguf(kind, path, folder / "model.gguf") for kind in ("Q4_0", "Q8_0")},
 }
 

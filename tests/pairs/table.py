@@ -69,6 +69,7 @@ ENGINE: dict[str, tuple[Value, ...]] = {
         Value("plain", {"kv_dtype": "auto"}),
         Value("int8", {"kv_dtype": "int8"}, tolerance=0.005),
         Value("fp8", {"kv_dtype": "fp8"}, tolerance=0.01),
+        Value("fp8, scaled", {"kv_dtype": "fp8"}, tolerance=0.01, form="kv scales", wide=True),
         Value("int4", {"kv_dtype": "int4"}, tolerance=0.1),  # exact alone; what else rounds moves some numbers by a whole step
     ),
     "pages": (Value("16", {"page_size": 16}), Value("1", {"page_size": 1}), Value("static", {"page_size": 0})),
@@ -117,6 +118,7 @@ EXCLUDED: tuple[tuple[str, str, str, str, str], ...] = (
     # option, value (or several), option, value (or several), why they never meet
     ("backend", "reference", "weights", "int4", "two ranks round half a tiny matrix, whose groups are then others"),
     ("weights", "Q4_0 or Q8_0", "windows", "kept alone", "the GGUF files are llama's"),
+    ("kv", "fp8, scaled", "weights", " or ".join(value.name for value in ENGINE["weights"][1:]), "that file's weights are floats"),
     ("pages", "static", "prefixes", "hit", "a page that is one request's is never shared"),
     ("pages", "static", "memory", "short", "a page that holds the whole context never grows, so nobody is paused"),
     ("windows", "kept alone", "memory", "short", "a row reserves its window: sequences so short are never paused"),
