@@ -53,7 +53,13 @@ def matrix_of(tmp_path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> Any:
 
 @pytest.mark.parametrize(
     "name, kind, far",
-    [("mxfp4", "mxfp4", 0.0), ("mxfp4 blocks", "mxfp4", 0.0), ("nf4", "nf4", 0.004), ("nf4 plain", "nf4", 0.004)],
+    [
+        ("mxfp4", "mxfp4", 0.0),
+        ("mxfp4 blocks", "mxfp4", 0.0),
+        ("nf4", "nf4", 0.004),
+        ("nf4 plain", "nf4", 0.004),
+        ("fp4 of bitsandbytes", "fp4", 0.004),
+    ],
 )
 def test_tables_stay_four_bits(name: str, kind: str, far: float, tmp_path: pathlib.Path) -> None:
     """Exact for floats of four bits, near for NF4, whose values become whole numbers of eight bits; also of a rank's columns."""

@@ -100,17 +100,20 @@ def packed_words(
     return tensors, _values(codes, zeros, scales.bfloat16(), of)
 
 
-def int8(rows: int, columns: int, scale_shape: tuple[int, ...]) -> Packed:
+def int8(rows: int, columns: int, scale_shape: tuple[int, ...], given: bool = False) -> Packed:
     codes = torch.randint(-128, 128, (rows, columns), dtype=torch.int8, generator=torch.Generator().manual_seed(2))
     scale = torch.rand(scale_shape, generator=torch.Generator().manual_seed(3)) * 0.002 + 0.0002
     spread = scale if scale.dim() < 2 or scale.shape[1] == 1 else scale.repeat_interleave(columns // scale.shape[1], 1)
-    return {".weight": codes, ".weight_scale": scale}, codes.float() * spread
+    tensors = {".weight": codes, ".weight_scale": scale}
+    if given:  # activations' scale and zero, measured when the model was quantized
+        tensors |= {".input_scale": torch.tensor([0.03]), ".input_zero_point": torch.tensor([3], dtype=torch.int8)}
+    return tensors, codes.float() * spread
 
 
 def fp8(rows: int, columns: int, scale_shape: tuple[int, ...], block: tuple[int, int] | None = None, given: bool = False) -> Packed:
     codes = torch.randn(rows, columns, generator=torch.Generator().manual_seed(2)).mul(100).clamp(-448, 448).to(torch.float8_e4m3fn)
     scale = torch.rand(scale_shape, generator=torch.Generator().manual_seed(3)) * 0.01 + 0.001
-    spread = scale
+    spread = scale if scale.dim() < 2 or scale.shape[1] == 1 else scale.repeat_interleave(columns // scale.shape[1], 1)
     if block:
         spread = scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
     tensors = {".weight": codes, ".weight_scale_inv" if block else ".weight_scale": scale}
@@ -159,10 +162,14 @@ NF4 = (
 )  # fmt: skip
 
 
-def nf4(rows: int, columns: int, run: int = 64, nested: bool = True) -> Packed:
+FP4 = (0.0, 0.0052083333, 0.6666667, 1.0, 0.33333334, 0.5, 0.16666667, 0.25)
+
+
+def nf4(rows: int, columns: int, run: int = 64, nested: bool = True, kind: str = "nf4") -> Packed:
+    """bitsandbytes' floats of four bits: NF4, or FP4 with a sign as its highest bit."""
     codes = np.random.default_rng(6).integers(0, 16, rows * columns)
-    state = {"shape": [rows, columns], "blocksize": run, "dtype": "float16", "quant_type": "nf4"}
-    table = torch.tensor(NF4)
+    state = {"shape": [rows, columns], "blocksize": run, "dtype": "float16", "quant_type": kind}
+    table = torch.tensor(NF4 if kind == "nf4" else [*FP4, *(-value for value in FP4)])
     tensors = {".weight": _tensor((codes[::2] << 4 | codes[1::2]).astype(np.uint8)).unsqueeze(1), ".weight.quant_map": table}
     count = rows * columns // run
     if nested:
@@ -176,7 +183,7 @@ def nf4(rows: int, columns: int, run: int = 64, nested: bool = True) -> Packed:
         scales = torch.rand(count, generator=torch.Generator().manual_seed(8))
         tensors[".weight.absmax"] = scales
     text = json.dumps(state).encode()
-    tensors[".weight.quant_state.bitsandbytes__nf4"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    tensors[f".weight.quant_state.bitsandbytes__{kind}"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     values = (table[torch.from_numpy(codes)].view(-1, run) * scales.unsqueeze(1)).view(rows, columns)
     return tensors, values
 
@@ -216,16 +223,19 @@ FORMATS: dict[str, tuple[Packer, str]] = {
     "words 3": (lambda n, k: packed_words(n, k, bits=3), "INT3"),
     "int8 by row": (lambda n, k: int8(n, k, (n, 1)), "I8C"),
     "int8, one scale": (lambda n, k: int8(n, k, ()), "I8C"),
+    "int8 given": (lambda n, k: int8(n, k, (n, 1), given=True), "I8C"),
     "int8 groups": (lambda n, k: int8(n, k, (n, k // 32)), "INT8"),
     "fp8, one scale": (lambda n, k: fp8(n, k, ()), "F8T"),
     "fp8 given": (lambda n, k: fp8(n, k, (1,), given=True), "F8T"),
     "fp8 by row": (lambda n, k: fp8(n, k, (n, 1)), "F8C"),
+    "fp8 groups": (lambda n, k: fp8(n, k, (n, k // 32)), "F8G"),
     "fp8 blocks": (lambda n, k: fp8(n, k, (-(-n // 128), -(-k // 128)), (128, 128)), "F8B"),
     "nvfp4 of modelopt": (lambda n, k: nvfp4(n, k, "modelopt"), "NVFP4"),
     "nvfp4": (lambda n, k: nvfp4(n, k, "compressed-tensors"), "NVFP4"),
     "mxfp4": (lambda n, k: mxfp4(n, k, False), "MXFP4"),
     "mxfp4 blocks": (lambda n, k: mxfp4(n, k, True), "MXFP4"),
     "nf4": (nf4, "NF4"),
+    "fp4 of bitsandbytes": (lambda n, k: nf4(n, k, kind="fp4"), "FP4"),
     "nf4 plain": (lambda n, k: nf4(n, k, nested=False), "NF4"),
     "bitsandbytes int8": (bitsandbytes_int8, "I8C"),
 }  # fmt: skip

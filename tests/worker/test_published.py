@@ -130,7 +130,7 @@ def test_what_a_model_holds_is_said(tmp_path: pathlib.Path) -> None:
     assert dict(inspect_model(config, packed))["understood"]
 
 
-@pytest.mark.parametrize("name", ["fp8 given", "nvfp4 of modelopt"])
+@pytest.mark.parametrize("name", ["fp8 given", "int8 given", "nvfp4 of modelopt"])
 def test_scales_of_activations_are_said_to_be_unused(name: str, tmp_path: pathlib.Path) -> None:
     packed, _ = write(tmp_path, name)
     config = resolve({"backend": "reference", "max_model_len": 32, "kv_tokens": 64}, environ={})
