@@ -116,13 +116,18 @@ def test_copied_slots_hold_what_was_copied(kind: str) -> None:
         assert torch.equal(ours[[1, 2, 9]], theirs[[0, 1, 2]]) and torch.equal(ours[[0, 3, 4, 11]], theirs[[0, 3, 4, 11]])
 
 
-def test_rows_may_change_places(folder: pathlib.Path) -> None:
-    """Two rows each become the other; then each computes one token more and gives the answer that the other would have given."""
+@pytest.mark.parametrize("at_most", [False, True])
+@pytest.mark.parametrize("kinds", [[{}, {}], [{"logit_bias": {7: 100.0}}, {"temperature": 1.0, "top_k": 5}]])
+def test_rows_may_change_places(folder: pathlib.Path, kinds: list[dict[str, Any]], at_most: bool) -> None:
+    """Two rows each become the other; then each computes one token more and gives the answer that the other would have given.
+
+    at_most: the plan says only how far its rows can be
+    """
     settings = {"dtype": "float32", "max_model_len": LENGTH, "page_size": 4, "full": False}
     plain, crossed = (Drive(folder, **settings) for _ in range(2))
     for drive in (plain, crossed):
-        for name, tokens in (("a", prompt(9, 1)), ("b", prompt(10, 2))):
-            drive.add(name, tokens, max_tokens=3)
+        for name, tokens, kind in zip("ab", (prompt(9, 1), prompt(10, 2)), kinds, strict=True):
+            drive.add(name, tokens, max_tokens=3, seed=4, **kind)
         drive.step()
     rows = {name: next(t.row for t in plain.scheduler.rows.tasks if t and t.id == name) for name in "ab"}
     asked = plain.scheduler.schedule(), crossed.scheduler.schedule()
@@ -134,13 +139,14 @@ def test_rows_may_change_places(folder: pathlib.Path) -> None:
     starts = dict(zip(two.rows, two.starts, strict=True))
     a, b = rows["a"], rows["b"]
     two.forks = [
-        Fork(row, parent, starts[parent], 0, [(0, pages[parent][starts[parent] // 4], free[i])] if starts[parent] % 4 else [])
+        Fork(row, parent, starts[parent], 4, [(0, pages[parent][starts[parent] // 4], free[i])] if starts[parent] % 4 else [])
         for i, (row, parent) in enumerate(((a, b), (b, a)))
     ]
     two.starts = [starts[b if row == a else a] for row in two.rows]
     new = dict(zip(two.page_rows, two.page_ids, strict=True))
     two.page_rows = [b if row == a else a for row in new]
-    two.told_rows, two.told_tokens = [], []
+    if at_most:
+        two.drafts, two.starts = [0, 0], [start + 5 for start in two.starts]
     answers = []
     for drive, plan in zip((plain, crossed), asked, strict=True):
         drive.runner.launch(plan)

@@ -283,10 +283,10 @@ def test_a_fork_goes_on_where_its_parent_is(after: int) -> None:
     for token in b"thi"[:after]:
         rows.append(0, token)
         rows.allowed(0)
-    rows.grammars.fork(Fork(1, 0, int(rows.lengths[1]) - 1, 0))
+    rows.grammars.fork([Fork(1, 0, int(rows.lengths[1]) - 1, 0)])
     assert_allows(rows.allowed(1), searched(b"no", [text.encode() for text in texts]))
     assert finished(rows, 1, random.Random(after)) in texts
     assert finished(rows, 0, random.Random(7)) in texts
     rows.admit(0, None)
-    rows.grammars.fork(Fork(1, 0, 2, 0))  # the parent has none
+    rows.grammars.fork([Fork(1, 0, 2, 0)])  # the parent has none
     assert rows.grammars.touches(np.array([0, 1])) == []

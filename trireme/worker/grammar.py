@@ -51,16 +51,17 @@ class Grammars:
         self._rows[admit.row] = _Row(admit, compiled, lambda: self._renew(grammar), self._nothing)
         return True
 
-    def fork(self, fork: Fork) -> None:
-        """The row is where its parent is in the grammar; if the parent has gone on since, it follows its own tokens there."""
-        self.release(fork.row)
-        parent = self._rows.get(fork.parent)
-        if parent is None:
-            return
-        if parent.seen == fork.length + 1:
-            self._rows[fork.row] = parent.forked(self._thread)
-        else:
-            self.admit(msgspec.structs.replace(parent.admit, row=fork.row))
+    def fork(self, forks: list[Fork]) -> None:
+        """Each row is where its parent is in the grammar; if the parent has gone on since, it follows its own tokens there."""
+        parents = [self._rows.get(fork.parent) for fork in forks]
+        for fork, parent in zip(forks, parents, strict=True):
+            self.release(fork.row)
+            if parent is None:
+                continue
+            if parent.seen == fork.length + 1:
+                self._rows[fork.row] = parent.forked(self._thread)
+            else:
+                self.admit(msgspec.structs.replace(parent.admit, row=fork.row))
 
     def release(self, row: int) -> None:
         self.errors.pop(row, None)

@@ -32,14 +32,13 @@ class HostRows:
             self.num_prompt[admit.row] = admit.num_prompt
             for name, column in self.sampling.items():
                 column[admit.row] = max(getattr(sampling, name), 0)  # -1 means the same as 0: no limit of top_k
-        for fork in plan.forks:
-            if fork.parent != NO_PARENT:
-                self.num_held[:, fork.row] = -(-fork.length // page_size)
-                assert self.lengths[fork.parent] >= 0, (
-                    f"row {fork.parent}, which only the device knows the length of, cannot be forked"
-                )
-                for column in (self.lengths, self.num_prompt, *self.sampling.values()):
-                    column[fork.row] = column[fork.parent]
+        forks = [fork for fork in plan.forks if fork.parent != NO_PARENT]
+        rows, parents = [fork.row for fork in forks], [fork.parent for fork in forks]
+        for column in (self.num_prompt, *self.sampling.values()) if forks else ():
+            column[rows] = column[parents]  # all are read before any is written
+        for fork in forks:
+            self.num_held[:, fork.row] = -(-fork.length // page_size)
+            self.lengths[fork.row] = fork.length + 1
         for row, place in plan.resumes:
             self.state_slots[row] = self.first_kept + place
         starts = dict(zip(plan.rows, plan.starts, strict=True)) if plan.told_rows else {}

@@ -38,8 +38,8 @@ class Rule(Protocol):
     def release(self, row: int) -> None:
         """Forgets a row whose request has left."""
 
-    def fork(self, fork: Fork) -> None:
-        """Notes that a row has become a copy of another one."""
+    def fork(self, forks: list[Fork]) -> None:
+        """Notes that rows have become copies of others. All are read before any is written: rows may change places."""
 
     def touches(self, rows: np.ndarray) -> list[int]:
         """Which of these rows the rule applies to, as indices."""
@@ -65,10 +65,11 @@ class _ByRow:
     def release(self, row: int) -> None:
         self.values.pop(row, None)
 
-    def fork(self, fork: Fork) -> None:
-        self.release(fork.row)
-        if fork.parent in self.values:
-            self.values[fork.row] = self.values[fork.parent]
+    def fork(self, forks: list[Fork]) -> None:
+        found = {fork.row: self.values[fork.parent] for fork in forks if fork.parent in self.values}
+        for fork in forks:
+            self.release(fork.row)
+        self.values |= found
 
     def value(self, admit: Admit) -> object | None:
         raise NotImplementedError

@@ -107,9 +107,8 @@ class Runner:
             self.sampler.release(row)
         for admit in plan.admit:
             self.sampler.admit(admit)
-        for fork in plan.forks:
-            if fork.parent != NO_PARENT:
-                self.sampler.fork(fork)
+        if forks := [fork for fork in plan.forks if fork.parent != NO_PARENT]:
+            self.sampler.fork(forks)
         if plan.drafts and self.sampler.mode(plan.rows) == "ruled":
             plan = self.tables.exact(plan)  # rules read the tokens before, so they need exact lengths
         size = self._size(plan)

@@ -52,15 +52,17 @@ class Sampler:
         self.num_top[row] = -1 if s.logprobs is None else s.logprobs
         self.num_prompt_top[row] = -1 if s.prompt_logprobs is None else s.prompt_logprobs
 
-    def fork(self, fork: Fork) -> None:
-        """Copies another row's sampling parameters to a row, with random numbers of its own."""
-        row, parent = fork.row, fork.parent
-        self.seeds[row] = fork.seed & (2**64 - 1)
+    def fork(self, forks: list[Fork]) -> None:
+        """Copies other rows' sampling parameters to rows, with random numbers of their own. All are read before any is written."""
+        rows, parents = [fork.row for fork in forks], [fork.parent for fork in forks]
+        self.seeds[rows] = np.array([fork.seed & (2**64 - 1) for fork in forks], dtype=np.uint64)
         for rule in self.rules:
-            rule.fork(fork)
-        for rows in (self.ruled, self.random):
-            (rows.add if parent in rows else rows.discard)(row)
-        self.num_top[row], self.num_prompt_top[row] = self.num_top[parent], -1
+            rule.fork(forks)
+        for kind in (self.ruled, self.random):
+            found = {fork.row for fork in forks if fork.parent in kind}
+            kind.difference_update(rows)
+            kind |= found
+        self.num_top[rows], self.num_prompt_top[rows] = self.num_top[parents], -1
 
     def release(self, row: int) -> None:
         """Forgets a row that holds no request any more, and gives back what rules keep for it."""

@@ -371,6 +371,8 @@ class Tables:
             known[lost] = self.lengths[torch.from_numpy(self.host.state_slots[lost]).to(self.lengths.device).long()].cpu().numpy()
         for admit in plan.admit:
             known[admit.row] = len(admit.tokens) // 4
+        for fork in plan.forks:
+            known[fork.row] = fork.length + 1
         starts = np.where(plan.samples, known[rows] - np.asarray(plan.counts), plan.starts)
         return msgspec.structs.replace(plan, starts=starts.tolist(), drafts=[])
 
