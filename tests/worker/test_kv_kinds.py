@@ -160,3 +160,12 @@ def test_odd_heads_are_refused() -> None:
         CacheSpec((2, 21), (2, 21)).as_kind("int4")
     assert "\n" not in str(caught.value)
     assert CacheSpec((2, 21), (2, 21)).as_kind("int8").bytes_per_token(torch.float32) == 2 * 2 * 25
+
+
+@pytest.mark.parametrize("kind", ["plain", *KINDS])
+def test_the_page_says_what_a_token_takes(kind: str) -> None:
+    page = pathlib.Path(__file__).parents[2] / "docs/memory.md"
+    (row,) = (line for line in page.read_text().splitlines() if line.startswith(f"| `{kind}` |") and "KiB" in line)
+    llama, smollm = CacheSpec((8, 128), (8, 128)).as_kind(kind), CacheSpec((3, 64), (3, 64)).as_kind(kind)
+    sizes = 32 * llama.bytes_per_token(torch.bfloat16) / 1024, 30 * smollm.bytes_per_token(torch.float32) / 1024
+    assert [float(cell.strip().removesuffix(" KiB")) for cell in row.split("|")[-3:-1]] == [float(f"{size:.1f}") for size in sizes]
