@@ -15,7 +15,7 @@ from trireme.ipc.serving import Abort, Begin, Crowd, Gain, Said, Standing, Submi
 from trireme.serve.client import Client
 from trireme.types import FinishReason, SamplingParams
 
-READY = Ready(8, 16, 128, 100, True, 1, "fake", "float32", 1, 1, 0.0)
+READY = Ready(8, 16, 128, 100, True, 1, "fake", "float32", 1, 1)
 
 
 class BrokenChannel:

@@ -10,7 +10,7 @@ from trireme.ipc.messages import Ready
 from trireme.serve.crew import FAILURES_TO_TELL, HEALTHY_SECONDS, LONGEST_BACKOFF, Crew, backoff
 from trireme.serve.supervisor import _numbers
 
-READY = Ready(8, 16, 128, 100, True, 1, "fake", "float32", 1, 1, 0.0)
+READY = Ready(8, 16, 128, 100, True, 1, "fake", "float32", 1, 1)
 
 
 class FakeRanks:

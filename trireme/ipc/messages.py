@@ -119,7 +119,6 @@ class Ready(msgspec.Struct, array_like=True, tag="ready"):
     dtype: str
     weight_bytes: int
     kv_bytes: int
-    load_seconds: float
     workspace_bytes: int = 0  # kept free for activations and captured graphs
     taken_bytes: int = 0  # how much of it the first step took
     token_seconds: float = 0.0  # how long a step of one token took

@@ -47,7 +47,6 @@ class LocalWorker:
     def __init__(
         self, config: Config, path: pathlib.Path, rank: int = 0, store: str = "", report: Report = lambda name, share: None
     ):
-        started = time.monotonic()
         threads = config.device.threads or min(torch.get_num_threads(), host.cores())
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
@@ -86,7 +85,6 @@ class LocalWorker:
             dtype=str(loaded.dtype).removeprefix("torch."),
             weight_bytes=loaded.weight_bytes,
             kv_bytes=room.num_bytes,
-            load_seconds=time.monotonic() - started,
             workspace_bytes=backend.workspace_bytes(),
             taken_bytes=max(backend.held_bytes() - loaded.weight_bytes - room.num_bytes, 0),
             bands=room.bands if room.num_kept is None else [*room.bands, BandSize(ONE_STATE, room.num_kept, 1)],
