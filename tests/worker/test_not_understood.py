@@ -97,6 +97,46 @@ def test_quantized_weights_that_are_not_read(folder: pathlib.Path, backend: str,
     assert format in refused and "_proj.weight" in refused
 
 
+# What is left of a matrix of [rows, columns] in formats that are read, without the tensor that is named; and in some that are not.
+REMAINS: dict[str, tuple[str, Callable[[int, int], dict[str, Tensor]]]] = {
+    "GPTQ": (
+        "_proj.scales",
+        lambda n, k: {"qweight": torch.ones(k // 8, n, dtype=torch.int32), "qzeros": torch.ones(1, n // 8, dtype=torch.int32)},
+    ),
+    "AWQ": (
+        "_proj.scales",
+        lambda n, k: {"qweight": torch.ones(k, n // 8, dtype=torch.int32), "qzeros": torch.ones(1, n // 8, dtype=torch.int32)},
+    ),
+    "compressed-tensors": ("_proj.weight_shape", lambda n, k: {"weight_packed": torch.ones(n, k // 8, dtype=torch.int32)}),
+    "MXFP4": ("_proj.weight_scales", lambda n, k: {"weight_blocks": torch.ones(n, k // 32, 16, dtype=torch.uint8)}),
+    "bitsandbytes": (
+        "bitsandbytes",
+        lambda n, k: {"weight": torch.ones(n * k // 2, 1, dtype=torch.uint8), "weight.absmax": torch.ones(n)},
+    ),
+    "MLX": (
+        "MLX",
+        lambda n, k: {"weight": torch.ones(n, k // 8, dtype=torch.uint32), "scales": torch.ones(n, 1), "biases": torch.ones(n, 1)},
+    ),
+    "unknown": ("unknown", lambda n, k: {"weight": torch.ones(n, k, dtype=torch.int16), "weight_scale_2": torch.ones(())}),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("format", REMAINS)
+def test_formats_of_which_something_is_missing(folder: pathlib.Path, backend: str, format: str) -> None:
+    said, remains = REMAINS[format]
+
+    def change(name: str, value: Tensor) -> dict[str, Tensor]:
+        if not name.endswith("_proj.weight"):
+            return {name: value}
+        rows, columns = value.shape
+        return {f"{name.removesuffix('weight')}{end}": tensor for end, tensor in remains(rows, columns).items()}
+
+    set_tensors(folder, change)
+    refused = refusal(folder, backend, BadCheckpoint if said.startswith("_proj") else UnsupportedModel)
+    assert said in refused and "_proj." in refused
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_whole_numbers_are_no_values(folder: pathlib.Path, backend: str) -> None:
     """A norm or a table of tokens as much as a matrix."""
