@@ -59,9 +59,13 @@ class Draw:
         return self.float32(np.concatenate([np.cos(turn), np.sin(turn)], -1))
 
     def cache(self, num_slots: int, kv_heads: int, head_dim: int, ops: Ops | None = None, kind: str = "plain") -> KVCache:
-        """An empty cache; one full of random keys and values where ops are given to store them."""
+        """An empty cache; one full of random keys and values where ops are given to store them. Of a kind that is called scaled,
+        each head has a scale as checkpoints bring them."""
+        kind, _, scaled = kind.partition(", ")
         make = self._make_cache or (lambda spec, slots, dtype: KVCache.allocate(spec, slots, dtype, self._zeros))
         cache = make(CacheSpec((kv_heads, head_dim), (kv_heads, head_dim), kind), num_slots, self.held)
+        if scaled:
+            cache.factors = self.float32(np.linspace(0.03, 0.05, kv_heads)), self.float32(np.linspace(0.04, 0.02, kv_heads))
         if ops is not None:
             k, v = (self.normal(num_slots, kv_heads, head_dim) for _ in range(2))
             ops.store_kv(k, v, cache, self.int32(range(num_slots)))
@@ -115,6 +119,7 @@ KEPT = {
     "fp8": dict.fromkeys(ALL, 0.13),
     "int4": dict.fromkeys(ALL, 0.15),
 }
+KEPT |= {f"{kind}, scaled": KEPT[kind] for kind in ("int8", "fp8")}
 CHAINED = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}  # several ops, rounded between
 
 
@@ -303,7 +308,7 @@ def _stores() -> Iterator[Case]:
             yield Case("qkv_rope_store", full, lambda ops, d, s=s, i=slots: _rope_store(ops, d, s, i), SUMMED)
         for kind, tolerances in KEPT.items():
             run = partial(_rope_store, shape=(len(slots), 3, 20), slots=slots, kind=kind)
-            yield Case("qkv_rope_store", f"{name}, {kind}", run, tolerances, kv=kind)
+            yield Case("qkv_rope_store", f"{name}, {kind}", run, tolerances, kv=kind.partition(", ")[0])
 
 
 def _store(ops: Ops, d: Draw, shape: tuple[int, int, int], slots: list[int]) -> Result:
@@ -384,7 +389,7 @@ def _attention() -> Iterator[Case]:
     for kind, tolerances in KEPT.items():
         for name, steps in (("mixed step", mixed), ("decodes", _STEPS["decodes"])):
             run = partial(_attend, sequences=steps, page_size=4, shape=_Shape(kv=kind))
-            yield Case("attention", f"{kind}, {name}", run, tolerances, kv=kind)
+            yield Case("attention", f"{kind}, {name}", run, tolerances, kv=kind.partition(", ")[0])
     yield Case("attention", "static pages of 160", lambda ops, d: _attend(ops, d, [(0, 9), (150, 1)], 160, _Shape()), SUMMED)
     yield Case("attention", "padded sequences", lambda ops, d: _attend(ops, d, [(12, 1), (5, 1), (0, 0)], 4, _Shape(), 2), SUMMED)
     yield Case("plan_attention", "one plan, two layers", _two_layers, SUMMED)
