@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from trireme.errors import BadCheckpoint, BadRequest, UnsupportedModel
@@ -287,8 +288,8 @@ def _recommended(file: GgufFile) -> Config:
     for name, ours in _SAMPLING.items():
         value = file.metadata.get(f"general.sampling.{name}")
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-            with contextlib.suppress(BadRequest):
-                SamplingParams(**{ours: value}).check_fields()
+            with contextlib.suppress(BadRequest, msgspec.ValidationError):
+                msgspec.convert({ours: value}, SamplingParams).check_fields()
                 found[ours] = round(value, 6)  # float32: 0.949999988
     return found
 
