@@ -35,7 +35,7 @@ def kind_for(part: Composite) -> str:
     return "q8"
 
 
-def order_of(part: Stored) -> Tensor | None:
+def order_of(part: Stored | Composite) -> Tensor | None:
     """The order that brings the columns of each group together; None where none is needed, or where a block of columns would
     lie in several groups."""
     matrix = composite(part)
