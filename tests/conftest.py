@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import sys
 from typing import Any
 
 # Before torch: spinning OpenMP threads on a shared machine make every small matrix product many times slower.
@@ -29,6 +30,19 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for name, value in report.user_properties:
             if name == "told":
                 terminalreporter.write_line(str(value))
+
+
+_internal: list[str] = []
+
+
+def pytest_internalerror(excrepr: Any) -> None:
+    _internal.append(str(excrepr))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Ends the log of a broken session with its first cause, which stands far above otherwise."""
+    if _internal and not hasattr(config, "workerinput"):
+        print(f"The first internal error of this session was:\n{_internal[0][-3000:]}", file=sys.stderr)
 
 
 @pytest.fixture(scope="session")

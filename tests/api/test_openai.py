@@ -312,7 +312,7 @@ def test_tokenize_without_either_field_says_what_to_send(http: httpx.Client) -> 
     assert 'send "prompt"' in http.post("/tokenize", json={"model": MODEL}).json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", pytest.param("/v1/responses", marks=pytest.mark.wide)])
 def test_only_allowed_tools_are_called(http: httpx.Client, path: str) -> None:
     names, chat = ("weather", "clock"), "chat" in path
 

@@ -95,7 +95,7 @@ def test_arguments_stream_as_they_come() -> None:
 NUM_OUTPUTS = 2000
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.wide) for part in (1, 2, 3))])
 def test_two_thousand_outputs_in_any_cut(part: int) -> None:
     """Every spelling of every format: the calls that were written, whole or in pieces of any size; of broken ones a beginning."""
     dice = random.Random(part)

@@ -249,7 +249,7 @@ def test_mutations_never_escape(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "m.gguf"
     rng = random.Random(2)
     refused = 0
-    for round_number in range(3000):
+    for round_number in range(1500):
         data = bytearray(whole)
         for _ in range(rng.randint(1, 4)):
             place = rng.randrange(header)
@@ -263,7 +263,7 @@ def test_mutations_never_escape(tmp_path: pathlib.Path) -> None:
                 Tokenizer.open(path).encode("ab <|end|>")
         except TriremeError:
             refused += 1
-    assert refused > 750
+    assert refused > 375
 
 
 def test_a_file_that_somebody_keeps_is_read_once(tmp_path: pathlib.Path) -> None:

@@ -60,6 +60,7 @@ def test_a_draw_is_the_same_everywhere_and_another_seed_draws_others() -> None:
     assert {family for family, _, _ in labels(1)} == set(FAMILIES) and {op for _, op, _ in labels(1)} == set(OPERATORS) - unrecorded
 
 
+@pytest.mark.wide
 def test_a_draw_is_of_calls_that_torch_takes() -> None:
     """All of them, on tensors without memory."""
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -45,6 +45,7 @@ def test_each_warp_has_its_own_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> 
     assert Lines(1 << 20, 20, 4, True, 4).cut().N == 1 and Lines(4096, 8192, 2, True, 8).cut().N == 128
 
 
+@pytest.mark.wide
 def test_rows_that_begin_anywhere_are_read_from_their_first_even_place(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """The extreme among the elements before that, within, and after; rows alone and shared by several programs."""
     small = dataclasses.replace(chips.current(), fold_tile=256, multiprocessors=2)

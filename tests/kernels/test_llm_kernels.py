@@ -176,7 +176,7 @@ def test_backend_takes_mixed_steps_apart(replayed: bool) -> None:
     assert replayed or not out[13:].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.wide)], ids=str)
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
 def test_keys_and_values_in_fewer_bits(kind: str, dtype: torch.dtype) -> None:
     """Every such case of the conformance suite."""

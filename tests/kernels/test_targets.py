@@ -42,6 +42,7 @@ def compiled(chip: str, cache: pathlib.Path, *flags: str) -> int:
 
 
 @chipless
+@pytest.mark.wide
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("chip", ["sm_120", "gfx942"])
 def test_kernels_compile_for(chip: str, tmp_path: pathlib.Path) -> None:

@@ -135,7 +135,11 @@ def test_the_shipped_table_is_whole() -> None:
         assert set(config) - {"copied"} == whole or config == {"torch": 1}, (name, shape)
 
 
-@pytest.mark.parametrize("shape, dim", [((70, 36), 0), ((70, 35), 0), ((9, 200), 0), ((40, 131), 1), ((3, 0), 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape, dim",
+    [((70, 36), 0), ((70, 35), 0), ((9, 200), 0), ((40, 131), 1), pytest.param((3, 0), 1, marks=pytest.mark.wide)],
+    ids=str,
+)
 def test_every_cut_that_is_tried_folds_alike(shape: tuple[int, int], dim: int, device: str) -> None:
     """Whatever a measurement puts in the place of the rules, the sum is the sum."""
     long = chips.current().fold_tile + 5  # rows that begin anywhere

@@ -58,7 +58,7 @@ def test_alone(family: str, way: str, folders: dict, expected: dict) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("page_size", [1, 4, 0])
+@pytest.mark.parametrize("page_size", [pytest.param(1, marks=pytest.mark.wide), 4, pytest.param(0, marks=pytest.mark.wide)])
 def test_batched_with_others(family: str, page_size: int, folders: dict, expected: dict) -> None:
     drive = Drive(folders[family], max_model_len=LENGTH, page_size=page_size, kv_tokens=6 * LENGTH, max_step_tokens=29)
     prompts = {seed: prompt(length, seed) for seed, length in ((2, 3), (1, 45), (3, 1), (4, 30))}
@@ -75,7 +75,7 @@ def test_batched_with_others(family: str, page_size: int, folders: dict, expecte
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("page_size", [1, pytest.param(4, marks=pytest.mark.wide)])
 def test_prefix_hit(family: str, page_size: int, folders: dict, expected: dict) -> None:
     drive = Drive(folders[family], max_model_len=LENGTH, page_size=page_size)
     drive.run("first", [*PROMPT[:33], 7, 8, 9], max_tokens=3)
@@ -91,7 +91,7 @@ def test_prefix_hit(family: str, page_size: int, folders: dict, expected: dict) 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("page_size", [pytest.param(1, marks=pytest.mark.wide), 4])
 def test_paused_and_recovered(family: str, page_size: int, folders: dict, expected: dict) -> None:
     drive = Drive(
         folders[family], max_model_len=60, page_size=page_size, kv_tokens=100, policy="aggressive", prefix_cache=page_size == 1
@@ -115,7 +115,7 @@ def test_greedy_is_what_generate_gives(family: str, folders: dict) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.wide), 3, pytest.param(4, marks=pytest.mark.wide)])
 def test_tensor_parallel(family: str, ranks: int, folders: dict, expected: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"max_model_len": LENGTH, "tp": ranks, "page_size": 4, "max_running": 8, "max_step_tokens": 20}
     group = ThreadGroup(resolve({"backend": "reference", **settings}, environ={}), folders[family], monkeypatch)

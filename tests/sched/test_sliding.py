@@ -54,7 +54,7 @@ def traffic(house: House, arrivals: list[dict]) -> None:
     assert tails.states is None or len(tails.states.pool) == house.states
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(house=HOUSES, arrivals=st.lists(ARRIVALS, min_size=1, max_size=10))
 def test_every_window_and_state_is_the_rows_own(house: House, arrivals: list[dict]) -> None:
     traffic(house, arrivals)

@@ -50,7 +50,7 @@ async def _begun(server: RunningServer) -> tuple[list[asyncio.Task], float]:
 
 
 @pytest.mark.parametrize("role", ["detokenizer", "http-0", "rank", "router"])
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("blow", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.wide)], ids=["killed", "stopped"])
 def test_a_process_lost_under_streams(server: RunningServer, role: str, blow: signal.Signals) -> None:
     asyncio.run(_lose(server, role, blow))
 

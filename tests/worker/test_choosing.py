@@ -83,7 +83,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return copy.parent
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.wide), "cpu"])
 def test_a_parameter_that_is_added_takes_effect(backend: str, changed: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """From a request's body to the choice; a kernel that does not know it leaves the choice to the plain body."""
     if reason_against(backend):

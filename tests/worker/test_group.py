@@ -27,7 +27,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize("tp", [2, pytest.param(3, marks=pytest.mark.wide)])
 def test_ranks_give_the_tokens_of_one_process(smollm2_path: pathlib.Path, tp: int) -> None:
     with open_llm(smollm2_path, tp) as llm:
         outputs = llm.generate([PROMPT, list(range(50, 90)), PROMPT], SamplingParams(temperature=0.0, max_tokens=8))
@@ -37,7 +37,9 @@ def test_ranks_give_the_tokens_of_one_process(smollm2_path: pathlib.Path, tp: in
     assert not any(alive(pid) for pid in pids), "ranks outlived their group"
 
 
-@pytest.mark.parametrize(("sign", "word"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "no sign of life")])
+@pytest.mark.parametrize(
+    ("sign", "word"), [(signal.SIGKILL, "SIGKILL"), pytest.param(signal.SIGSTOP, "no sign of life", marks=pytest.mark.wide)]
+)
 def test_a_dead_or_hung_rank_ends_the_group_with_one_line(smollm2_path: pathlib.Path, sign: signal.Signals, word: str) -> None:
     llm = open_llm(smollm2_path, 2)
     try:

@@ -53,6 +53,7 @@ def test_int8_is_the_same_recorded_or_not(smollm2_path: pathlib.Path) -> None:
     assert recorded.token_ids == unrecorded.token_ids
 
 
+@pytest.mark.wide
 def test_fp8_is_near_and_small(smollm2_path: pathlib.Path) -> None:
     (plain, plain_bytes), (small, small_bytes) = (answer(smollm2_path, backend="reference", kv_dtype=kv) for kv in ("auto", "fp8"))
     assert small_bytes == plain_bytes // 4

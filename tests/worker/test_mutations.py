@@ -11,7 +11,7 @@ import sys
 import pytest
 
 PROGRAM = pathlib.Path(__file__).with_name("mutated_models.py")
-FEW = {"gguf": 60, "safetensors": 40, "config": 30, "tokenizer": 60}
+FEW = {"gguf": 30, "safetensors": 15, "config": 12, "tokenizer": 30}
 MANY = {"gguf": 4000, "safetensors": 3000, "config": 2000, "tokenizer": 3000}
 
 

@@ -338,7 +338,12 @@ def a_setting(folder: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"), [(bare_fp8, "fp8"), (a_stray_tensor, "model.norm.bias"), (a_setting, "final_logit_softcapping")]
+    ("spoil", "said"),
+    [
+        (bare_fp8, "fp8"),
+        pytest.param(a_stray_tensor, "model.norm.bias", marks=pytest.mark.wide),
+        pytest.param(a_setting, "final_logit_softcapping", marks=pytest.mark.wide),
+    ],
 )
 def test_the_offline_api_and_the_server_say_it_too(
     spoil: Callable[[pathlib.Path], None], said: str, tmp_path: pathlib.Path

@@ -91,7 +91,9 @@ def test_config_out_of_its_mind(folder: pathlib.Path, name: str, value: Any) -> 
 _ANYTHING = (None, -1, 2**40, "x", [1], float("inf"), {"rope_type": "yarn"})
 
 
-@pytest.mark.parametrize("family", ["llama-yarn", "gemma3", "bloom"])
+@pytest.mark.parametrize(
+    "family", ["llama-yarn", pytest.param("gemma3", marks=pytest.mark.wide), pytest.param("bloom", marks=pytest.mark.wide)]
+)
 def test_mutated_configs_are_refused_or_run(family: str, tmp_path: pathlib.Path) -> None:
     """Anything in the place of anything: one line, or a model that steps. Never a traceback."""
     tiny_models.save(family, tmp_path)
