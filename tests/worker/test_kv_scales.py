@@ -327,3 +327,14 @@ def test_reloaded_scales(source: pathlib.Path, tmp_path: pathlib.Path, backend: 
     assert "kept otherwise" in worker.reload(tmp_path / "without")
     assert worker.reload(twice) == ""
     assert worker.runner.caches[0].factors is factors and factors[0].tolist() == (2 * scales_of(form)[0][0]).tolist()
+
+
+@pytest.mark.parametrize("largest", [8.0, 80.0])
+def test_a_large_bias_of_keys_is_told(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], largest: float) -> None:
+    folder = tiny_models.save("qwen2", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.self_attn.k_proj.bias"][3] = -largest
+    save_file(tensors, folder / "model.safetensors")
+    for kind, told in (("plain", False), ("int8", largest > 32)):
+        Drive(folder, **OPTIONS, kv_dtype=kind)
+        assert ("adds up to 80 to its keys" in capfd.readouterr().err) is told

@@ -25,6 +25,7 @@ from trireme.worker.load import Loaded
 
 _WITHOUT = "use --kv-dtype plain, or fetch the model again"
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_LARGE_BIAS = 32.0  # keys without one have numbers up to about 20
 Factors = tuple[Tensor, Tensor]  # of keys and of values: [heads of this rank] float32
 
 
@@ -58,6 +59,8 @@ def keeping(config: Config, loaded: Loaded, backend: Backend, group: Group) -> K
             )
     if kind not in backend.kv_kinds:
         raise BadConfig(f"The backend {backend.name} keeps no {kind} KV.", "use --kv-dtype auto")
+    if kind != "plain" and backend.rank == 0 and not config.model.random_weights:
+        _warn_of_bias(loaded, kind)
     # Without settings that say so, eight bits with scales are fp8. What was measured for another kind is of no use.
     meant = asked.kind or ("" if asked.other else "fp8")
     if config.model.random_weights or kind != meant:
@@ -66,6 +69,20 @@ def keeping(config: Config, loaded: Loaded, backend: Backend, group: Group) -> K
     layers = len(_caches(loaded))
     some = "" if len(factors) == layers else f" for {len(factors)} of {layers} layers"
     return Keeping(kind, factors, f"{kind}, with the checkpoint's scales{some}" if factors else kind)
+
+
+def _warn_of_bias(loaded: Loaded, kind: str) -> None:
+    """A large bias in a few numbers of all keys makes their scale so coarse that the other numbers are lost."""
+    entries = loaded.checkpoint.entries()
+    biases = [entry for name, entry in entries.items() if name.endswith("k_proj.bias") and isinstance(entry, Weight)]
+    largest = max((float(decode(bias, torch.float32).abs().max()) for bias in biases), default=0.0)
+    if largest > _LARGE_BIAS:
+        print(
+            f"trireme: {loaded.checkpoint.path.name} adds up to {largest:.0f} to its keys; KV in {kind} makes such a model's answers "
+            "worse, or noise. Fix: --kv-dtype plain",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def same_form(old: Keeping, new: Keeping) -> None:
