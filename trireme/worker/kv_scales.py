@@ -78,8 +78,8 @@ def _warn_of_bias(loaded: Loaded, kind: str) -> None:
     largest = max((float(decode(bias, torch.float32).abs().max()) for bias in biases), default=0.0)
     if largest > _LARGE_BIAS:
         print(
-            f"trireme: {loaded.checkpoint.path.name} adds up to {largest:.0f} to its keys; KV in {kind} makes such a model's answers "
-            "worse, or noise. Fix: --kv-dtype plain",
+            f"trireme: {loaded.checkpoint.path.name} adds up to {largest:.0f} to its keys; KV in {kind} makes the answers of such "
+            "models worse, or noise. Fix: --kv-dtype plain",
             file=sys.stderr,
             flush=True,
         )
