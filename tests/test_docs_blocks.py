@@ -66,7 +66,7 @@ def test_python_prints_what_its_page_says(fence: Fence, smollm2_path: pathlib.Pa
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: pathlib.Path) -> Iterator[Served]:
     """Without keys, as the pages have it."""
-    server = Served(tmp_path_factory.mktemp("srv"), keys=())
+    server = Served(tmp_path_factory.mktemp("srv"), "--max-model-len", "512", keys=())
     try:
         server.wait()
         yield server

@@ -24,17 +24,7 @@ class Served:
     def __init__(self, folder: pathlib.Path, *arguments: str, model: str = MODEL, keys: tuple[str, ...] = KEYS):
         self.folder, self.log_file = folder, folder / "log"
         command = [sys.executable, "-m", "trireme.cli.main", "serve", model, "--port", "0", "--served-model-name", MODEL]
-        command += [
-            "--quantize",
-            "none",
-            "--kv-tokens",
-            "16384",
-            "--data-dir",
-            str(folder / "data"),
-            "--log-format",
-            "json",
-            *arguments,
-        ]
+        command += ["--kv-tokens", "16384", "--data-dir", str(folder / "data"), "--log-format", "json", *arguments]
         environ = dict(os.environ, XDG_RUNTIME_DIR=str(folder), OMP_NUM_THREADS="1", TRIREME_API_KEY=",".join(keys))
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

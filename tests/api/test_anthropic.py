@@ -20,7 +20,7 @@ from trireme.types import SamplingParams
 
 from .served import MODEL
 
-QUESTION: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "What is the capital of France?"}]}]
+QUESTION: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "What is the capital of Japan?"}]}]
 
 
 def test_message(claude: anthropic.Anthropic) -> None:
@@ -28,7 +28,7 @@ def test_message(claude: anthropic.Anthropic) -> None:
         model=MODEL, max_tokens=12, extra_body={"temperature": 0}, system="Be brief.", messages=QUESTION
     )
     (block,) = message.content
-    assert block.type == "text" and "Paris" in block.text
+    assert block.type == "text" and "Tokyo" in block.text
     assert message.stop_reason in ("end_turn", "max_tokens")
     counted = claude.messages.count_tokens(model=MODEL, system="Be brief.", messages=QUESTION)
     assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)

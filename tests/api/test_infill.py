@@ -75,7 +75,7 @@ def test_other_files_come_first_and_no_text_becomes_a_mark(tiny: httpx.Client) -
 @pytest.mark.models
 @pytest.mark.timeout(900)
 def test_the_middle_is_filled_in(tmp_path_factory: pytest.TempPathFactory) -> None:
-    server = Served(tmp_path_factory.mktemp("coder"), "--quantize", "auto", "--max-model-len", "512", model=CODER)
+    server = Served(tmp_path_factory.mktemp("coder"), "--max-model-len", "512", model=CODER)
     try:
         server.wait()
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEYS[0], max_retries=0, timeout=300) as sdk:

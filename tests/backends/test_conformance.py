@@ -163,6 +163,7 @@ def test_a_third_party_backend(tmp_path: pathlib.Path) -> None:
     assert any(line.startswith("model ") for line in checked.stdout.splitlines())
 
 
+@pytest.mark.wide
 def test_a_broken_third_party_backend(tmp_path: pathlib.Path) -> None:
     install(tmp_path, "1.01")
     checked = trireme(tmp_path, "check", "acme")

@@ -80,6 +80,7 @@ def anew(x: Any) -> Any:
     return made.copy_(x * (0.5 + torch.rand(())) if x.is_floating_point() else x)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("info", INFOS, ids=lambda info: f"{info.name}.{info.variant_test_name}")
 def test_samples_again(info: Any, device: str) -> None:
     """What is remembered of a call, ours or torch's by way of ours, is right for the next ones."""

@@ -262,6 +262,7 @@ def test_graphs_record_our_kernels(device: str) -> None:
     torch.testing.assert_close(result, (x @ w).softmax(-1), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.wide
 def test_the_page_adds_an_operator_as_written(tmp_path: Path) -> None:
     """The files of docs/add-an-op.md, under the names that they begin with, and its command."""
     page = (Path(kernels.__file__).parents[2] / "docs" / "add-an-op.md").read_text()

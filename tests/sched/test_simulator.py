@@ -44,6 +44,7 @@ def test_a_simulation_repeats_itself() -> None:
     assert outcome() == outcome()
 
 
+@pytest.mark.wide
 def test_heavy_load_orders_the_policies_as_the_paper_does() -> None:
     """Past-future: the best goodput; aggressive: many evictions; conservative: none, and most of the memory idle."""
     trace, setup = trace_by_name("sharegpt", 700, seed=0), Setup(Machine(kv_tokens=30_000))

@@ -54,14 +54,15 @@ def traffic(house: House, arrivals: list[dict]) -> None:
     assert tails.states is None or len(tails.states.pool) == house.states
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(house=HOUSES, arrivals=st.lists(ARRIVALS, min_size=1, max_size=10))
 def test_every_window_and_state_is_the_rows_own(house: House, arrivals: list[dict]) -> None:
     traffic(house, arrivals)
 
 
 @pytest.mark.wide
-@settings(max_examples=4000, deadline=None)
+@pytest.mark.timeout(900)
+@settings(max_examples=600, deadline=None)
 @given(house=HOUSES, arrivals=st.lists(ARRIVALS, min_size=1, max_size=20))
 def test_every_window_and_state_is_the_rows_own_in_long_traffic(house: House, arrivals: list[dict]) -> None:
     traffic(house, arrivals)
