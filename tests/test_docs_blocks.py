@@ -58,7 +58,11 @@ def test_every_page_with_a_program_is_known() -> None:
     assert {fence.page.relative_to(ROOT).as_posix() for fence in OFFLINE} == set(PRINTED)
 
 
-@pytest.mark.parametrize("fence", OFFLINE, ids=name_of)
+@pytest.mark.parametrize(
+    "fence",
+    [f if f.page.name == "README.md" else pytest.param(f, marks=pytest.mark.wide) for f in OFFLINE],
+    ids=name_of,
+)
 def test_python_prints_what_its_page_says(fence: Fence, smollm2_path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert PRINTED[fence.page.relative_to(ROOT).as_posix()] in run(fence.text, tmp_path)
 

@@ -177,7 +177,7 @@ def test_backend_takes_mixed_steps_apart(replayed: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.wide)], ids=str)
-@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["fp8", pytest.param("int8", marks=pytest.mark.wide), "int4"])
 def test_keys_and_values_in_fewer_bits(kind: str, dtype: torch.dtype) -> None:
     """Every such case of the conformance suite."""
     backend = SimpleNamespace(ops=CudaOps(), device=DEVICE, cache=lambda spec, n, d: KVCache.allocate(spec, n, d, zeros))

@@ -134,7 +134,8 @@ def test_batches_however_they_lie(copied: bool, monkeypatch: pytest.MonkeyPatch)
         assert torch.equal(matmul.bmm(a, b).nan_to_num(99), torch.bmm(a, b).nan_to_num(99)), case
 
 
-@pytest.mark.parametrize("along", [False, pytest.param(True, marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("along", [False, True])
 def test_few_rows_as_a_chip_would_cut_them(along: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Items in the tiles and parts of a chip like Hopper, but of two multiprocessors, so that a few items are many."""
     small, seen = dataclasses.replace(chips.HOPPER, multiprocessors=2), set()

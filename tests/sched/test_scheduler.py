@@ -143,7 +143,7 @@ HOUSES = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(house=HOUSES, arrivals=st.lists(ARRIVALS, min_size=1, max_size=10))
 def test_random_traffic_gives_each_request_its_solo_tokens(house: House, arrivals: list[dict]) -> None:
     expected, least, aborts, gone = {}, {}, {}, set()

@@ -37,9 +37,8 @@ def test_ranks_give_the_tokens_of_one_process(smollm2_path: pathlib.Path, tp: in
     assert not any(alive(pid) for pid in pids), "ranks outlived their group"
 
 
-@pytest.mark.parametrize(
-    ("sign", "word"), [(signal.SIGKILL, "SIGKILL"), pytest.param(signal.SIGSTOP, "no sign of life", marks=pytest.mark.wide)]
-)
+@pytest.mark.wide
+@pytest.mark.parametrize(("sign", "word"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "no sign of life")])
 def test_a_dead_or_hung_rank_ends_the_group_with_one_line(smollm2_path: pathlib.Path, sign: signal.Signals, word: str) -> None:
     llm = open_llm(smollm2_path, 2)
     try:
