@@ -19,6 +19,8 @@ from trireme.kernels.aten import registry
 from trireme.kernels.aten.folds import fold, moments, reduce
 from trireme.kernels.aten.rowwise import loss, softmax
 
+pytestmark = pytest.mark.wide
+
 INTERPRETED = chips.current().interpreted
 HALVES = [torch.bfloat16, torch.float16]
 FLOATS = [torch.float32, *HALVES, torch.float64]

@@ -18,7 +18,10 @@ from trireme.kernels.aten.products import matmul, streamed
 from trireme.kernels.aten.products.streamed_cuts import Few, _config
 from trireme.kernels.launch import Unsupported
 
-pytestmark = pytest.mark.skipif(not chips.current().interpreted, reason="the accuracy tests run these paths on a GPU")
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(not chips.current().interpreted, reason="the accuracy tests run these paths on a GPU"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +137,6 @@ def test_batches_however_they_lie(copied: bool, monkeypatch: pytest.MonkeyPatch)
         assert torch.equal(matmul.bmm(a, b).nan_to_num(99), torch.bmm(a, b).nan_to_num(99)), case
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("along", [False, True])
 def test_few_rows_as_a_chip_would_cut_them(along: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Items in the tiles and parts of a chip like Hopper, but of two multiprocessors, so that a few items are many."""

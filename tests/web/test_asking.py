@@ -206,7 +206,7 @@ def test_signs_of_life_while_a_prompt_is_read(page: Any, fake: FakeServer) -> No
 def test_a_model_that_was_put_away_is_said_to_load(page: Any, fake: FakeServer) -> None:
     fake.state = {"status": "sleeping", "phase": "", "percent": 100}
     until(page, "document.querySelector('#state').textContent === 'asleep'")
-    fake.state, fake.comments = {"status": "sleeping", "phase": "weights", "percent": 100}, 30
+    fake.state, fake.comments = {"status": "sleeping", "phase": "weights", "percent": 100}, 60
     page.fill("#input", "Wake up")
     page.keyboard.press("Enter")
     until(page, "document.querySelector('#live').textContent.startsWith('loading the model')")

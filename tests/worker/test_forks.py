@@ -43,7 +43,7 @@ def plans_of(drive: Drive) -> list[Plan]:
 
 @pytest.mark.parametrize("rows", [8, 3])
 @pytest.mark.parametrize("page_size", [0, 1, 16])
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.wide), "cpu"])
 def test_answers_to_one_prompt_are_what_each_is_alone(backend: str, page_size: int, rows: int, folder: pathlib.Path) -> None:
     if reason_against(backend):
         pytest.skip(f"{backend}: {reason_against(backend)}")
@@ -74,7 +74,8 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize(
-    "backend, rows, page_size", [("reference", 3, 4), *(("cpu", *case) for case in ((2, 0), (8, 1), (8, 4), (2, 16)))]
+    "backend, rows, page_size",
+    [pytest.param("reference", 3, 4, marks=pytest.mark.wide), *(("cpu", *case) for case in ((2, 0), (8, 1), (8, 4), (2, 16)))],
 )
 def test_forks_take_over_what_windows_keep(
     backend: str, rows: int, page_size: int, prefix_cache: bool, windowed: pathlib.Path

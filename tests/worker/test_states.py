@@ -105,7 +105,7 @@ def test_a_prefix_is_resumed_at_a_kept_state(folder: pathlib.Path, backend: str,
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("page_size", [0, 1, 4])
-@pytest.mark.parametrize("backend, rows", [("reference", 2), ("cpu", 6)])
+@pytest.mark.parametrize("backend, rows", [pytest.param("reference", 2, marks=pytest.mark.wide), ("cpu", 6)])
 def test_forks_go_on_from_one_state(folder: pathlib.Path, backend: str, rows: int, page_size: int, prefix_cache: bool) -> None:
     settings: dict[str, Any] = {"backend": backend, "page_size": page_size, "max_model_len": 128, "kv_tokens": 1024}
     drive = opened(folder, kv_windows="on", max_running=rows, prefix_cache=prefix_cache, **settings)

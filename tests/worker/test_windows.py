@@ -40,7 +40,7 @@ PROMPTS = [prompt(length, length) for length in (1, 8, 20, 60, 41, 90)]
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 0])
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.wide), "cpu"])
 def test_windows_answer_as_all_does(folder: pathlib.Path, backend: str, page_size: int) -> None:
     whole, kept = (opened(folder, windows, backend=backend, page_size=page_size) for windows in ("off", "on"))
     bands = kept.worker.ready.bands
