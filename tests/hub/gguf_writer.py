@@ -8,6 +8,7 @@ import numpy as np
 
 TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "BF16": 30}
 SIZES = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q8_0": (32, 34), "Q4_K": (256, 144)}
+SCALES = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 1, "Q4_K": 2}  # how many float16 a block begins with
 
 
 def text(value: str | bytes) -> bytes:
@@ -55,8 +56,9 @@ def random_tensor(kind: str, *shape: int, seed: int = 0) -> tuple[str, tuple[int
     count = int(np.prod(shape)) // values * size
     if kind == "F32":
         return kind, shape, np.random.default_rng(seed).normal(size=shape).astype("<f4").tobytes()
-    bits = np.random.default_rng(seed).integers(0, 256, count, dtype=np.uint8) & 0xBB  # no scale of any kind is infinite so
-    return kind, shape, bits.tobytes()
+    blocks = np.random.default_rng(seed).integers(0, 256, count, dtype=np.uint8).reshape(-1, size)
+    blocks[:, 1 : 2 * SCALES.get(kind, 0) : 2] &= 0xBF  # scales that are not finite are refused
+    return kind, shape, blocks.tobytes()
 
 
 def llama_metadata(**changes: Any) -> dict[str, Any]:

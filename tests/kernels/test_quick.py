@@ -148,11 +148,11 @@ def test_nothing_is_held_or_lost(device: str) -> None:
         plus(x, y)
     before, types = [sys.getrefcount(x), sys.getrefcount(y)], sys.getrefcount(torch.float32)
     result = weakref.ref(plus(x, y))
-    for _ in range(600):
+    for _ in range(2000):
         plus(x, y)
     gc.collect()
     assert result() is None and before == [sys.getrefcount(x), sys.getrefcount(y)]
-    assert sys.getrefcount(torch.float32) - types < 300, "others hold it too, and let go of it; a leak would be 600"
+    assert sys.getrefcount(torch.float32) - types < 1000, "others hold it too, and let go of it; a leak would be 2000"
 
 
 @needs_compiler

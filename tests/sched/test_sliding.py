@@ -68,6 +68,14 @@ def test_every_window_and_state_is_the_rows_own_in_long_traffic(house: House, ar
     traffic(house, arrivals)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@settings(max_examples=4000, deadline=None)
+@given(house=HOUSES, arrivals=st.lists(ARRIVALS, min_size=1, max_size=20))
+def test_every_window_and_state_is_the_rows_own_in_very_long_traffic(house: House, arrivals: list[dict]) -> None:
+    traffic(house, arrivals)
+
+
 @pytest.mark.parametrize("depth", [1, 3])
 def test_drafts_stay_within_the_pages_of_windows(depth: int) -> None:
     """However many drafts the workers may have: a row has pages of a window for AHEAD tokens behind what is answered."""
