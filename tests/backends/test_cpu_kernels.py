@@ -30,7 +30,8 @@ FLOAT_KINDS = ("f32", "bf16", "f16", "q4", "q4_min", "q8", "nf4")
 SHAPES = ((1, 1, 64), (1, 50, 100), (2, 16, 32), (3, 33, 576), (5, 64, 192), (16, 31, 96), (37, 70, 200), (70, 40, 320))
 
 
-@pytest.fixture(params=ISAS, autouse=True)
+# Users of a CPU get its best instruction set; the others are wide.
+@pytest.fixture(params=[*ISAS[:1], *(pytest.param(isa, marks=pytest.mark.wide) for isa in ISAS[1:])], autouse=True)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     library.set_isa(request.param)
     library.set_threads(2)

@@ -49,7 +49,7 @@ def num_left(server: Served) -> float:
 
 def test_lm_eval_scores_what_the_offline_engine_does(served: Served) -> None:  # noqa: F811
     told = json.loads(drive("lm_eval", served).splitlines()[-1])
-    with LLM("smollm2", quantize="none") as llm:
+    with LLM("smollm2") as llm:
         texts = ["The capital of France is Paris", "The capital of France is Berlin"]
         outputs = llm.generate(texts, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1))
     for (logprob, greedy), output, is_paris in zip(told["scored"], outputs, (True, False), strict=True):

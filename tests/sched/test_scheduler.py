@@ -530,6 +530,7 @@ def test_only_so_many_prompt_logprobs_in_one_step(monkeypatch: pytest.MonkeyPatc
         assert [score.token for score in scores[1:]] == prompts[name][1:]
 
 
+@pytest.mark.wide
 def test_salts_of_their_own_leave_nothing_behind() -> None:
     """20,000 requests, each with a salt of its own: a prompt that fills no page, or whose pages went, leaves no trace."""
     scheduler = Scheduler(ScheduleOptions(), Capacity(num_pages=64, page_size=16, max_model_len=512))

@@ -87,7 +87,8 @@ def ended(client: httpx.Client, newer: pathlib.Path) -> None:
         assert reply.status_code == 503 and "new weights" in reply.json()["error"]["message"], reply.text
 
 
-@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.wide), "cpu"])
+@pytest.mark.wide
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_every_answer_is_of_one_version(
     backend: str, tiny_path: pathlib.Path, tmp_path: pathlib.Path, short_folder: pathlib.Path
 ) -> None:

@@ -27,7 +27,8 @@ def alive(pid: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("tp", [2, pytest.param(3, marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("tp", [2, 3])
 def test_ranks_give_the_tokens_of_one_process(smollm2_path: pathlib.Path, tp: int) -> None:
     with open_llm(smollm2_path, tp) as llm:
         outputs = llm.generate([PROMPT, list(range(50, 90)), PROMPT], SamplingParams(temperature=0.0, max_tokens=8))
