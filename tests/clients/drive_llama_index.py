@@ -35,7 +35,8 @@ answer = able.chat_with_tools([tool], user_msg="What is the weather in Paris?", 
 calls = able.get_tool_calls_from_response(answer)
 assert calls[0].tool_name == "get_weather" and "city" in calls[0].tool_kwargs, answer
 assert isinstance(able.as_structured_llm(Place).complete("The capital of France.").raw, Place)
-stream = OpenAILike(is_chat_model=True, **common | {"max_tokens": 2000}).stream_chat(
+endless = {"extra_body": {"ignore_eos": True}}
+stream = OpenAILike(is_chat_model=True, additional_kwargs=endless, **common | {"max_tokens": 2000}).stream_chat(
     [ChatMessage(role="user", content="Count up.")]
 )
 assert next(stream)
