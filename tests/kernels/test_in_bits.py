@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -52,9 +53,11 @@ def word(values: list[float], dtype: torch.dtype) -> int:
 
 
 @pytest.fixture(autouse=True)
-def nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
+def nvidia(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(chips, "current", lambda: dataclasses.replace(chips.INTERPRETER, ptx=True))
     in_bits.how.cache_clear()
+    yield
+    in_bits.how.cache_clear()  # other tests ask for their own chip
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

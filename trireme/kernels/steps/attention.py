@@ -315,8 +315,9 @@ def attend(
         (kv_heads, plan.tiles.shape[0]), q, keys, values, out, plan.tiles, page_table, rows, query_starts, contexts, plan.kv_starts,
         q if slopes is None else slopes, q if sinks is None else sinks, *in_bits.words(scales, q),
         page_table.stride(0), q.stride(0), out.stride(0), slot_stride, scale, softcap or 1.0, window,
-        PAGE=page_size, GROUP=heads // kv_heads, DIM=dim, WIDTH=in_bits.width_of(dim, kind), ROWS=shape.rows, TOKENS=shape.tokens,
-        DENSE=dense, WINDOWED=window > 0, CAPPED=softcap > 0, SLOPED=slopes is not None, SINKS=sinks is not None,
+        PAGE=page_size, GROUP=heads // kv_heads, DIM=dim, WIDTH=in_bits.width_of(dim, kind), ROWS=shape.rows,
+        TOKENS=in_bits.tokens_of(shape.tokens, kind, q.dtype), DENSE=dense, WINDOWED=window > 0,
+        CAPPED=softcap > 0, SLOPED=slopes is not None, SINKS=sinks is not None,
         KV_HEADS=kv_heads, KIND=kind, HOW=in_bits.how(kind, q.dtype), warps=shape.warps, stages=shape.stages,
     )
     # fmt: on

@@ -225,7 +225,7 @@ def attend(
     """
     heads, dim, kv_heads, kind = q.shape[1], q.shape[2], k.shape[1], in_bits.kind_of(k, scales)
     group, width = heads // kv_heads, in_bits.width_of(dim, kind)
-    tile = tile or (TILE[max(width, 64)] if q.element_size() == 2 else 16)
+    tile = in_bits.tokens_of(tile or (TILE[max(width, 64)] if q.element_size() == 2 else 16), kind, q.dtype)
     # fmt: off
     _attend(
         (kv_heads, into.num_spans), q, k, v, out, page_table, rows, query_starts, contexts,

@@ -22,6 +22,9 @@ from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel, next_power
 
 GROUP = tl.constexpr(32)  # numbers with one scale of int4
+# The least columns and tokens of a tile of int4: up to 3.6 Triton sums wrongly over fewer than 64 numbers of 16 bits that come
+# from bytes by tl.join (its pull request 11691)
+LEAST_INT4 = 64
 HALFWAY = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole number, ties to even
 # A byte that is put behind one of these is added to 128 or 1024, or with the second taken from it, as a number of 16 bits
 _OVER = {torch.bfloat16: ("0x43434343", "0xC3C3C3C3"), torch.float16: ("0x64646464", "0xE4E4E4E4")}
@@ -37,7 +40,12 @@ def kind_of(kept: Tensor, scales: tuple[Tensor, Tensor] | None) -> str:
 
 def width_of(dim: int, kind: str) -> int:
     """The columns of a tile."""
-    return max(2 * next_power(dim // 2), 16) if kind == "int4" else max(next_power(dim), 16)
+    return max(2 * next_power(dim // 2), LEAST_INT4) if kind == "int4" else max(next_power(dim), 16)
+
+
+def tokens_of(tokens: int, kind: str, dtype: torch.dtype) -> int:
+    """The tokens of a tile, of `tokens` wanted."""
+    return max(tokens, LEAST_INT4) if kind == "int4" and dtype in _OVER else tokens
 
 
 def words(scales: tuple[Tensor, Tensor] | None, instead: Tensor) -> tuple[Tensor, Tensor]:
