@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from trireme.backends import Backend
+from trireme.backends import automatic, backend_class
 from trireme.config import Config, resolve
 from trireme.ipc.messages import Plan, Sampled
 from trireme.sched.capacity import Capacity
@@ -138,8 +138,10 @@ class ThreadGroup:
 
     def __init__(self, config: Config, path: pathlib.Path, monkeypatch: Any):
         size = config.device.tp
-        board, barrier = [None] * size, threading.Barrier(size, timeout=30)
-        monkeypatch.setattr(Backend, "comm", lambda self, rank, size, store: ThreadComm(rank, size, board, barrier))
+        board, barrier = [None] * size, threading.Barrier(size, timeout=60)
+        name = config.device.backend
+        backend = backend_class(automatic() if name == "auto" else name)  # the one that is opened: it may have a way of its own
+        monkeypatch.setattr(backend, "comm", lambda self, rank, size, store: ThreadComm(rank, size, board, barrier))
         self.threads = ThreadPoolExecutor(size)
         # together: a worker's first step needs the others
         ranks = [self.threads.submit(LocalWorker, config, path, rank) for rank in range(size)]

@@ -97,6 +97,17 @@ def test_graphs_equal_eager_steps_in_bfloat16(model: pathlib.Path) -> None:
     assert answers(model, backend="cuda", graphs=True) == answers(model, backend="cuda", graphs=False)
 
 
+def test_graphs_are_captured_again_after_all_were_dropped(model: pathlib.Path) -> None:
+    """As when weights are loaded anew. Torch gives up a pool of memory with the last graph that was captured with it."""
+    with LLM(str(model), backend="cuda", dtype="float32", max_model_len=1024, kv_tokens=8192) as llm:
+        runner, found = llm.worker.runner, []
+        for _ in range(2):
+            found.append([o.token_ids for o in llm.generate(PROMPTS, GREEDY)])
+            assert runner.graphs
+            runner.forget()
+    assert found[0] == found[1]
+
+
 def test_keys_and_values_in_fp8(model: pathlib.Path, expected: list) -> None:
     """Half the memory for nearly the same answers, with graphs and without; prompts in pieces read what was kept."""
     found = [answers(model, backend="cuda", dtype="bfloat16", kv_dtype="fp8", graphs=graphs) for graphs in (True, False)]

@@ -117,6 +117,7 @@ PLAINEST: Row = {option: known[0].name for option, known in (ENGINE | REQUEST | 
 EXCLUDED: tuple[tuple[str, str, str, str, str], ...] = (
     # option, value (or several), option, value (or several), why they never meet
     ("backend", "reference", "weights", "int4", "two ranks round half a tiny matrix, whose groups are then others"),
+    ("backend", "cuda captured", "ranks", "2", "ranks that share a process and a GPU meet on the host, which no graph can hold"),
     ("weights", "Q4_0 or Q8_0", "windows", "kept alone", "the GGUF files are llama's"),
     ("kv", "fp8, scaled", "weights", " or ".join(value.name for value in ENGINE["weights"][1:]), "that file's weights are floats"),
     ("pages", "static", "prefixes", "hit", "a page that is one request's is never shared"),

@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -129,6 +130,7 @@ class Graphs:
         self.device, self.room = device, room
         self.pool: Any = None
         self.stream: Any = None
+        self.held_by = WeakSet[torch.cuda.CUDAGraph]()  # a pool ends with the last of its graphs
 
     def _give_up(self, graph: torch.cuda.CUDAGraph) -> None:
         """Ends a capture that failed. Torch may believe from then on that memory is taken for it from this pool, and would begin
@@ -137,7 +139,7 @@ class Graphs:
             graph.capture_end()
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(torch.device(self.device).index or 0, self.pool)
-        self.pool = torch.cuda.graph_pool_handle()
+        self.held_by.clear()
 
     def capture(self, step: Callable[[], Any]) -> Callable[[], Any] | None:
         """Runs the step once, so that every kernel is compiled and loaded, records it, and returns what replays it.
@@ -146,7 +148,7 @@ class Graphs:
         the memory does not suffice.
         """
         if self.stream is None:
-            self.stream, self.pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
+            self.stream = torch.cuda.Stream(self.device)
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -157,6 +159,8 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         # Not torch's own context: it waits for the device, collects garbage and gives unused memory back, a third of the time.
         with torch.cuda.stream(self.stream), _uncollected():
+            if not self.held_by:
+                self.pool = torch.cuda.graph_pool_handle()
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")  # another thread may read answers meanwhile
             try:
                 result = step()
@@ -166,6 +170,7 @@ class Graphs:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 return None
+        self.held_by.add(graph)
 
         def replay() -> Any:
             graph.replay()
