@@ -36,6 +36,10 @@ def carried_out(text: str, given: dict[str, int], dtype: torch.dtype) -> list[to
             held[a] = value(rest[0])
         elif op == "and.b32":
             held[a] = value(rest[0]) & value(rest[1])
+        elif op == "xor.b32":
+            held[a] = value(rest[0]) ^ value(rest[1])
+        elif op == "add.rn.f16x2":
+            held[a] = int((halves(rest[0]) + halves(rest[1])).to(dtype).view(torch.uint32))
         elif op == "shr.u32":
             held[a] = value(rest[0]) >> value(rest[1])
         elif op == "prmt.b32":

@@ -43,6 +43,10 @@ def width_of(dim: int, kind: str) -> int:
     return max(2 * next_power(dim // 2), LEAST_INT4) if kind == "int4" else max(next_power(dim), 16)
 
 
+# Tokens of a tile of a decode step by the width of a head; in 16 bits two tiles of keys and values take 64 KiB of shared memory.
+TILE = {64: 128, 128: 64, 256: 64}
+
+
 def tokens_of(tokens: int, kind: str, dtype: torch.dtype) -> int:
     """The tokens of a tile, of `tokens` wanted."""
     return max(tokens, LEAST_INT4) if kind == "int4" and dtype in _OVER else tokens
@@ -63,10 +67,18 @@ def how(kind: str, dtype: torch.dtype) -> tuple[str, str] | None:
 
     $0, $1: two numbers each; $2: four bytes; of int4 $3, $4: the scales, $5, $6: what a code of 8 stands for
     """
-    if kind not in ("int8", "int4") or dtype not in _OVER or not chips.current().ptx:
+    if dtype not in _OVER or not chips.current().ptx:
         return None
+    if kind in ("fp8", "plain"):
+        text = "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }"
+        return (text, "") if dtype == torch.float16 else None
     name = {torch.bfloat16: "bf16x2", torch.float16: "f16x2"}[dtype]
     over, under = _OVER[dtype]
+    if kind == "int8" and dtype == torch.float16:  # 1024 + 128 more, less that
+        text = "{ .reg .b32 a, b, c; xor.b32 a, $2, 0x80808080; mov.b32 c, 0xE480E480;"
+        for i, places in enumerate(("0x4140", "0x4342")):
+            text += f" prmt.b32 b, a, {over}, {places}; add.rn.f16x2 ${i}, b, c;"
+        return text + " }", ""
     if kind == "int8":  # the seven low bits, less the highest
         text = "{ .reg .b32 a, b, c, d, e; and.b32 a, $2, 0x7F7F7F7F; and.b32 b, $2, 0x80808080;"
         text += f" mov.b32 e, {_ONE[dtype]};"
@@ -100,7 +112,7 @@ def _run(dim):
 
 
 @triton.jit
-def _int4(codes, at, there, like, HIGH: tl.constexpr, HOW: tl.constexpr):
+def _int4(codes, at, there, like, HIGH: tl.constexpr, HOW: tl.constexpr, FREE: tl.constexpr):
     """The low or high numbers of a tile of bytes [tokens, runs, numbers], whose words lie at `at` [tokens, runs]."""
     word = tl.load(at, mask=there, other=0)
     scale = word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -113,29 +125,55 @@ def _int4(codes, at, there, like, HIGH: tl.constexpr, HOW: tl.constexpr):
         scale = tl.broadcast_to(scale.to(like.dtype)[:, :, None], codes.shape)
         middle = tl.broadcast_to(middle.to(like.dtype)[:, :, None], codes.shape)
         return tl.inline_asm_elementwise(
-            HOW[1 if HIGH else 0], "=r,=r,r,r,r,r,r", [codes, scale, middle], dtype=like.dtype, is_pure=True, pack=4
+            HOW[1 if HIGH else 0], "=r,=r,r,r,r,r,r", [codes, scale, middle], dtype=like.dtype, is_pure=FREE, pack=4
         )
 
 
 @triton.jit
-def load_int4(
+def load_parts(
     kept, scales, slot, seen, head, slot_stride, like,
-    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, HOW: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
+    FREE: tl.constexpr = True,
 ):  # fmt: skip
-    """A head's numbers of these slots [tokens, WIDTH], the columns as `columns` says; zeros where nothing is seen."""
-    HALF: tl.constexpr = WIDTH // 2
-    RUN: tl.constexpr = _run(DIM)
-    RUNS: tl.constexpr = HALF // RUN
-    GROUPS: tl.constexpr = (DIM + GROUP - 1) // GROUP
-    r, i = tl.arange(0, RUNS), tl.arange(0, RUN)
-    inside = r[:, None] * RUN + i[None, :]
-    cell = kept + slot[:, None, None] * slot_stride + head * (DIM // 2) + inside[None, :, :]
-    codes = tl.load(cell, mask=seen[:, None, None] & (inside < DIM // 2)[None, :, :], other=0)
-    row = scales + (slot * HEADS + head)[:, None] * GROUPS
-    there = seen[:, None] & (r * RUN < DIM // 2)[None, :]
-    low = _int4(codes, row + (r * RUN // GROUP)[None, :], there, like, False, HOW)
-    high = _int4(codes, row + ((r * RUN + DIM // 2) // GROUP)[None, :], there, like, True, HOW)
-    return tl.reshape(tl.permute(tl.join(low, high), (0, 3, 1, 2)), (slot.shape[0], WIDTH))
+    """A head's numbers of these slots in tiles [tokens, PART], zeros where nothing is seen: of int4 a head's first half and its
+    second, else all of it, twice. Those of int8 are still to be scaled. Their type is that of `like`."""
+    if KIND != "int4":
+        d = tl.arange(0, PART)
+        cell = kept + slot[:, None] * slot_stride + head * DIM + d[None, :]
+        found = tl.load(cell, mask=seen[:, None] & (d < DIM)[None, :], other=0.0)
+        if HOW is None:
+            found = found.to(like.dtype)
+        else:
+            found = tl.inline_asm_elementwise(HOW[0], "=r,=r,r", [found], dtype=like.dtype, is_pure=FREE, pack=4)
+        return found, found
+    else:
+        RUN: tl.constexpr = _run(DIM)
+        GROUPS: tl.constexpr = (DIM + GROUP - 1) // GROUP
+        r, i = tl.arange(0, PART // RUN), tl.arange(0, RUN)
+        inside = r[:, None] * RUN + i[None, :]
+        cell = kept + slot[:, None, None] * slot_stride + head * (DIM // 2) + inside[None, :, :]
+        codes = tl.load(cell, mask=seen[:, None, None] & (inside < DIM // 2)[None, :, :], other=0)
+        row = scales + (slot * HEADS + head)[:, None] * GROUPS
+        there = seen[:, None] & (r * RUN < DIM // 2)[None, :]
+        low = _int4(codes, row + (r * RUN // GROUP)[None, :], there, like, False, HOW, FREE)
+        high = _int4(codes, row + ((r * RUN + DIM // 2) // GROUP)[None, :], there, like, True, HOW, FREE)
+        return tl.reshape(low, (slot.shape[0], PART)), tl.reshape(high, (slot.shape[0], PART))
+
+
+@triton.jit
+def mixed(PART: tl.constexpr):
+    """Which number each column of a mixed tile stands for: a thread of a product takes two columns of every eight, and they are
+    numbers that follow each other in memory."""
+    c = tl.arange(0, PART)
+    return c // 4 % 4 * (PART // 4) + c // 16 * 4 + c % 4
+
+
+@triton.jit
+def mix(x):
+    """x: [tokens, numbers], with its columns as `mixed` says."""
+    PART: tl.constexpr = x.shape[1]
+    apart = tl.permute(tl.reshape(x, (x.shape[0], 4, PART // 16, 4)), (0, 2, 1, 3))
+    return tl.reshape(apart, (x.shape[0], PART))
 
 
 @triton.jit
@@ -143,18 +181,12 @@ def load(
     kept, scales, slot, seen, head, slot_stride, like,
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
 ):  # fmt: skip
-    """A head's numbers of these slots [tokens, WIDTH], 0 where nothing is seen; those of int8 are still to be scaled. Their type
-    is that of `like`."""
+    """As `load_parts`, in one tile [tokens, WIDTH], the columns as `columns` says."""
+    PART: tl.constexpr = WIDTH // 2 if KIND == "int4" else WIDTH
+    first, second = load_parts(kept, scales, slot, seen, head, slot_stride, like, HEADS, DIM, PART, KIND, HOW)
     if KIND == "int4":
-        return load_int4(kept, scales, slot, seen, head, slot_stride, like, HEADS, DIM, WIDTH, HOW)
-    else:
-        d = tl.arange(0, WIDTH)
-        cell = kept + slot[:, None] * slot_stride + head * DIM + d[None, :]
-        found = tl.load(cell, mask=seen[:, None] & (d < DIM)[None, :], other=0.0)
-        if KIND != "int8" or HOW is None:
-            return found.to(like.dtype)
-        else:
-            return tl.inline_asm_elementwise(HOW[0], "=r,=r,r", [found], dtype=like.dtype, is_pure=True, pack=4)
+        first = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (slot.shape[0], WIDTH))
+    return first
 
 
 @triton.jit

@@ -1,0 +1,125 @@
+"""How the sequences of a decode step are cut into spans of their keys, so that long and short ones fill the chip evenly.
+
+`plan` cuts every sequence into spans of equal length and lists them, once a step, on the device, so that a captured graph follows
+the lengths of the moment. A program that takes a span and a KV head leaves its partial (maximum, sum, weighted values); `join`, at
+the end of a sequence's last program, joins the partials. Knows lengths; nothing of pages, keys or layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trireme.kernels import chips
+from trireme.kernels.launch import blocks, kernel_of_any
+from trireme.kernels.steps.attention import lanes
+
+JOINED = tl.constexpr(4096)  # values of partials that one program holds: 32 a thread with 4 warps
+MIN_SPAN = 64  # shorter spans cost more in joining than they win in width
+SPANS_PER_MULTIPROCESSOR = 4  # programs a multiprocessor holds at these tile sizes
+
+
+@dataclass
+class DecodePlan:
+    """The spans of one step. All on the device, all of fixed size: a graph may be captured around it."""
+
+    target: int  # how many spans of one KV head each fill the chip
+    num_spans: int  # how many there can be: the target, and one more for every sequence; the rest are empty
+    sequence: Tensor  # [num_spans] int32: whose span it is, -1 for none
+    begin: Tensor  # [num_spans] int32: its first position
+    info: Tensor  # [1 + sequences] int32: the span length, then how many spans each sequence has
+    counters: Tensor  # [sequences, kv_heads] int32: spans done; zero between launches
+    partial: Tensor  # [num_spans, heads, head_dim + 2] float32: weighted values, maximum, sum
+
+
+@kernel_of_any("num_sequences", "num_spans", "target")
+def _plan(
+    query_starts, contexts, sequence, begin, info, num_sequences, num_spans, target, window,
+    LEAST: tl.constexpr, SEQUENCES: tl.constexpr,
+):  # fmt: skip
+    """Spans of ceil(total / target) tokens, a multiple of LEAST: sequence[s], begin[s] for every span s, in order."""
+    i = tl.arange(0, SEQUENCES)
+    live = i < num_sequences
+    first = tl.load(query_starts + i, mask=live, other=0)
+    after = tl.load(query_starts + i + 1, mask=live, other=0)
+    length = tl.load(contexts + i, mask=live & (after - first == 1), other=0)
+    hidden = tl.where(window > 0, tl.maximum(length - window, 0), 0)
+    total = tl.sum(length - hidden)
+    span = tl.maximum(tl.cdiv(tl.cdiv(total, target), LEAST), 1) * LEAST
+    count = tl.cdiv(length, span) - hidden // span  # spans that hold a visible token
+    end = tl.cumsum(count)
+    tl.store(info, span)
+    tl.store(info + 1 + i, count, mask=live)
+    for start in range(0, num_spans, SEQUENCES):  # spans that nobody has
+        s = start + i
+        tl.store(sequence + s, -1, mask=(s >= tl.sum(count)) & (s < num_spans))
+    for j in range(tl.max(count)):
+        tl.store(sequence + end - count + j, i, mask=j < count)
+        tl.store(begin + end - count + j, (hidden // span + j) * span, mask=j < count)
+
+
+@triton.jit
+def join(
+    partial, out, done, first, count, head, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """The last program of a sequence's spans [first, first + count) joins their partials, a block of spans at a time, into
+    out[head + g].  done: how many have come, 0 between launches
+    """
+    tl.debug_barrier()  # every thread's partial is written before the count says so
+    if tl.atomic_add(done, 1, sem="acq_rel") != count - 1:
+        return
+    tl.store(done, 0)
+    ROWS: tl.constexpr = triton.next_power_of_2(GROUP)
+    SPANS: tl.constexpr = max(JOINED // (ROWS * WIDTH), 1)
+    g, d, i = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, SPANS)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    for start in range(0, count, SPANS):
+        there = (start + i < count)[:, None] & (g < GROUP)[None, :]
+        cell = partial + ((first + start + i)[:, None] * HEADS + head + g[None, :]) * (DIM + 2)
+        # around the first-level cache, which may hold lines from before the other programs wrote
+        peak = tl.load(cell + DIM, mask=there, other=float("-inf"), cache_modifier=".cg")
+        weight = tl.load(cell + DIM + 1, mask=there, other=0.0, cache_modifier=".cg")
+        real = there[:, :, None] & (d < DIM)[None, None, :]
+        part = tl.load(cell[:, :, None] + d[None, None, :], mask=real, other=0.0, cache_modifier=".cg")
+        top = tl.maximum(best, tl.max(peak, 0))
+        safe = tl.where(top == float("-inf"), 0.0, top)  # rows that pad the group
+        old, new = tl.exp2(best - safe), tl.exp2(peak - safe[None, :])
+        total = total * old + tl.sum(weight * new, 0)
+        acc = acc * old[:, None] + tl.sum(part * new[:, :, None], 0)
+        best = top
+    real = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    tl.store(out + (head + g)[:, None] * DIM + d[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
+
+
+def make_plan(num_sequences: int, heads: int, kv_heads: int, head_dim: int, device: torch.device, target: int = 0) -> DecodePlan:
+    """Room for the spans of a step of `num_sequences`; `plan` fills it."""
+    target = target or blocks(SPANS_PER_MULTIPROCESSOR * chips.current().multiprocessors, kv_heads)
+    num_spans = num_sequences + target
+    integers: dict[str, Any] = {"dtype": torch.int32, "device": device}
+    return DecodePlan(
+        target,
+        num_spans,
+        torch.empty(num_spans, **integers),
+        torch.empty(num_spans, **integers),
+        torch.empty(1 + num_sequences, **integers),
+        torch.zeros((num_sequences, kv_heads), **integers),
+        torch.empty((num_spans, heads, head_dim + 2), dtype=torch.float32, device=device),
+    )
+
+
+def plan(into: DecodePlan, query_starts: Tensor, contexts: Tensor, window: int = 0, min_span: int = MIN_SPAN) -> None:
+    """Lists the spans of every sequence that has exactly one new token."""
+    n = contexts.shape[0]
+    # fmt: off
+    _plan(
+        (1,), query_starts, contexts, into.sequence, into.begin, into.info, n, into.num_spans, into.target, window,
+        LEAST=min_span, SEQUENCES=lanes(n), warps=4,
+    )
+    # fmt: on
