@@ -405,13 +405,17 @@ def _chain_case(model: str, batch: int) -> Case:
 
 # --- running --------------------------------------------------------------------------------------------------------------------
 
-GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
-    "rows": row_cases,
-    "decode": decode_cases,
-    "prompt": prompt_cases,
-    "skinny": skinny_cases,
-    "chain": chain_cases,
-}
+Group = Callable[[], Iterator[Case]]
+
+
+def known() -> dict[str, Group]:
+    """The groups of cases by name."""
+    from trireme.bench import llm_quantized  # builds upon this module
+
+    ours: dict[str, Group] = {
+        "rows": row_cases, "decode": decode_cases, "prompt": prompt_cases, "skinny": skinny_cases, "chain": chain_cases,
+    }  # fmt: skip
+    return ours | llm_quantized.GROUPS
 
 
 def measure(case: Case) -> dict[str, object]:
@@ -456,7 +460,7 @@ def compile_ahead(groups: list[str], part: int, parts: int) -> None:
     """Runs every variant once, so that Triton's cache on disk holds it; one of several processes."""
     index = 0
     for group in groups:
-        for case in GROUPS[group]():
+        for case in known()[group]():
             for call in case.variants.values():
                 index += 1
                 if index % parts == part:
@@ -470,7 +474,7 @@ def compile_ahead(groups: list[str], part: int, parts: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=pathlib.Path, required=True)
-    parser.add_argument("--only", default=",".join(GROUPS))
+    parser.add_argument("--only", default=",".join(known()))
     args = parser.parse_args()
     groups = args.only.split(",")
     context = multiprocessing.get_context("spawn")
@@ -483,7 +487,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     for group in groups:
         print(f"--- {group}", flush=True)
-        for case in GROUPS[group]():
+        for case in known()[group]():
             result = measure(case)
             results.setdefault(group, {})[case.name] = result
             print(line(case.name, result, case), flush=True)
