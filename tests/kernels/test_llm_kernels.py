@@ -179,9 +179,11 @@ def test_backend_takes_mixed_steps_apart(replayed: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.wide)], ids=str)
 @pytest.mark.parametrize("kind", ["fp8", pytest.param("int8", marks=pytest.mark.wide), "int4"])
 def test_keys_and_values_in_fewer_bits(kind: str, dtype: torch.dtype) -> None:
-    """Every such case of the conformance suite."""
+    """Every such case of the conformance suite; of float32, where all is interpreted slowly, those with small heads."""
     backend = SimpleNamespace(ops=CudaOps(), device=DEVICE, cache=lambda spec, n, d: KVCache.allocate(spec, n, d, zeros))
-    findings = [check_case(backend, case, dtype) for case in cases() if case.kv == kind]
+    all_heads = GPU or dtype != torch.float32
+    chosen = [case for case in cases() if case.kv == kind and (all_heads or "heads" not in case.name)]
+    findings = [check_case(backend, case, dtype) for case in chosen]
     assert findings and [finding for finding in findings if not finding.ok] == []
 
 

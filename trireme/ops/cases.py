@@ -388,9 +388,12 @@ def _attention() -> Iterator[Case]:
             run = partial(_attend, sequences=steps, page_size=page, shape=shape)
             yield Case("attention", f"{kind}, {name}", run, SUMMED, chunked=shape.chunked)
     for kind, tolerances in KEPT.items():
-        for name, steps in (("mixed step", mixed), ("decodes", _STEPS["decodes"])):
-            run = partial(_attend, sequences=steps, page_size=4, shape=_Shape(kv=kind))
-            yield Case("attention", f"{kind}, {name}", run, tolerances, kv=kind.partition(", ")[0])
+        for wide, shape in (("", _Shape(kv=kind)), (", wide heads", _Shape(heads=5, kv_heads=1, dim=128, kv=kind))):
+            for name, steps in (("mixed step", mixed), ("decodes", _STEPS["decodes"])):
+                run = partial(_attend, sequences=steps, page_size=4, shape=shape)
+                yield Case("attention", f"{kind}{wide}, {name}", run, tolerances, kv=kind.partition(", ")[0])
+        run = partial(_attend, sequences=_STEPS["one decode"], page_size=16, shape=_Shape(heads=18, kv_heads=1, dim=256, kv=kind))
+        yield Case("attention", f"{kind}, widest heads, one decode", run, tolerances, kv=kind.partition(", ")[0])
     yield Case("attention", "static pages of 160", lambda ops, d: _attend(ops, d, [(0, 9), (150, 1)], 160, _Shape()), SUMMED)
     yield Case("attention", "padded sequences", lambda ops, d: _attend(ops, d, [(12, 1), (5, 1), (0, 0)], 4, _Shape(), 2), SUMMED)
     yield Case("plan_attention", "one plan, two layers", _two_layers, SUMMED)
