@@ -14,6 +14,7 @@ from trireme.backends.base import Backend
 from trireme.backends.reference import Reference
 from trireme.config import resolve
 from trireme.errors import OutOfMemory
+from trireme.worker import room
 from trireme.worker.worker import LocalWorker
 
 WINDOW = 9
@@ -63,6 +64,8 @@ def test_ranks_agree(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> N
     ranks = ThreadGroup(config, folder, monkeypatch)
     try:
         assert [[band.keep for band in rank.ready.bands] for rank in ranks.workers] == [[0, WINDOW]] * 2
+        # The one that is not short has room for tails too: 32 pages are for two rows and a step.
+        assert ranks.workers[0].ready.bands[1].num_pages > 32
         ranks.ready = min((rank.ready for rank in ranks.workers), key=lambda ready: ready.num_pages)
         kept = Drive(folder, full=False, worker=ranks, **settings)
         assert answers(kept, PROMPTS) == answers(whole, PROMPTS)
@@ -110,24 +113,74 @@ def test_pauses_go_on_from_their_tails(folder: pathlib.Path) -> None:
 def test_memory_is_divided_where_it_is_short(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four layers of 2 x 2 heads of 16: 1024 bytes a token, 256 in the one that keeps all."""
 
-    def room(budget: int, windows: str = "auto", **settings: Any) -> LocalWorker:
+    def made(budget: int, windows: str = "auto", **settings: Any) -> LocalWorker:
         monkeypatch.setattr(Reference, "kv_budget", lambda self, fraction: budget)
         return opened(folder, windows, max_running=4, max_step_tokens=16, **settings).worker
 
     assert Reference.kv_default_tokens is Backend.kv_default_tokens
-    ample = room(LENGTH * 4 * 1024).ready  # as many tokens as four rows may ever have
+    ample = made(LENGTH * 4 * 1024).ready  # as many tokens as four rows may ever have
     assert [band.keep for band in ample.bands] == [0] and ample.num_pages == LENGTH
-    short = room(LENGTH * 2 * 1024).ready
+    short = made(LENGTH * 2 * 1024, prefix_cache=False).ready
     assert [band.keep for band in short.bands] == [0, WINDOW] and short.num_pages == LENGTH
+    tails = made(LENGTH * 2 * 1024).ready  # some of it is for tails, but more tokens are kept than without windows alone
+    assert LENGTH // 2 < tails.num_pages < LENGTH and tails.bands[1].num_pages > short.bands[1].num_pages
     assert short.kv_bytes <= LENGTH * 2 * 1024
-    assert [band.keep for band in room(LENGTH * 2 * 1024, "off").ready.bands] == [0]
+    assert [band.keep for band in made(LENGTH * 2 * 1024, "off").ready.bands] == [0]
     # What is asked for is had by leaving out what no layer reads.
-    asked = room(LENGTH * 2 * 1024, kv_tokens=400).ready
+    asked = made(LENGTH * 2 * 1024, kv_tokens=400).ready
     assert asked.num_pages == 100 and len(asked.bands) == 2
     with pytest.raises(OutOfMemory):
-        room(LENGTH * 2 * 1024, "off", kv_tokens=400)
+        made(LENGTH * 2 * 1024, "off", kv_tokens=400)
     with pytest.raises(OutOfMemory):  # not even one row's window and steps fit beside the rest
-        room(40 * 1024)
+        made(40 * 1024)
+
+
+def test_what_full_layers_leave_is_for_tails(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they have all that may be asked for: as many hits as without windows kept alone."""
+    budget, prompts = LENGTH * 3 * 1024 // 2, [prompt(21, seed) for seed in range(9)]
+    monkeypatch.setattr(Reference, "kv_budget", lambda self, fraction: budget)
+    cached, rooms = [], []
+    for windows in ("off", "auto"):
+        drive = opened(folder, windows, max_running=2, max_step_tokens=16)
+        rooms.append(drive.worker.ready)
+        for turn in range(2):
+            runs = [drive.run(f"{turn}.{i}", tokens, max_tokens=2) for i, tokens in enumerate(prompts)]
+        cached.append([run.cached for run in runs])
+    assert cached == [[20] * 9] * 2
+    full, window = rooms[1].bands
+    assert full.num_pages * 4 == 2 * LENGTH and window.num_pages <= full.num_pages
+    assert 0.95 * budget < rooms[1].kv_bytes <= budget
+
+
+def test_windows_save_memory_where_it_was_not_asked_for(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the tokens set, or without need: what two rows and a step use, 52 slots each and 24."""
+    assert opened(folder, max_running=2).worker.ready.bands[1].num_pages == 32
+    assert opened(folder, max_running=2, kv_tokens=1024).worker.ready.bands[1].num_pages == 32
+    monkeypatch.setattr(Reference, "kv_budget", lambda self, fraction: 800 * 1024)
+    asked = opened(folder, "auto", max_running=2, kv_tokens=1024).worker.ready
+    assert asked.num_pages == 256 and asked.bands[1].num_pages == 32
+
+
+def test_tails_of_several_windows() -> None:
+    """In memory of any size: no more than there is, nothing left that is of use, and nothing given that is of none."""
+    config = resolve({"backend": "reference", "max_running": 3, "max_step_tokens": 16}, environ={})
+    small, large, chunked = room.Window(9), room.Window(40), room.Window(20, chunked=True)
+    cases = [{room.WHOLE: 7, small: 30, large: 10, chunked: 4}, {room.WHOLE: 0, small: 10, large: 5}, {room.WHOLE: 8, large: 8}]
+    for per_token in cases:
+        each, divided = sum(per_token.values()), 0
+        for budget in range(100 * each, 384 * each, 5 * each + 3):
+            needs = room._Needs(budget, per_token, 128, 3 * 128, 4, config)
+            split = room._split(needs)
+            if not split:
+                continue
+            divided += 1
+            tails = room._with_tails(needs, split)
+            left = budget - sum(slots * per_token[window] for window, slots in tails.items())
+            enough = all(tails[window] == tails[room.WHOLE] for window in needs.windows)
+            assert left >= 0 and (enough or left < each), (budget, split, tails)
+            assert list(tails) == list(split) and max(tails.values()) == tails[room.WHOLE]
+            assert min(needs.fits, needs.tokens) <= tails[room.WHOLE] <= split[room.WHOLE]
+        assert divided > 10
 
 
 def test_nothing_of_a_window_is_left_behind(folder: pathlib.Path) -> None:

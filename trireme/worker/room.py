@@ -69,6 +69,10 @@ class _Needs:
         """How many tokens fit if all layers keep all tokens."""
         return self.budget // max(self.bytes_per_token, 1)
 
+    @property
+    def windows(self) -> list[Window]:
+        return sorted(window for window in self.per_token if window != WHOLE)
+
 
 def make_room(config: Config, loaded: Loaded, backend: Backend, group: Group, kind: str) -> Room:
     """How many pages fit in the memory that is left. What was not set shrinks to fit; what was set and does not is refused.
@@ -93,9 +97,12 @@ def make_room(config: Config, loaded: Loaded, backend: Backend, group: Group, ki
     budget -= state_bytes
     needs = _Needs(budget, per_token, max_len, tokens, page or max_len, config)
     split = _split(needs)
-    if len(per_token) == 1 or not _agreed(needs, split, group, backend):
+    short, able = _agreed(needs, split, group, backend) if needs.windows else (False, False)
+    if not able or not (short or config.cache.kv_windows == "on"):
         needs = dataclasses.replace(needs, per_token={WHOLE: needs.bytes_per_token})
         split = {WHOLE: min(tokens, needs.fits)}
+    elif short and not config.cache.kv_tokens and config.cache.prefix_cache and getattr(loaded.model, "shares_prefixes", True):
+        split = _with_tails(needs, split)
     bands, max_len = _in_pages(needs, split)
     places = {window: band for band, window in enumerate(split)}
     used = sum(band.num_pages * band.page_size * needs.per_token[window] for window, band in zip(split, bands, strict=True))
@@ -121,26 +128,27 @@ def _of_kind(kind: str, backend: Backend, specs: dict[int, CacheSpec]) -> dict[i
     return {key: spec.as_kind(kind) for key, spec in specs.items()}
 
 
-def _agreed(needs: _Needs, split: dict[Window, int], group: Group, backend: Backend) -> bool:
-    """Whether windowed layers shall keep their window alone, which saves memory; but not every prefix can then be resumed.
+def _agreed(needs: _Needs, split: dict[Window, int], group: Group, backend: Backend) -> tuple[bool, bool]:
+    """Whether some rank is short of memory for all tokens in all layers, and whether every rank can keep windows alone.
 
-    Ranks may have memory of different sizes and have to do the same: it is enough that one of them is short, and all must be able.
+    Windows kept alone save memory, but not every prefix can then be resumed. Ranks may have memory of different sizes and have to
+    do the same.
     """
-    short = needs.tokens > needs.fits or needs.config.cache.kv_windows == "on"
     said = backend.zeros((2,), torch.float32)
-    said[0], said[1] = float(short), float(bool(split))
+    said[0], said[1] = float(needs.tokens > needs.fits), float(bool(split))
     short_ranks, able_ranks = group.comm.all_reduce(said).tolist()
-    return short_ranks > 0 and able_ranks == group.size
+    return short_ranks > 0, able_ranks == group.size
 
 
 def _split(needs: _Needs) -> dict[Window, int]:
     """Tokens by window, WHOLE first; empty where one band is better.
 
     Windows get what all rows need, but no more than half of the memory while the rest wants it: then neither the number of
-    sequences nor their length is less than half of what it could be.
+    sequences nor their length is less than half of what it could be. Nothing is added for tails where the user sets kv_tokens, or
+    where windows are kept alone without need: memory that was not asked for is left alone, on a host above all.
     """
     options, full = needs.config.schedule, needs.per_token[WHOLE]
-    windows = sorted(window for window in needs.per_token if window != WHOLE)
+    windows = needs.windows
     if not windows or needs.config.cache.kv_windows == "off":
         return {}
     least = {window: window.band(1 << 40, needs.page).pages_of_row(needs.max_len) * needs.page for window in windows}
@@ -154,6 +162,25 @@ def _split(needs: _Needs) -> dict[Window, int]:
     enough = all(split[window] >= least[window] for window in windows)  # for one sequence
     better = tokens >= min(needs.fits, needs.tokens) or needs.config.cache.kv_windows == "on"
     return split if enough and better else {}
+
+
+def _with_tails(needs: _Needs, split: dict[Window, int]) -> dict[Window, int]:
+    """The same memory with room for tails beside the windows of all rows: prefixes can then be resumed while all rows run.
+
+    Layers that keep all give up the memory of one tail for every max_len tokens that they keep. But they keep no fewer tokens than
+    they would without windows kept alone, and no fewer than one sequence needs. The windows get all that is left, and at most as
+    many tokens as those layers: a page of a window is of no use without the page of the same tokens there.
+    """
+    full, tail = needs.per_token[WHOLE], sum(-(-w.keep // needs.page) * needs.page * needs.per_token[w] for w in needs.windows)
+    of_rows = sum(split[window] * needs.per_token[window] for window in needs.windows)
+    paid = int((needs.budget - of_rows) / (full + tail / needs.max_len))
+    tokens = min(split[WHOLE], max(paid, needs.fits, needs.max_len)) if full else split[WHOLE]
+    slots, left = {}, needs.budget - tokens * full
+    for window in sorted(needs.windows, key=lambda window: -split[window]):  # those that have enough first; the others get the rest
+        slots[window] = min(tokens, split[window] * left // of_rows)
+        left -= slots[window] * needs.per_token[window]
+        of_rows -= split[window] * needs.per_token[window]
+    return {WHOLE: tokens} | {window: slots[window] for window in needs.windows}
 
 
 def _in_pages(needs: _Needs, split: dict[Window, int]) -> tuple[list[BandSize], int]:
