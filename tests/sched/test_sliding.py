@@ -105,7 +105,7 @@ def found(house: House) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kept", BOUNDED)
-def test_a_branch_is_resumed_the_second_time_it_is_met(kept: dict) -> None:
+def test_a_branch_is_resumed_with_a_state_the_second_time_it_is_met(kept: dict) -> None:
     house = House(max_step_tokens=64, slots=400, page_size=4, spacing=100, **kept)
     for id, tail in (("a", [2]), ("b", [3]), ("c", [4])):
         house.add(id, [1] * 21 + tail * 5, max_tokens=3, seed=1, ignore_eos=True)
@@ -113,7 +113,7 @@ def test_a_branch_is_resumed_the_second_time_it_is_met(kept: dict) -> None:
     house.add("d", [1] * 21 + [4] * 5 + house.tokens["c"], max_tokens=3, seed=1, ignore_eos=True)
     house.run()
     # The end of an answer has a window's tail. A state is kept at the last whole page of the prompt.
-    assert found(house) == {"a": 0, "b": 0, "c": 20, "d": 24 if "states" in kept else 28}
+    assert found(house) == {"a": 0, "b": 0 if "states" in kept else 20, "c": 20, "d": 24 if "states" in kept else 28}
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])

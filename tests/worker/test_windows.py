@@ -85,7 +85,7 @@ def test_a_row_keeps_its_window_alone(folder: pathlib.Path) -> None:
 
 
 def test_prefixes_are_found_where_tails_are(folder: pathlib.Path) -> None:
-    """The end of a prompt and of an answer can be resumed; a branch once it has been seen to be one."""
+    """The end of a prompt and of an answer can be resumed, and a prompt that branches off goes on from the page before."""
     whole, kept = (opened(folder, windows) for windows in ("off", "on"))
     common = prompt(50, 1)
     first = kept.run("a", common + prompt(10, 2), max_tokens=NEW).tokens
@@ -94,8 +94,7 @@ def test_prefixes_are_found_where_tails_are(folder: pathlib.Path) -> None:
     whole.run("a", common + prompt(10, 2), max_tokens=NEW)
     for i, tokens in enumerate(follows):
         assert hits[i].tokens == whole.run(f"{i}", tokens, max_tokens=NEW).tokens, i
-    # The second of a branch has to compute it, and leaves what the third goes on from.
-    assert [run.cached for run in hits] == [88, 0, 48, 48]
+    assert [run.cached for run in hits] == [88, 48, 48, 48]
     assert kept.worker.ready.shares_prefixes
 
 

@@ -134,6 +134,19 @@ class Memory:
         self.merge(row)
         if self.tails and holding.depth:
             self.tails.leave(row, holding.node.pages[-1], holding.depth * self.page_size)
+            for length in self.tails.milestones(row, holding.depth * self.page_size):
+                self.tails.leave_aside(row, self._cached_page(holding, length // self.page_size - 1), length)
+
+    @staticmethod
+    def _cached_page(holding: Holding, at: int) -> int:
+        """The tree's page in the place of a holding's page, which may be another that spells the same."""
+        node, begin = holding.node, holding.depth
+        while node is not None:
+            begin -= len(node.pages)
+            if at >= begin:
+                return int(node.pages[at - begin])
+            node = node.parent
+        raise AssertionError(f"page {at} of a row is not in the tree")
 
     def merge(self, row: int) -> None:
         """Puts the row's own pages into the tree in the place of others that spell the same and that nobody else holds. Those

@@ -380,11 +380,15 @@ class Scheduler:
         seated, ends = flight.rows[ours], flight.ends[ours]
         rows.computed[seated] = ends
         known = rows.fixed.known[seated]
-        for row in seated[(flight.starts[ours] < known) & (ends >= known)].tolist():
+        complete = ends >= known
+        # Where there are windows, pieces of a prompt are added too, before what they need slides away.
+        added = (flight.starts[ours] < known) & (complete | bool(self.memory.windows))
+        for row, whole in zip(seated[added].tolist(), complete[added].tolist(), strict=True):
             task = rows.tasks[row]
             assert task is not None
             self.memory.share(row, task.keys, int(rows.computed[row]))
-            self._groups.computed(task)
+            if whole:
+                self._groups.computed(task)
         if self.memory.tails:
             for row in self.memory.tails.reached(seated, ends):
                 task = rows.tasks[row]

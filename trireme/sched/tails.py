@@ -60,6 +60,20 @@ class Tails:
         elif (tail := self._of(row, length)) is not None:
             self.by_page[page] = tail
 
+    def milestones(self, row: int, length: int) -> range:
+        """Lengths up to `length` at which a row with windows also leaves tails, where another prompt may branch off. They cost no
+        page beside those that the row would slide past, and are the first to be dropped."""
+        if self.states is not None or not self.windows:
+            return range(0)
+        apart, first = self.windows.apart, self.windows.resumable(row)
+        return range(-(-max(first, 1) // apart) * apart, length, apart)
+
+    def leave_aside(self, row: int, page: int, length: int) -> None:
+        """As `leave`, for a milestone."""
+        if page not in self.by_page and (tail := self._of(row, length)) is not None:
+            self.by_page[page] = tail
+            self.by_page.move_to_end(page, last=False)
+
     def rename(self, page: int, other: int) -> None:
         """Notes that another page has taken the place of a page in the tree."""
         if page in self.by_page:

@@ -13,6 +13,7 @@ import numpy as np
 from trireme.ipc.messages import BandSize
 from trireme.sched.pages import Numbers, PagePool
 
+MILESTONES = 8  # of a window's length: how finely a prompt can be branched off
 Copy = tuple[int, int, int]  # band, from page, to page
 
 
@@ -59,8 +60,15 @@ class Windows:
         self.page_size = page_size
         self.bands = [_Band(index, size, max_rows) for index, size in enumerate(bands) if size.keep > 0]
 
+        longest = max((band.size.keep for band in self.bands), default=0)
+        self.apart = max(longest // MILESTONES // page_size, 1) * page_size
+
     def __bool__(self) -> bool:
         return bool(self.bands)
+
+    def resumable(self, row: int) -> int:
+        """A length from which on the row still holds what is needed to go on."""
+        return max(int(band.first[row]) * self.page_size + (band.size.keep - 1 if band.first[row] else 0) for band in self.bands)
 
     def fits(self, length: int) -> bool:
         """Whether there are enough pages for one more row that may become this long."""
