@@ -53,7 +53,7 @@ def _packed_configs(count: int, outputs: int, steps: int) -> list[packed.Config]
     tall = min(max(1 << (count - 1).bit_length(), 8), 128)
     for wide, rows in itertools.product((64, 128, 256), {tall, max(tall // 2, 8)}):
         warps = 8 if wide * rows >= 8192 else 4
-        for programs in (1, 2, 4, 7) if wide * rows <= 2048 * warps else ():
+        for programs in (1, 2, 4, 7) if wide * rows <= 2 * packed.SUMS * warps else ():
             tiles = -(-outputs // wide) * -(-count // rows)
             splits = max(min(programs * chips.current().multiprocessors // tiles, 8, steps), 1)
             if splits * count * outputs <= packed.PARTIAL_VALUES:

@@ -22,6 +22,7 @@ from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 
 MAX_ROWS = 256  # for which cuts were measured
 _TILE = 64  # rows of the largest tile: each weight is unpacked once for it
+SUMS = 64 * 32  # of a tile that a warp can hold twice, for a group and for all
 
 
 @dataclass
@@ -135,6 +136,15 @@ def _number(words, away, T: tl.constexpr, KIND: tl.constexpr, TYPE: tl.constexpr
 
 
 @triton.jit
+def _sized(q, size, HOW: tl.constexpr):
+    """q * size; the interpreter has no products of bfloat16."""
+    if HOW is None:
+        return (q.to(tl.float32) * size.to(tl.float32)).to(q.dtype)
+    else:
+        return q * size
+
+
+@triton.jit
 def _over(KIND: tl.constexpr, TYPE: tl.constexpr):
     """By how much whole numbers of four bits come out too large."""
     return (0.0 if KIND != "int4" else 128.0 if tl.bfloat16 == TYPE else 1024.0) + 0.0
@@ -154,9 +164,12 @@ def _few_rows(
     x, words, scales, zeros, bias, out, partial, counters, M, N, x_stride, share,
     K: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
     PLANES: tl.constexpr, ZEROS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """OUTPUTS columns of the product of ROWS rows, over one share of the blocks of the inner axis."""
+    """OUTPUTS columns of the product of ROWS rows, over one share of the blocks of the inner axis.
+
+    Sums of a group are scaled where it ends; if SCALED, the weights are, so that there are no such sums to be held.
+    """
     # x: [M, K]; words: [N, K / PLANES]; scales, zeros: [K / GROUP, N]; out: [M, N]; partial: [SPLITS, M, N] float32
     block, split = tl.program_id(0), tl.program_id(1)
     n, m, j = block * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -182,11 +195,15 @@ def _few_rows(
             else:
                 q = tl.inline_asm_elementwise(HOW[t], "=r,r,r", [w, moved], dtype=x.dtype.element_ty, is_pure=True, pack=2)
             v = tl.load(source + at * PLANES * WIDTH + t * WIDTH, mask=(m < M)[:, None], other=0.0)
-            if GROUP >= PLANES * WIDTH:
+            if SCALED:
+                if t == 0 or GROUP < PLANES * WIDTH:
+                    size = tl.load(scales + g * N + there).to(half)
+                acc = tl.dot(_sized(q, size[:, None], HOW), v.T, acc)
+            elif GROUP >= PLANES * WIDTH:
                 joined = tl.dot(q, v.T, joined)
             else:
                 acc += tl.dot(q, v.T) * tl.load(scales + g * N + there).to(tl.float32)[:, None]
-        if GROUP >= PLANES * WIDTH:
+        if GROUP >= PLANES * WIDTH and not SCALED:
             acc += joined * tl.load(scales + at * PLANES * WIDTH // GROUP * N + there).to(tl.float32)[:, None]
     cell = m[None, :] * N + n[:, None]
     inside = (m < M)[None, :] & (n < N)[:, None]
@@ -235,7 +252,7 @@ def linear(
         weight.rows, x.stride(0), share, K=inner, GROUP=min(weight.group, inner), WIDTH=weight.width, OUTPUTS=config.outputs,
         ROWS=config.rows, SPLITS=splits, PLANES=weight.planes,
         ZEROS=weight.zeros is not None, BIASED=bias is not None, KIND=weight.kind, HOW=how,
-        PDL=pdl, dependent=pdl, warps=config.warps, stages=config.stages,
+        PDL=pdl, SCALED=config.outputs * config.rows > SUMS * config.warps, dependent=pdl, warps=config.warps, stages=config.stages,
     )  # fmt: skip
     return out
 
