@@ -119,10 +119,8 @@ def test_memory_is_divided_where_it_is_short(folder: pathlib.Path, monkeypatch: 
     assert Reference.kv_default_tokens is Backend.kv_default_tokens
     ample = made(LENGTH * 4 * 1024).ready  # as many tokens as four rows may ever have
     assert [band.keep for band in ample.bands] == [0] and ample.num_pages == LENGTH
-    short = made(LENGTH * 2 * 1024, prefix_cache=False).ready
+    short = made(LENGTH * 2 * 1024).ready
     assert [band.keep for band in short.bands] == [0, WINDOW] and short.num_pages == LENGTH
-    tails = made(LENGTH * 2 * 1024).ready  # some of it is for tails, but more tokens are kept than without windows alone
-    assert LENGTH // 2 < tails.num_pages < LENGTH and tails.bands[1].num_pages > short.bands[1].num_pages
     assert short.kv_bytes <= LENGTH * 2 * 1024
     assert [band.keep for band in made(LENGTH * 2 * 1024, "off").ready.bands] == [0]
     # What is asked for is had by leaving out what no layer reads.
@@ -178,7 +176,7 @@ def test_tails_of_several_windows() -> None:
             enough = all(tails[window] == tails[room.WHOLE] for window in needs.windows)
             assert left >= 0 and (enough or left < each), (budget, split, tails)
             assert list(tails) == list(split) and max(tails.values()) == tails[room.WHOLE]
-            assert min(needs.fits, needs.tokens) <= tails[room.WHOLE] <= split[room.WHOLE]
+            assert tails[room.WHOLE] == split[room.WHOLE]
         assert divided > 10
 
 

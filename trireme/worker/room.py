@@ -165,17 +165,12 @@ def _split(needs: _Needs) -> dict[Window, int]:
 
 
 def _with_tails(needs: _Needs, split: dict[Window, int]) -> dict[Window, int]:
-    """The same memory with room for tails beside the windows of all rows: prefixes can then be resumed while all rows run.
+    """The split, and for tails what the layers that keep all leave of the memory.
 
-    Layers that keep all give up the memory of one tail for every max_len tokens that they keep. But they keep no fewer tokens than
-    they would without windows kept alone, and no fewer than one sequence needs. The windows get all that is left, and at most as
-    many tokens as those layers: a page of a window is of no use without the page of the same tokens there.
+    A window gets as many tokens as those layers have at most: its page is of no use without the page of the same tokens there.
     """
-    full, tail = needs.per_token[WHOLE], sum(-(-w.keep // needs.page) * needs.page * needs.per_token[w] for w in needs.windows)
-    of_rows = sum(split[window] * needs.per_token[window] for window in needs.windows)
-    paid = int((needs.budget - of_rows) / (full + tail / needs.max_len))
-    tokens = min(split[WHOLE], max(paid, needs.fits, needs.max_len)) if full else split[WHOLE]
-    slots, left = {}, needs.budget - tokens * full
+    tokens, of_rows = split[WHOLE], sum(split[window] * needs.per_token[window] for window in needs.windows)
+    slots, left = {}, needs.budget - tokens * needs.per_token[WHOLE]
     for window in sorted(needs.windows, key=lambda window: -split[window]):  # those that have enough first; the others get the rest
         slots[window] = min(tokens, split[window] * left // of_rows)
         left -= slots[window] * needs.per_token[window]
