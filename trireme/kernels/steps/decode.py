@@ -15,12 +15,12 @@ from torch import Tensor
 
 from trireme.kernels.launch import kernel, next_power
 from trireme.kernels.steps import decode_in_bits, in_bits
+from trireme.kernels.steps.attention import LOG2E
 from trireme.kernels.steps.skinny import depend
 from trireme.kernels.steps.spans import MIN_SPAN, DecodePlan, join, make_plan, plan
 
 __all__ = ["MIN_SPAN", "DecodePlan", "attend", "make_plan", "plan"]
 
-LOG2E = tl.constexpr(1.4426950408889634)
 # Tokens of one tile by head size: two tiles of K and V in flight fit in shared memory three times over.
 TILE = {64: 128, 128: 64, 256: 32}
 
@@ -109,7 +109,7 @@ def attend(
     heads, dim, kv_heads, kind = q.shape[1], q.shape[2], k.shape[1], in_bits.kind_of(k, scales)
     group, fewer = heads // kv_heads, k.element_size() == 1
     width = max(in_bits.width_of(dim, kind), 32) if fewer else max(next_power(dim), 16)
-    tile = tile or (16 if q.element_size() == 4 else in_bits.TILE[max(width, 64)] if fewer else TILE[max(width, 64)])
+    tile = tile or (16 if q.element_size() == 4 else decode_in_bits.TILE[max(width, 64)] if fewer else TILE[max(width, 64)])
     unpacked = {"KIND": kind, "HOW": in_bits.how(kind, torch.float16) if q.element_size() == 2 else None} if fewer else {}
     # fmt: off
     (decode_in_bits.attend if fewer else _attend)(

@@ -18,6 +18,8 @@ from trireme.kernels.steps.attention import LOG2E
 from trireme.kernels.steps.skinny import depend
 from trireme.kernels.steps.spans import join
 
+TILE = {64: 128, 128: 64, 256: 64}  # tokens of one tile by head size
+
 
 @triton.jit
 def _query(q, head, d, live, kv_head, GROUP: tl.constexpr, DIM: tl.constexpr, TYPE: tl.constexpr):

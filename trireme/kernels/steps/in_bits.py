@@ -43,10 +43,6 @@ def width_of(dim: int, kind: str) -> int:
     return max(2 * next_power(dim // 2), LEAST_INT4) if kind == "int4" else max(next_power(dim), 16)
 
 
-# Tokens of a tile of a decode step by the width of a head; in 16 bits two tiles of keys and values take 64 KiB of shared memory.
-TILE = {64: 128, 128: 64, 256: 64}
-
-
 def tokens_of(tokens: int, kind: str, dtype: torch.dtype) -> int:
     """The tokens of a tile, of `tokens` wanted."""
     return max(tokens, LEAST_INT4) if kind == "int4" and dtype in _OVER else tokens
@@ -136,7 +132,10 @@ def load_parts(
     FREE: tl.constexpr = True,
 ):  # fmt: skip
     """A head's numbers of these slots in tiles [tokens, PART], zeros where nothing is seen: of int4 a head's first half and its
-    second, else all of it, twice. Those of int8 are still to be scaled. Their type is that of `like`."""
+    second, else all of it, twice. Those of int8 are still to be scaled. Their type is that of `like`.
+
+    FREE: whether the compiler may unpack them where the product wants them, rather than where they were loaded
+    """
     if KIND != "int4":
         d = tl.arange(0, PART)
         cell = kept + slot[:, None] * slot_stride + head * DIM + d[None, :]
@@ -162,8 +161,8 @@ def load_parts(
 
 @triton.jit
 def mixed(PART: tl.constexpr):
-    """Which number each column of a mixed tile stands for: a thread of a product takes two columns of every eight, and they are
-    numbers that follow each other in memory."""
+    """Which number each column of a mixed tile stands for: a thread of a product takes four columns of every sixteen, and all that
+    it takes are numbers that follow each other in memory."""
     c = tl.arange(0, PART)
     return c // 4 % 4 * (PART // 4) + c // 16 * 4 + c % 4
 
