@@ -102,7 +102,7 @@ def test_programs_about_kernels(tmp_path: pathlib.Path) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: pathlib.Path) -> Iterator[Served]:
-    server = Served(tmp_path_factory.mktemp("srv"), keys=())
+    server = Served(tmp_path_factory.mktemp("srv"), "--max-model-len", "1024", keys=())
     try:
         server.wait()
         yield server
