@@ -164,15 +164,16 @@ def _few_rows(
     x, words, scales, zeros, bias, out, partial, counters, M, N, x_stride, share,
     K: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
     PLANES: tl.constexpr, ZEROS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
-    PDL: tl.constexpr, SCALED: tl.constexpr,
+    PDL: tl.constexpr, SCALED: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    """OUTPUTS columns of the product of ROWS rows, over one share of the blocks of the inner axis.
+    """OUTPUTS columns of the product of ROWS rows, over one share of the blocks of the inner axis. Programs that follow each other
+    read the same weights for other rows.
 
     Sums of a group are scaled where it ends; if SCALED, the weights are, so that there are no such sums to be held.
     """
     # x: [M, K]; words: [N, K / PLANES]; scales, zeros: [K / GROUP, N]; out: [M, N]; partial: [SPLITS, M, N] float32
-    block, split = tl.program_id(0), tl.program_id(1)
-    n, m, j = block * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    block, split = tl.program_id(1), tl.program_id(2)
+    n, m, j = block * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     half: tl.constexpr = x.dtype.element_ty
     there = tl.minimum(n, N - 1)
     row = words + there.to(tl.int64)[:, None] * (K // PLANES) + j[None, :]
@@ -183,7 +184,7 @@ def _few_rows(
         chips.wait()
         chips.let_next()
     for at in range(split * share, tl.minimum(split * share + share, K // (PLANES * WIDTH))):
-        w = tl.load(row + at * WIDTH, eviction_policy="evict_first")
+        w = tl.load(row + at * WIDTH, eviction_policy=EVICT)
         joined = tl.zeros([OUTPUTS, ROWS], tl.float32)
         for t in tl.static_range(PLANES):
             g = (at * PLANES * WIDTH + t * WIDTH) // GROUP
@@ -210,7 +211,7 @@ def _few_rows(
     if SPLITS > 1:
         tl.store(partial + split * M * N + cell, acc, mask=inside)
         tl.debug_barrier()  # every thread's partial is written before the count says so
-        place = counters + tl.program_id(2) * tl.num_programs(0) + block
+        place = counters + tl.program_id(0) * tl.num_programs(1) + block
         if tl.atomic_add(place, 1, sem="acq_rel") != SPLITS - 1:
             return
         tl.store(place, 0)
@@ -246,13 +247,15 @@ def linear(
     splits = blocks(steps, share)
     partial, counters = workspace(x.device) if splits > 1 else (x, x)
     how = None if chips.current().interpreted else unpacking(weight.kind, x.dtype)
+    bands = blocks(rows, config.rows)
     _few_rows(
-        (blocks(weight.rows, config.outputs), splits, blocks(rows, config.rows)), x, weight.words, weight.scales,
+        (bands, blocks(weight.rows, config.outputs), splits), x, weight.words, weight.scales,
         weight.words if weight.zeros is None else weight.zeros, x if bias is None else bias, out, partial, counters, rows,
         weight.rows, x.stride(0), share, K=inner, GROUP=min(weight.group, inner), WIDTH=weight.width, OUTPUTS=config.outputs,
         ROWS=config.rows, SPLITS=splits, PLANES=weight.planes,
         ZEROS=weight.zeros is not None, BIASED=bias is not None, KIND=weight.kind, HOW=how,
-        PDL=pdl, SCALED=config.outputs * config.rows > SUMS * config.warps, dependent=pdl, warps=config.warps, stages=config.stages,
+        PDL=pdl, SCALED=config.outputs * config.rows > SUMS * config.warps, EVICT="evict_first" if bands == 1 else "",
+        dependent=pdl, warps=config.warps, stages=config.stages,
     )  # fmt: skip
     return out
 

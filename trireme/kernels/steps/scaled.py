@@ -74,12 +74,17 @@ def quantize(x: Tensor, dtype: torch.dtype, gated: str = "", pdl: bool = False) 
 def _rows(
     x, sizes, codes, scales, bias, out, partial, counters, M, K, N, share,
     GROUP: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, SPLITS: tl.constexpr,
-    EVEN: tl.constexpr, OFTEN: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, OFTEN: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    """OUTPUTS columns of ROWS rows of eight bits, over one share of the inner axis."""
+    """OUTPUTS columns of ROWS rows of eight bits, over one share of the inner axis. Programs that follow each other read the same
+    weights for the next rows, of as many tiles as axis 0 has, and then those rows again with the next weights.
+    """
     # x: [M, K]; sizes: [M]; codes: [N, K]; scales: [groups, N]; out: [M, N]; partial: [SPLITS, M, N] float32
-    block, split = tl.program_id(0), tl.program_id(1)
-    n, m, k = block * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, INNER)
+    band = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+    block, split = tl.program_id(1) // SPLITS, tl.program_id(1) % SPLITS
+    if band * ROWS >= M:  # the last tiles of rows may be fewer than axis 0 has
+        return
+    n, m, k = block * OUTPUTS + tl.arange(0, OUTPUTS), band * ROWS + tl.arange(0, ROWS), tl.arange(0, INNER)
     there = tl.minimum(n, N - 1)
     row = codes + there.to(tl.int64)[:, None] * K + k[None, :]
     source = x + m.to(tl.int64)[:, None] * K + k[None, :]
@@ -93,10 +98,10 @@ def _rows(
         chips.let_next()
     for start in range(begin, end, INNER):
         if EVEN:
-            w = tl.load(row + start, eviction_policy="evict_first")
+            w = tl.load(row + start, eviction_policy=EVICT)
             v = tl.load(source + start, mask=(m < M)[:, None], other=0.0)
         else:
-            w = tl.load(row + start, mask=(start + k < end)[None, :], other=0.0, eviction_policy="evict_first")
+            w = tl.load(row + start, mask=(start + k < end)[None, :], other=0.0, eviction_policy=EVICT)
             v = tl.load(source + start, mask=(m < M)[:, None] & (start + k < end)[None, :], other=0.0)
         if whole:
             acc = tl.dot(w, v.T, acc, out_dtype=kind)
@@ -111,7 +116,7 @@ def _rows(
     if SPLITS > 1:
         tl.store(partial + split * M * N + cell, total, mask=inside)
         tl.debug_barrier()  # every thread's partial is written before the count says so
-        place = counters + tl.program_id(2) * tl.num_programs(0) + block
+        place = counters + band * (tl.num_programs(1) // SPLITS) + block
         if tl.atomic_add(place, 1, sem="acq_rel") != SPLITS - 1:
             return
         tl.store(place, 0)
@@ -148,15 +153,19 @@ def rows(
     share = blocks(blocks(inner, step), cut.splits) * step
     splits = blocks(inner, share)
     partial, counters = workspace(q.device) if splits > 1 else (q, q)
+    bands = blocks(count, cut.rows)
+    side = min(bands, SIDE)
     _rows(
-        (blocks(outputs, cut.outputs), splits, blocks(count, cut.rows)), q, sizes, weight.codes, weight.scales,
+        (side, blocks(outputs, cut.outputs) * splits, blocks(bands, side)), q, sizes, weight.codes, weight.scales,
         q if bias is None else bias, out, partial, counters, count, inner, outputs, share, GROUP=group,
         OUTPUTS=cut.outputs, ROWS=cut.rows, INNER=step, SPLITS=splits, EVEN=inner % step == 0, OFTEN=cut.often,
-        BIASED=bias is not None, PDL=pdl, dependent=pdl, warps=cut.warps, stages=cut.stages,
+        BIASED=bias is not None, PDL=pdl, EVICT="evict_first" if bands == 1 else "", dependent=pdl, warps=cut.warps,
+        stages=cut.stages,
     )  # fmt: skip
     return out
 
 
+SIDE = 8  # tiles of rows that share weights in the cache
 TILES = ((128, 256, 8), (128, 128, 8), (64, 128, 4))  # outputs, rows, warps
 
 
