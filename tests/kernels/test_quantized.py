@@ -89,6 +89,24 @@ def test_eight_bits(shape: tuple[int, int, int], group: int, dtype: torch.dtype)
         close(scaled.rows(q, sizes, weight, bias, dtype=torch.bfloat16, cut=cut), exact)
 
 
+@pytest.mark.parametrize("rows", [33, 128, 150])
+def test_many_tiles_of_rows(rows: int) -> None:
+    """As many as programs lie side by side, fewer, and more; twice, since counters have to be zero again."""
+    assert scaled.SIDE * 16 == 128
+    x, _ = drawn(rows, 64, 256, torch.bfloat16)
+    codes = torch.randint(0, 16, (64, 256), device=DEVICE, dtype=torch.uint8)
+    scales = torch.rand(2, 64, device=DEVICE) * 0.01 + 0.001
+    words = packed.Words(packed.pack(codes, 32, "int4"), scales.half(), None, 128, 32, "int4")
+    dense = (codes.float() - 8) * scales.half().float().t().repeat_interleave(128, 1)
+    q, sizes = scaled.quantize(x, torch.int8)
+    eight = scaled.EightBits(codes.to(torch.int8), scales, 128)
+    rounded = q.double() * sizes.double().unsqueeze(1)
+    exact = rounded @ (codes.double() * scales.double().t().repeat_interleave(128, 1)).t()
+    for _ in range(2):
+        close(packed.linear(x, words, config=packed.Config(32, 16, 4, 2, 2)), x.double() @ dense.double().t())
+        close(scaled.rows(q, sizes, eight, dtype=torch.bfloat16, cut=scaled.Cut(32, 16, 4, 2, 2, inner=64)), exact)
+
+
 class Device(NamedTuple):
     """What torch says of a chip: clocks in kHz."""
 

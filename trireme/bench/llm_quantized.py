@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trireme.bench.llm_kernels import L2_BYTES, PLAIN, Case, layout_of
 from trireme.kernels import chips
+from trireme.kernels.launch import blocks, next_power
 from trireme.kernels.steps import decode, kv, packed, scaled
 from trireme.ops import AttentionKind, CacheSpec, KVCache
 
@@ -50,14 +51,13 @@ def _packed_case(name: str, count: int, inner: int, outputs: int, width: int) ->
 def _packed_configs(count: int, outputs: int, steps: int) -> list[packed.Config]:
     """Tiles that leave registers for the sums, and so many programs for each that several lie on a processor."""
     found: dict[packed.Config, None] = {}
-    tall = min(max(1 << (count - 1).bit_length(), 8), 128)
+    tall = min(max(next_power(count), 8), 128)
     for wide, rows in itertools.product((64, 128, 256), {tall, max(tall // 2, 8)}):
         warps = 8 if wide * rows >= 8192 else 4
         for programs in (1, 2, 4, 7) if wide * rows <= 2 * packed.SUMS * warps else ():
-            tiles = -(-outputs // wide) * -(-count // rows)
-            splits = max(min(programs * chips.current().multiprocessors // tiles, 8, steps), 1)
-            if splits * count * outputs <= packed.PARTIAL_VALUES:
-                found[packed.Config(wide, rows, warps, 3, splits)] = None
+            tiles = blocks(outputs, wide) * blocks(count, rows)
+            splits = packed.splits_of(programs * chips.current().multiprocessors // tiles, count, outputs)
+            found[packed.Config(wide, rows, warps, 3, min(splits, steps))] = None
     return list(found)
 
 
@@ -81,11 +81,11 @@ def _scaled_case(name: str, count: int, inner: int, outputs: int) -> Case:
         return (q.float() * by[:, None]) @ (codes.float() * sizes.t()).t()
 
     variants: dict[str, Callable[[int], Tensor | None]] = {"(chosen)": ours(None)}
-    tall = min(max(1 << (count - 1).bit_length(), 16), 256)
+    tall = min(max(next_power(count), 16), 256)
     for wide, rows, stages in itertools.product((64, 128, 256), {tall, max(tall // 2, 16)}, (3, 4)):
         warps, step = 8 if wide * rows > 8192 else 4, 256 if count <= 16 else 128
-        tiles = -(-outputs // wide) * -(-count // rows)
-        splits = max(min(2 * chips.current().multiprocessors // tiles, 8), 1)
+        tiles = blocks(outputs, wide) * blocks(count, rows)
+        splits = packed.splits_of(2 * chips.current().multiprocessors // tiles, count, outputs)
         if wide * rows <= 32768:
             cut = scaled.Cut(wide, rows, warps, stages, splits, step)
             variants[f"{wide}x{rows}x{step}w{warps}s{stages}k{splits}"] = ours(cut)
@@ -111,7 +111,7 @@ def _kept_case(kind: str, count: int, length: int, shape: tuple[int, int, int]) 
     where = (layout.page_table, layout.rows_device, layout.query_starts, layout.context_lengths)
 
     def ours(tile: int, warps: int, stages: int, spans: int) -> Callable[[int], Tensor]:
-        target = -(-spans * chips.current().multiprocessors // kv_heads) if spans else 0
+        target = blocks(spans * chips.current().multiprocessors, kv_heads)
         plan = decode.make_plan(count, heads, kv_heads, dim, q.device, target=target)
         decode.plan(plan, layout.query_starts, layout.context_lengths)
         return lambda i: decode.attend(

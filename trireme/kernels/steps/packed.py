@@ -243,7 +243,7 @@ def linear(
     config = config or choose(rows, weight.rows, inner)
     out = torch.empty((rows, weight.rows), dtype=dtype or x.dtype, device=x.device)
     steps = inner // (weight.planes * weight.width)
-    share = blocks(steps, min(config.splits, _splits(config.splits, rows, weight.rows)))
+    share = blocks(steps, min(config.splits, splits_of(config.splits, rows, weight.rows)))
     splits = blocks(steps, share)
     partial, counters = workspace(x.device) if splits > 1 else (x, x)
     how = None if chips.current().interpreted else unpacking(weight.kind, x.dtype)
@@ -318,13 +318,14 @@ def choose(rows: int, outputs: int, inner: int) -> Config:
     """The best cut of those measured on an H200, by rows: many small programs where the weights' way to them is what takes time."""
     many = chips.current().multiprocessors
     if rows <= 16:
-        return Config(64, 8 if rows <= 8 else 16, 4, 3, _splits(7 * many // blocks(outputs, 64), rows, outputs))
+        return Config(64, 8 if rows <= 8 else 16, 4, 3, splits_of(7 * many // blocks(outputs, 64), rows, outputs))
     most = min(next_power(rows), _TILE)
     if rows <= 64 and outputs <= 64 * many:
-        return Config(64, most, 4, 3, min(_splits(3 * many // blocks(outputs, 64), rows, outputs), 4))
+        return Config(64, most, 4, 3, min(splits_of(3 * many // blocks(outputs, 64), rows, outputs), 4))
     tiles = blocks(outputs, 128) * blocks(rows, most)
-    return Config(128, most, 8 if most == _TILE and rows <= _TILE else 4, 3, _splits(2 * many // tiles, rows, outputs))
+    return Config(128, most, 8 if most == _TILE and rows <= _TILE else 4, 3, splits_of(2 * many // tiles, rows, outputs))
 
 
-def _splits(wanted: int, rows: int, outputs: int) -> int:
+def splits_of(wanted: int, rows: int, outputs: int) -> int:
+    """How many programs may share the inner axis, of `wanted`: there is room for so many partial sums."""
     return max(min(wanted, 8, PARTIAL_VALUES // (rows * outputs)), 1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
-from trireme.kernels.steps.packed import PARTIAL_VALUES, Config, workspace
+from trireme.kernels.steps.packed import Config, splits_of, workspace
 from trireme.kernels.steps.skinny import activate
 
 
@@ -175,18 +175,14 @@ def choose(count: int, outputs: int, inner: int) -> Cut:
     if count <= 16:
         tile = 128 if outputs >= 64 * many else 64
         splits = 2 * many // blocks(outputs, tile) // (tile // 64)
-        return Cut(tile, 16, 4, 4, _splits(splits, count, outputs), inner=256)
+        return Cut(tile, 16, 4, 4, splits_of(splits, count, outputs), inner=256)
     if count <= 64:
-        return Cut(64, next_power(count), 4, 4, _splits(2 * many // blocks(outputs, 64), count, outputs), inner=128)
+        return Cut(64, next_power(count), 4, 4, splits_of(2 * many // blocks(outputs, 64), count, outputs), inner=128)
     if count <= 128:
         programs = blocks(outputs, 64)
-        return Cut(64, 128, 4, 4, _splits(many // programs, count, outputs), inner=128)
+        return Cut(64, 128, 4, 4, splits_of(many // programs, count, outputs), inner=128)
     for tile, most, warps in TILES:
         programs = blocks(outputs, tile) * blocks(count, most)
         if programs >= 0.8 * many and most < 2 * count:
             return Cut(tile, most, warps, 3 if count > 4096 else 4, 1, inner=128)
-    return Cut(tile, most, warps, 4, _splits(2 * many // programs, count, outputs), inner=128)
-
-
-def _splits(wanted: int, rows: int, outputs: int) -> int:
-    return max(min(wanted, 8, PARTIAL_VALUES // (rows * outputs)), 1)
+    return Cut(tile, most, warps, 4, splits_of(2 * many // programs, count, outputs), inner=128)
