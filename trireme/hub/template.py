@@ -26,6 +26,7 @@ from trireme.errors import BadRequest
 MAX_TEMPLATE = 1 << 20  # characters
 MAX_TEXT = 16 << 20  # characters that a template may make at once or in all
 MAX_ITEMS = 1 << 18  # values, at every depth, that one operation may look through
+LOOK = 4096  # values after which the clock is looked at
 # Seconds of the rendering thread's own CPU time, so that a busy machine does not cause refusals. Long conversations get more;
 # a message of three values takes about 0.03 ms.
 MIN_SECONDS, SECONDS_PER_ITEM, MAX_SECONDS = 0.3, 1e-4, 5.0
@@ -290,6 +291,8 @@ def _weigh(value: Any) -> tuple[int, int]:
     while waiting and items <= MAX_ITEMS and characters <= MAX_TEXT:
         value = waiting.pop()
         items += 1
+        if items % LOOK == 0:
+            _moment()
         if isinstance(value, str):
             characters += len(value)
         elif isinstance(value, list | tuple | dict):
@@ -297,6 +300,10 @@ def _weigh(value: Any) -> tuple[int, int]:
                 return len(value), characters
             waiting += (*value.keys(), *value.values()) if isinstance(value, dict) else value
     return items, characters
+
+
+def _moment() -> None:
+    """Nothing; but its call is watched, so that a render that ran too long ends here."""
 
 
 def _bounded(value: Any) -> Any:
