@@ -38,6 +38,11 @@ NATIVE = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(4)
+
+
 def stored(tmp_path: pathlib.Path, name: str) -> Composite:
     file = tmp_path / "model.safetensors"
     tensors = FORMATS[name][0](ROWS, COLUMNS)[0]

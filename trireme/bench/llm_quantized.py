@@ -44,7 +44,7 @@ def _packed_case(name: str, count: int, inner: int, outputs: int, width: int) ->
 
     variants: dict[str, Callable[[int], Tensor | None]] = {"(chosen)": ours(None)}
     for c in _packed_configs(count, outputs, inner // (4 * width)):
-        variants[f"{c.outputs}x{c.rows}w{c.warps}s{c.stages}k{c.splits}"] = ours(c)
+        variants[f"{c.outputs}x{c.rows}w{c.warps}s{c.stages}k{c.splits}i{c.inner}"] = ours(c)
     return Case(name, variants, reference, inner * outputs / 2, 2.0 * count * inner * outputs, 1e-2, max(2 * copies, 20))
 
 
@@ -57,7 +57,8 @@ def _packed_configs(count: int, outputs: int, steps: int) -> list[packed.Config]
         for programs in (1, 2, 4, 7) if wide * rows <= 2 * packed.SUMS * warps else ():
             tiles = blocks(outputs, wide) * blocks(count, rows)
             splits = packed.splits_of(programs * chips.current().multiprocessors // tiles, count, outputs)
-            found[packed.Config(wide, rows, warps, 3, min(splits, steps))] = None
+            for columns in (128, 256):
+                found[packed.Config(wide, rows, warps, 3, min(splits, steps * 128 // columns), columns)] = None
     return list(found)
 
 
@@ -112,15 +113,15 @@ def _kept_case(kind: str, count: int, length: int, shape: tuple[int, int, int]) 
 
     def ours(tile: int, warps: int, stages: int, spans: int) -> Callable[[int], Tensor]:
         target = blocks(spans * chips.current().multiprocessors, kv_heads)
-        plan = decode.make_plan(count, heads, kv_heads, dim, q.device, target=target)
+        plan = decode.make_plan(count, heads, kv_heads, dim, q.device, fewer_bits=kind != "plain", target=target)
         decode.plan(plan, layout.query_starts, layout.context_lengths)
         return lambda i: decode.attend(
             q, cache.k, cache.v, out, *where, plan, page_size=16, scale=dim**-0.5, scales=scales, tile=tile, warps=warps,
             stages=stages, pdl=True,
         )  # fmt: skip
 
-    variants: dict[str, Callable[[int], Tensor | None]] = {"(chosen)": ours(0, 4, 3, 0)}
-    for tile, warps, stages, spans in itertools.product((64, 128), (4, 8), (2, 3, 4), (4, 8)):
+    variants: dict[str, Callable[[int], Tensor | None]] = {"(chosen)": ours(0, 0, 3, 0)}
+    for tile, warps, stages, spans in itertools.product((64, 128), (1, 2, 4), (3, 5), (4, 8)):
         variants[f"t{tile}w{warps}s{stages}n{spans}"] = ours(tile, warps, stages, spans)
     return Case(
         f"{kind} {count}x{length}", variants,

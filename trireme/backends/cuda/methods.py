@@ -53,8 +53,26 @@ class Quantized(WeightMethod):
         """The product of at least one row. Each row is contiguous, and its columns are in the weight's order."""
         raise NotImplementedError
 
+    def take(self, new: WeightMethod) -> bool:
+        if not isinstance(new, type(self)):
+            return False
+        mine, theirs = ([*vars(method.weight).values(), method.order, method.bias] for method in (self, new))
+        if not all(_alike(held, value) for held, value in zip(mine, theirs, strict=True)):
+            return False
+        for held, value in zip(mine, theirs, strict=True):
+            if isinstance(held, Tensor):
+                held.copy_(value)
+        return True
+
     def num_bytes(self) -> int:
         return self.weight.num_bytes() + _bytes_of(self.bias, self.order)
+
+
+def _alike(held: object, value: object) -> bool:
+    """Whether a tensor that captured steps hold can take another's values, or what is no tensor is the same."""
+    if isinstance(held, Tensor) and isinstance(value, Tensor):
+        return held.device.type != "cpu" and (held.shape, held.dtype) == (value.shape, value.dtype)
+    return held is value or (not isinstance(held, Tensor) and held == value)
 
 
 def _read(parts: list[Stored], device: torch.device) -> list[Grouped]:
@@ -97,7 +115,7 @@ class Packed(Quantized):
             if bool((zeros != zeros.round()).any()) or float(zeros.min()) < -128 or float(zeros.max()) > 127:
                 return None
             zeros = None if bool((zeros == (8 if kind == "int4" else 0)).all()) else zeros.to(torch.int8)
-        words = torch.cat([packed.pack(_signed(matrix.codes, kind), width, kind) for matrix in matrices])
+        words = packed.pack(torch.cat([_signed(matrix.codes, kind) for matrix in matrices]), width, kind)
         scales = torch.cat([matrix.scales for matrix in matrices]).t().contiguous()
         half = scales.half()
         scales = half if bool(((half.float() - scales).abs() <= scales.abs() * 2.0**-12).all()) else scales
@@ -110,7 +128,7 @@ class Packed(Quantized):
 
     def embed(self, ops: Ops, ids: Tensor) -> Tensor:
         weight, ids = self.weight, ids.long()
-        codes, zeros = packed.unpack(weight.words[ids], weight.width, weight.kind), None
+        codes, zeros = packed.of_rows(weight, ids), None
         if weight.zeros is not None:
             zeros = weight.zeros[:, ids].t().float()
         elif weight.kind == "int4":

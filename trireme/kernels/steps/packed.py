@@ -4,18 +4,21 @@
 
 Numbers are whole ("int4", "int8") or floats ("e2m1"). Four or two lie in a word of 16 bits: number t of word j of a block of
 4 * width columns is column t * width + j, so that a word gives each of four planes a number, and a plane is columns side by side.
+The words of a block of STRIP rows follow each other: who reads many rows of few columns has whole pages of the memory.
 Knows nothing of layers or files.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
@@ -29,7 +32,7 @@ SUMS = 64 * 32  # of a tile that a warp can hold twice, for a group and for all
 class Words:
     """A matrix [rows, columns] as the kernels read it."""
 
-    words: Tensor  # [rows, columns / planes] int16
+    words: Tensor  # [rows / STRIP, columns / (planes * width), STRIP, width] int16; what the last strip lacks is zero
     scales: Tensor  # [groups, rows]
     zeros: Tensor | None  # [groups, rows] whole numbers; None: 8 for int4, 0 else
     group: int
@@ -42,11 +45,11 @@ class Words:
 
     @property
     def rows(self) -> int:
-        return self.words.shape[0]
+        return self.scales.shape[1]
 
     @property
     def columns(self) -> int:
-        return self.words.shape[1] * self.planes
+        return self.words.shape[1] * self.width * self.planes
 
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.words, self.scales, self.zeros) if t is not None)
@@ -55,22 +58,31 @@ class Words:
 PLANES = {"int4": 4, "e2m1": 4, "int8": 2}
 
 
+STRIP = tl.constexpr(16)
+
+
 def pack(codes: Tensor, width: int, kind: str) -> Tensor:
     """Words of numbers in their places.  codes: [rows, columns] uint8 of four bits, or int8"""
-    (rows, columns), count = codes.shape, PLANES[kind]
-    planes = codes.view(torch.uint8).view(rows, columns // (count * width), count, width)
-    low, high = planes[:, :, 0], planes[:, :, 1]
+    (rows, columns), count, strip = codes.shape, PLANES[kind], STRIP.value
+    codes = F.pad(codes.view(torch.uint8), (0, 0, 0, -rows % strip))
+    planes = codes.view(-1, strip, columns // (count * width), count, width).transpose(1, 2)
+    low, high = planes[:, :, :, 0], planes[:, :, :, 1]
     if count == 4:
-        low, high = low | high << 4, planes[:, :, 2] | planes[:, :, 3] << 4
-    return torch.stack([low, high], -1).view(torch.int16).view(rows, columns // count)
+        low, high = low | high << 4, planes[:, :, :, 2] | planes[:, :, :, 3] << 4
+    return torch.stack([low, high], -1).view(torch.int16).squeeze(-1)
 
 
-def unpack(words: Tensor, width: int, kind: str) -> Tensor:
-    """The numbers of some rows, in the order of their columns: what `pack` was given.  words: [rows, columns / planes]"""
+def unpack(words: Tensor, kind: str) -> Tensor:
+    """The numbers of some rows, in the order of their columns.  words: [rows, blocks, width]"""
     bits = 16 // PLANES[kind]
     places = torch.arange(0, 16, bits, dtype=torch.int16, device=words.device)
-    planes = words.view(len(words), -1, 1, width) >> places.view(-1, 1) & ((1 << bits) - 1)
+    planes = words.unsqueeze(2) >> places.view(-1, 1) & ((1 << bits) - 1)
     return planes.flatten(1).to(torch.uint8).view(torch.int8 if kind == "int8" else torch.uint8)
+
+
+def of_rows(weight: Words, ids: Tensor) -> Tensor:
+    """The numbers of the rows `ids`."""
+    return unpack(weight.words[ids // STRIP.value, :, ids % STRIP.value], weight.kind)
 
 
 def width_for(columns: int, group: int, kind: str) -> int:
@@ -136,6 +148,18 @@ def _number(words, away, T: tl.constexpr, KIND: tl.constexpr, TYPE: tl.constexpr
 
 
 @triton.jit
+def _plane(
+    words, away, T: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr
+):  # fmt: skip
+    """Number T of each word, by the quickest instructions."""
+    moved = tl.broadcast_to(away[:, None], [OUTPUTS, WIDTH])
+    if HOW is None:
+        return _number(words, moved, T, KIND, away.dtype)
+    else:
+        return tl.inline_asm_elementwise(HOW[T], "=r,r,r", [words, moved], dtype=away.dtype, is_pure=True, pack=2)
+
+
+@triton.jit
 def _sized(q, size, HOW: tl.constexpr):
     """q * size; the interpreter has no products of bfloat16."""
     if HOW is None:
@@ -159,59 +183,70 @@ def _away(zeros, ZEROS: tl.constexpr, KIND: tl.constexpr, TYPE: tl.constexpr, SI
         return tl.full([SIZE], -_over(KIND, TYPE) - (8.0 if KIND == "int4" else 0.0), tl.float32).to(TYPE)
 
 
+@triton.jit
+def _of_group(scales, zeros, there, g, N, ZEROS: tl.constexpr, KIND: tl.constexpr, TYPE: tl.constexpr, SIZE: tl.constexpr):
+    """The scales of a group, and what is to be added to its numbers."""
+    return tl.load(scales + g * N + there), _away(zeros + g * N + there, ZEROS, KIND, TYPE, SIZE)
+
+
 @kernel_of_any("M")
 def _few_rows(
     x, words, scales, zeros, bias, out, partial, counters, M, N, x_stride, share,
-    K: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
-    PLANES: tl.constexpr, ZEROS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
-    PDL: tl.constexpr, SCALED: tl.constexpr, EVICT: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    SPLITS: tl.constexpr, PLANES: tl.constexpr, ZEROS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
+    PDL: tl.constexpr, SCALED: tl.constexpr, EVICT: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """OUTPUTS columns of the product of ROWS rows, over one share of the blocks of the inner axis. Programs that follow each other
-    read the same weights for other rows.
+    """OUTPUTS columns of the product of ROWS rows, over one share of the inner axis, STEP blocks at a time. Programs that follow
+    each other read the same weights for other rows.
 
     Sums of a group are scaled where it ends; if SCALED, the weights are, so that there are no such sums to be held.
     """
-    # x: [M, K]; words: [N, K / PLANES]; scales, zeros: [K / GROUP, N]; out: [M, N]; partial: [SPLITS, M, N] float32
-    block, split = tl.program_id(1), tl.program_id(2)
-    n, m, j = block * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    # x: [M, K]; words: as `Words` says; scales, zeros: [K / GROUP, N]; out: [M, N]; partial: [SPLITS, M, N] float32
+    program, split = tl.program_id(1), tl.program_id(2)
+    n, m, j = program * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     half: tl.constexpr = x.dtype.element_ty
+    BLOCK: tl.constexpr = PLANES * WIDTH
+    AHEAD: tl.constexpr = GROUP >= BLOCK  # a block's scales are read while the block before it is multiplied
     there = tl.minimum(n, N - 1)
-    row = words + there.to(tl.int64)[:, None] * (K // PLANES) + j[None, :]
-    source = x + m[:, None] * x_stride + j[None, :]
+    row = words + (there // STRIP).to(tl.int64)[:, None] * (STRIP * K // PLANES) + (there % STRIP)[:, None] * WIDTH + j[None, :]
+    source = x + m[:, None] * x_stride + tl.arange(0, TOGETHER * WIDTH)[None, :]
     acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    away = _away(zeros, False, KIND, half, OUTPUTS)
+    joined = acc
+    begin, end = split * share, tl.minimum(split * share + share, K // BLOCK)
     if PDL:
         chips.wait()
         chips.let_next()
-    for at in range(split * share, tl.minimum(split * share + share, K // (PLANES * WIDTH))):
-        w = tl.load(row + at * WIDTH, eviction_policy=EVICT)
-        joined = tl.zeros([OUTPUTS, ROWS], tl.float32)
-        for t in tl.static_range(PLANES):
-            g = (at * PLANES * WIDTH + t * WIDTH) // GROUP
-            if ZEROS and (t == 0 or GROUP < PLANES * WIDTH):
-                away = _away(zeros + g * N + there, ZEROS, KIND, half, OUTPUTS)
-            moved = tl.broadcast_to(away[:, None], [OUTPUTS, WIDTH])
-            if HOW is None:
-                q = _number(w, moved, t, KIND, half)
-            else:
-                q = tl.inline_asm_elementwise(HOW[t], "=r,r,r", [w, moved], dtype=x.dtype.element_ty, is_pure=True, pack=2)
-            v = tl.load(source + at * PLANES * WIDTH + t * WIDTH, mask=(m < M)[:, None], other=0.0)
-            if SCALED:
-                if t == 0 or GROUP < PLANES * WIDTH:
-                    size = tl.load(scales + g * N + there).to(half)
-                acc = tl.dot(_sized(q, size[:, None], HOW), v.T, acc)
-            elif GROUP >= PLANES * WIDTH:
-                joined = tl.dot(q, v.T, joined)
-            else:
-                acc += tl.dot(q, v.T) * tl.load(scales + g * N + there).to(tl.float32)[:, None]
-        if GROUP >= PLANES * WIDTH and not SCALED:
-            acc += joined * tl.load(scales + at * PLANES * WIDTH // GROUP * N + there).to(tl.float32)[:, None]
+    size, away = _of_group(scales, zeros, there, begin * BLOCK // GROUP, N, ZEROS, KIND, half, OUTPUTS)
+    for first in range(begin, end, STEP):
+        for block in tl.static_range(STEP):
+            at = first + block
+            w = tl.load(row + at * (STRIP * WIDTH), eviction_policy=EVICT)
+            if AHEAD:
+                g = tl.minimum(at + 1, end - 1) * BLOCK // GROUP
+                next_size, next_away = _of_group(scales, zeros, there, g, N, ZEROS, KIND, half, OUTPUTS)
+            for t in tl.static_range(0, PLANES, TOGETHER):
+                if not AHEAD:
+                    g = (at * BLOCK + t * WIDTH) // GROUP
+                    size, away = _of_group(scales, zeros, there, g, N, ZEROS, KIND, half, OUTPUTS)
+                q = _plane(w, away, t, OUTPUTS, WIDTH, KIND, HOW)
+                if TOGETHER == 2:
+                    next_plane = _plane(w, away, t + 1, OUTPUTS, WIDTH, KIND, HOW)
+                    q = tl.reshape(tl.permute(tl.join(q, next_plane), (0, 2, 1)), (OUTPUTS, 2 * WIDTH))
+                v = tl.load(source + at * BLOCK + t * WIDTH, mask=(m < M)[:, None], other=0.0)
+                if SCALED:
+                    acc = tl.dot(_sized(q, size.to(half)[:, None], HOW), v.T, acc)
+                else:
+                    joined = tl.dot(q, v.T, joined if AHEAD and t > 0 else tl.zeros([OUTPUTS, ROWS], tl.float32))
+                    if not AHEAD or t == PLANES - TOGETHER:
+                        acc += joined * size.to(tl.float32)[:, None]
+            if AHEAD:
+                size, away = next_size, next_away
     cell = m[None, :] * N + n[:, None]
     inside = (m < M)[None, :] & (n < N)[:, None]
     if SPLITS > 1:
         tl.store(partial + split * M * N + cell, acc, mask=inside)
         tl.debug_barrier()  # every thread's partial is written before the count says so
-        place = counters + tl.program_id(0) * tl.num_programs(1) + block
+        place = counters + tl.program_id(0) * tl.num_programs(1) + program
         if tl.atomic_add(place, 1, sem="acq_rel") != SPLITS - 1:
             return
         tl.store(place, 0)
@@ -225,13 +260,15 @@ def _few_rows(
 
 @dataclass(frozen=True)
 class Config:
-    """How a product is cut: outputs and rows of a tile, programs that share the inner axis, warps, stages in flight."""
+    """How a product is cut: outputs and rows of a tile, programs that share the inner axis, warps, stages in flight, columns of a
+    step where the inner axis is a multiple of them."""
 
     outputs: int
     rows: int
     warps: int
     stages: int = 3
     splits: int = 1
+    inner: int = 128
 
 
 def linear(
@@ -242,19 +279,22 @@ def linear(
     rows, inner = x.shape
     config = config or choose(rows, weight.rows, inner)
     out = torch.empty((rows, weight.rows), dtype=dtype or x.dtype, device=x.device)
-    steps = inner // (weight.planes * weight.width)
-    share = blocks(steps, min(config.splits, splits_of(config.splits, rows, weight.rows)))
-    splits = blocks(steps, share)
+    block = weight.planes * weight.width
+    all_blocks = inner // block
+    step = math.gcd(max(config.inner // block, 1), all_blocks)
+    share = blocks(all_blocks // step, splits_of(config.splits, rows, weight.rows)) * step
+    splits = blocks(all_blocks, share)
     partial, counters = workspace(x.device) if splits > 1 else (x, x)
     how = None if chips.current().interpreted else unpacking(weight.kind, x.dtype)
-    bands = blocks(rows, config.rows)
+    bands, scaled = blocks(rows, config.rows), config.outputs * config.rows > SUMS * config.warps
     _few_rows(
         (bands, blocks(weight.rows, config.outputs), splits), x, weight.words, weight.scales,
         weight.words if weight.zeros is None else weight.zeros, x if bias is None else bias, out, partial, counters, rows,
-        weight.rows, x.stride(0), share, K=inner, GROUP=min(weight.group, inner), WIDTH=weight.width, OUTPUTS=config.outputs,
-        ROWS=config.rows, SPLITS=splits, PLANES=weight.planes,
+        weight.rows, x.stride(0), share, K=inner, GROUP=min(weight.group, inner), WIDTH=weight.width, STEP=step,
+        OUTPUTS=config.outputs, ROWS=config.rows, SPLITS=splits, PLANES=weight.planes,
         ZEROS=weight.zeros is not None, BIASED=bias is not None, KIND=weight.kind, HOW=how,
-        PDL=pdl, SCALED=config.outputs * config.rows > SUMS * config.warps, EVICT="evict_first" if bands == 1 else "",
+        PDL=pdl, SCALED=scaled, EVICT="evict_first" if bands == 1 else "",
+        TOGETHER=2 if not scaled and min(weight.group, inner) >= 2 * weight.width else 1,
         dependent=pdl, warps=config.warps, stages=config.stages,
     )  # fmt: skip
     return out
@@ -269,7 +309,8 @@ def _dense(
     n, at, j = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1), tl.arange(0, WIDTH)
     half: tl.constexpr = out.dtype.element_ty
     there = tl.minimum(n, N - 1)
-    w = tl.load(words + there.to(tl.int64)[:, None] * (K // PLANES) + at * WIDTH + j[None, :])
+    strip = words + (there // STRIP).to(tl.int64)[:, None] * (STRIP * K // PLANES) + at * (STRIP * WIDTH)
+    w = tl.load(strip + (there % STRIP)[:, None] * WIDTH + j[None, :])
     for t in tl.static_range(PLANES):
         first = at * PLANES * WIDTH + t * WIDTH
         away = _away(zeros + first // GROUP * N + there, ZEROS, KIND, half, OUTPUTS)
@@ -317,13 +358,18 @@ def most_rows() -> int:
 def choose(rows: int, outputs: int, inner: int) -> Config:
     """The best cut of those measured on an H200, by rows: many small programs where the weights' way to them is what takes time."""
     many = chips.current().multiprocessors
+    if rows <= 8:
+        return Config(128, 8, 4, 3, splits_of(blocks(2 * many, blocks(outputs, 128)), rows, outputs), 256)
     if rows <= 16:
-        return Config(64, 8 if rows <= 8 else 16, 4, 3, splits_of(7 * many // blocks(outputs, 64), rows, outputs))
-    most = min(next_power(rows), _TILE)
+        return Config(64, 16, 4, 3, splits_of(7 * many // blocks(outputs, 64), rows, outputs))
+    most = min(next_power(rows), 64)
     if rows <= 64 and outputs <= 64 * many:
-        return Config(64, most, 4, 3, min(splits_of(3 * many // blocks(outputs, 64), rows, outputs), 4))
+        resident = 3 if most == 32 else 2  # programs of this size on a multiprocessor
+        return Config(64, most, 4, 3, splits_of(resident * many // blocks(outputs, 64), rows, outputs), 256)
+    if blocks(outputs, 128) * blocks(rows, 128) >= many and blocks(rows, 64) % 2 == 0:
+        return Config(128, 128, 4)
     tiles = blocks(outputs, 128) * blocks(rows, most)
-    return Config(128, most, 8 if most == _TILE and rows <= _TILE else 4, 3, splits_of(2 * many // tiles, rows, outputs))
+    return Config(128, most, 4, 3, splits_of(2 * many // tiles, rows, outputs), 256 if most == 32 else 128)
 
 
 def splits_of(wanted: int, rows: int, outputs: int) -> int:

@@ -133,10 +133,9 @@ def _rows(
 
 @dataclass(frozen=True)
 class Cut(Config):
-    """How a product is cut; `inner` elements of a tile, and whether sums leave the matrix units after each tile, where they are
+    """How a product is cut, and whether sums leave the matrix units after each tile, where they are
     held with fewer bits than float32 has."""
 
-    inner: int = 128
     often: bool = False
 
 
