@@ -42,6 +42,8 @@ def carried_out(text: str, given: dict[str, int], dtype: torch.dtype) -> list[to
             held[a] = int((halves(rest[0]) + halves(rest[1])).to(dtype).view(torch.uint32))
         elif op == "shr.u32":
             held[a] = value(rest[0]) >> value(rest[1])
+        elif op == "shl.b32":
+            held[a] = value(rest[0]) << value(rest[1]) & 0xFFFFFFFF
         elif op == "prmt.b32":
             places = (value(rest[0]) | value(rest[1]) << 32).to_bytes(8, "little")
             held[a] = int.from_bytes(bytes(places[value(rest[2]) >> 4 * i & 15] for i in range(4)), "little")
@@ -56,12 +58,17 @@ def word(values: list[float], dtype: torch.dtype) -> int:
     return int(torch.tensor(values, dtype=dtype).view(torch.uint32))
 
 
+def clear() -> None:
+    in_bits.how.cache_clear()
+    in_bits.quick.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def nvidia(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(chips, "current", lambda: dataclasses.replace(chips.INTERPRETER, ptx=True))
-    in_bits.how.cache_clear()
+    clear()
     yield
-    in_bits.how.cache_clear()  # other tests ask for their own chip
+    clear()  # other tests ask for their own chip
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -87,6 +94,33 @@ def test_int4(dtype: torch.dtype) -> None:
             assert torch.cat(carried_out(text, held, dtype)).tolist() == expected
 
 
+def test_keys_of_int8_that_are_too_large() -> None:
+    both = in_bits.quick("int8")
+    assert both and both[1] == in_bits.how("int8", torch.float16)
+    for first in range(0, 256, 4):
+        codes = bytes(range(first, first + 4))
+        found = torch.cat(carried_out(both[0][0], {"$2": int.from_bytes(codes, "little")}, torch.float16))
+        assert (found - in_bits.ABOVE.value).tolist() == [code - 256 if code > 127 else code for code in codes]
+
+
+@pytest.mark.parametrize("scale, low", [(0.25, -3.5), (0.03, 1.0), (1e-4, -2e-4), (4000.0, -30000.0)])
+def test_numbers_of_int4_that_are_too_small(scale: float, low: float) -> None:
+    """They are off by no more than a 32th of a scale, or what float16 loses."""
+    texts, shrunk = in_bits.quick("int4"), in_bits.SHRUNK.value
+    assert texts and texts[0] == texts[1]
+    size, least = torch.tensor(scale).half(), torch.tensor(low).half()
+    factor, rest = size * 4, least / shrunk - size * 4
+    given = {"$3": word([float(factor)] * 2, torch.float16), "$5": word([float(rest)] * 2, torch.float16)}
+    given |= {"$4": given["$3"], "$6": given["$5"]}
+    for first in range(0, 256, 4):
+        codes = bytes(range(first, first + 4))
+        held = given | {"$2": int.from_bytes(codes, "little")}
+        for text, part in zip(texts[0], ([code & 15 for code in codes], [code >> 4 for code in codes]), strict=True):
+            exact = torch.tensor([float(code * size.double() + least.double()) for code in part], dtype=torch.double)
+            off = (torch.cat(carried_out(text, held, torch.float16)) * shrunk - exact).abs()
+            assert (off <= scale / 32 + exact.abs() * 2.0**-11 + 2.0**-20).all()
+
+
 def test_other_chips_are_left_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chips, "current", lambda: chips.AMD)
-    assert in_bits.how("int4", torch.bfloat16) is None
+    assert in_bits.how("int4", torch.bfloat16) is None and in_bits.quick("int4") is None

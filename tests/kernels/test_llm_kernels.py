@@ -124,6 +124,23 @@ def test_decode_spans_cover_each_sequence_once() -> None:
     assert found == [(i, b) for i in range(5) for b in range(0, lengths[i], span)]
 
 
+@pytest.mark.parametrize(
+    "count, target, span",
+    [
+        (4, 14, 192),  # of 160 tokens there would be sixteen, of 192 there are twelve
+        (4, 11, 192),  # no span up to a quarter longer than 192 tokens lets all run at once
+        (4, 17, 128),  # sixteen as they are
+        (9, 8, 576),  # more sequences than can run at once
+    ],
+)
+def test_decode_spans_are_a_little_longer_where_all_run_at_once_then(count: int, target: int, span: int) -> None:
+    starts = torch.arange(count + 1, dtype=torch.int32, device=DEVICE)
+    plan = decode.make_plan(count, 4, 2, 64, DEVICE, target=target)
+    decode.plan(plan, starts, torch.full((count,), 512, dtype=torch.int32, device=DEVICE), min_span=32)
+    assert int(plan.info[0]) == span
+    assert (plan.sequence >= 0).sum() == count * -(-512 // span)
+
+
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize(("name", "kept"), KEPT)

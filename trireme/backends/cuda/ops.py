@@ -33,13 +33,16 @@ class Plan:
     spans: dict[tuple[int, ...], decode.DecodePlan] = field(default_factory=dict)
     tiles: dict[tuple[int, ...], attention.PromptPlan] = field(default_factory=dict)
 
-    def spans_for(self, q: Tensor, kv_heads: int, window: int) -> tuple[decode.DecodePlan, bool]:
+    def spans_for(self, q: Tensor, cache: KVCache, window: int) -> tuple[decode.DecodePlan, bool]:
         """(spans, known): `known` says whether they were listed before this call, by an earlier kernel than the previous one."""
-        key = (q.shape[1], kv_heads, q.shape[2], window)
+        kv_heads, fewer_bits = cache.k.shape[1], cache.k.element_size() == 1
+        key = (q.shape[1], kv_heads, q.shape[2], window, fewer_bits)
         known = key in self.spans
         if not known:
             layout = self.layout
-            self.spans[key] = decode.make_plan(len(layout.counts), q.shape[1], kv_heads, q.shape[2], q.device)
+            self.spans[key] = decode.make_plan(
+                len(layout.counts), q.shape[1], kv_heads, q.shape[2], q.device, fewer_bits=fewer_bits
+            )  # fmt: skip
             decode.plan(self.spans[key], layout.query_starts, layout.context_lengths, window)
         return self.spans[key], known
 
@@ -151,7 +154,7 @@ class CudaOps(Ops):
                 softcap=kind.softcap, slopes=slopes, sinks=sinks, scales=still, dense=tiles.dense,
             )  # fmt: skip
         if plan.decodes:
-            spans, known = plan.spans_for(q, kv_heads, kind.window)
+            spans, known = plan.spans_for(q, cache, kind.window)
             decode.attend(
                 q, cache.k, cache.v, out, *where, spans, page_size=layout.page_size, scale=kind.scale, window=kind.window,
                 softcap=kind.softcap, slopes=slopes, sinks=sinks, scales=scales, pdl=self.pdl and known,

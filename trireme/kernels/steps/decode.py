@@ -9,7 +9,6 @@ The G query heads that share a KV head are packed into one tile. Knows pages and
 
 from __future__ import annotations
 
-import torch
 import triton.language as tl
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from trireme.kernels.launch import kernel, next_power
 from trireme.kernels.steps import decode_in_bits, in_bits
 from trireme.kernels.steps.attention import LOG2E
 from trireme.kernels.steps.skinny import depend
-from trireme.kernels.steps.spans import MIN_SPAN, DecodePlan, join, make_plan, plan
+from trireme.kernels.steps.spans import COLUMNS, MIN_SPAN, DecodePlan, join, make_plan, plan, together
 
 __all__ = ["MIN_SPAN", "DecodePlan", "attend", "make_plan", "plan"]
 
@@ -99,7 +98,7 @@ def _attend(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, page_table: Tensor, rows: Tensor, query_starts: Tensor, contexts: Tensor,
     into: DecodePlan, *, page_size: int, scale: float, window: int = 0, softcap: float = 0.0, slopes: Tensor | None = None,
-    sinks: Tensor | None = None, scales: tuple[Tensor, Tensor] | None = None, tile: int = 0, warps: int = 4, stages: int = 3,
+    sinks: Tensor | None = None, scales: tuple[Tensor, Tensor] | None = None, tile: int = 0, warps: int = 0, stages: int = 3,
     pdl: bool = False,
 ) -> Tensor:  # fmt: skip
     """out[t] for the token t of every sequence in the plan.  q, out: [tokens, heads, dim]; k, v: [slots, kv_heads, dim]
@@ -109,16 +108,20 @@ def attend(
     heads, dim, kv_heads, kind = q.shape[1], q.shape[2], k.shape[1], in_bits.kind_of(k, scales)
     group, fewer = heads // kv_heads, k.element_size() == 1
     width = max(in_bits.width_of(dim, kind), 32) if fewer else max(next_power(dim), 16)
-    tile = tile or (16 if q.element_size() == 4 else decode_in_bits.TILE[max(width, 64)] if fewer else TILE[max(width, 64)])
-    unpacked = {"KIND": kind, "HOW": in_bits.how(kind, torch.float16) if q.element_size() == 2 else None} if fewer else {}
+    tile = tile or (16 if q.element_size() == 4 else decode_in_bits.TILE if fewer else TILE[max(width, 64)])
+    warps = warps or (max(width // 128, 1) if fewer and q.element_size() == 2 else 4)
+    keys, values = (in_bits.quick(kind) if q.element_size() == 2 else None) or (None, None)
+    across = min(warps, width // (32 if kind == "int4" else 16))  # warps that have numbers of a head of their own
+    side = together(heads, kv_heads) if fewer else 1
+    unpacked = {"KIND": kind, "KEYS": keys, "VALUES": values, "WARPS": across, "TOGETHER": side} if fewer else {}
     # fmt: off
     (decode_in_bits.attend if fewer else _attend)(
-        (kv_heads, into.num_spans), q, k, v, out, page_table, rows, query_starts, contexts,
+        (kv_heads // side, into.num_spans), q, k, v, out, page_table, rows, query_starts, contexts,
         into.sequence, into.begin, into.info, into.counters, into.partial,
         q if slopes is None else slopes, q if sinks is None else sinks, *(in_bits.words(scales, q) if fewer else ()),
         page_table.stride(0), q.stride(0), out.stride(0), k.stride(0), scale, softcap or 1.0, window,
-        PAGE=page_size, GROUP=group, DIM=dim, ROWS=max(next_power(group), 8 if fewer else 16), WIDTH=width, TILE=tile, HEADS=heads,
-        CAPPED=softcap > 0, SLOPED=slopes is not None, SINKS=sinks is not None, PDL=pdl, dependent=pdl,
+        PAGE=page_size, GROUP=group, DIM=dim, ROWS=max(next_power(group * side), COLUMNS if fewer else 16), WIDTH=width,
+        TILE=tile, HEADS=heads, CAPPED=softcap > 0, SLOPED=slopes is not None, SINKS=sinks is not None, PDL=pdl, dependent=pdl,
         **unpacked, warps=warps, stages=stages,
     )
     # fmt: on

@@ -18,13 +18,13 @@ from trireme.kernels.steps.attention import LOG2E
 from trireme.kernels.steps.skinny import depend
 from trireme.kernels.steps.spans import join
 
-TILE = {64: 128, 128: 64, 256: 64}  # tokens of one tile by head size
+TILE = 64  # keys of one tile, of which a warp has 128 numbers
 
 
 @triton.jit
-def _query(q, head, d, live, kv_head, GROUP: tl.constexpr, DIM: tl.constexpr, TYPE: tl.constexpr):
-    """The query heads of one KV head, [numbers, heads], as `TYPE` holds them."""
-    mask = live[:, None] & (head < kv_head * GROUP + GROUP)[None, :]
+def _query(q, head, d, live, real, DIM: tl.constexpr, TYPE: tl.constexpr):
+    """The query heads of a program, [numbers, heads], as `TYPE` holds them."""
+    mask = live[:, None] & real[None, :]
     found = tl.load(q + head[None, :] * DIM + d[:, None], mask=mask, other=0.0).to(tl.float32)
     if tl.float16 == TYPE:
         found = tl.clamp(found, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
@@ -37,11 +37,15 @@ def attend(
     k_scales, v_scales, page_stride, q_stride, out_stride, slot_stride, scale, softcap, window,
     PAGE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
     HEADS: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
-    KIND: tl.constexpr, HOW: tl.constexpr,
+    KIND: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, WARPS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """As in `decode`: one span of one sequence for the GROUP query heads of one KV head."""
+    """As in `decode`: one span of one sequence for the query heads of TOGETHER neighbouring KV heads.
+
+    A tile's keys are those of all these heads, token by token, as they lie in memory; a query head sees those of its own.
+    """
     # q: [tokens, HEADS, DIM]; k, v: [slots, kv_heads, DIM or DIM / 2]; partial: [spans, HEADS, DIM + 2]
-    s, kv_head = tl.program_id(1), tl.program_id(0)
+    ALL: tl.constexpr = GROUP * TOGETHER
+    s, first_head = tl.program_id(1), tl.program_id(0) * ALL
     seq = tl.load(sequence + s)
     if seq < 0:
         depend(PDL)
@@ -50,24 +54,26 @@ def attend(
     low, length = tl.load(begin + s), tl.load(contexts + seq)
     token = tl.load(query_starts + seq)
     pages = page_table + tl.load(rows + seq).to(tl.int64) * page_stride
-    n, head = tl.arange(0, TILE), kv_head * GROUP + tl.arange(0, ROWS)
+    n, head = tl.arange(0, TILE), first_head + tl.arange(0, ROWS)
+    kv_head = tl.program_id(0) * TOGETHER + n % TOGETHER
     KV_HEADS: tl.constexpr = HEADS // GROUP
     TYPE: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
     HALVES: tl.constexpr = 2 if KIND == "int4" else 1  # tiles of a head's numbers
     PART: tl.constexpr = WIDTH // HALVES
-    d = tl.arange(0, PART)
+    d = in_bits.turned(PART, WARPS)
     live = d < DIM // HALVES
     depend(PDL)
-    real = head < kv_head * GROUP + GROUP
+    real = head < first_head + ALL
+    own = (kv_head[:, None] == (head // GROUP)[None, :]) | (head >= first_head + ALL)[None, :]
     hidden = tl.where(window > 0, tl.maximum(length - window, 0), 0)
     visible = tl.maximum(low, hidden)
     high = tl.minimum(low + span, length)
     source = q + token.to(tl.int64) * q_stride
     mixed = in_bits.mixed(PART)
-    query = _query(source, head, mixed, mixed < DIM // HALVES, kv_head, GROUP, DIM, TYPE)
+    query = _query(source, head, mixed, mixed < DIM // HALVES, real, DIM, TYPE)
     later = query
     if HALVES == 2:
-        later = _query(source, head, mixed + DIM // 2, mixed < DIM // HALVES, kv_head, GROUP, DIM, TYPE)
+        later = _query(source, head, mixed + DIM // 2, mixed < DIM // HALVES, real, DIM, TYPE)
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if SINKS:  # the sequence's first span takes it in, as a key with this score and no value
@@ -76,21 +82,29 @@ def attend(
         total = tl.where(owner, 1.0, total)
     acc = tl.zeros([PART, ROWS], tl.float32)
     acc_later = acc
+    factor = scale
     if KIND == "fp8":
-        scale *= tl.load(k_scales + kv_head)
+        factor = (scale * tl.load(k_scales + head // GROUP, mask=real, other=0.0))[None, :]
+    if KIND == "int4" and KEYS is not None:
+        factor = scale * in_bits.SHRUNK
+    if KIND == "int8" and KEYS is not None:
+        above = in_bits.ABOVE * tl.sum(query.to(tl.float32), 0)
     if SLOPED:
         slope = tl.load(slopes + head, mask=real, other=0.0) * LOG2E
-    for start in range(visible // TILE * TILE, high, TILE):
-        j = start + n
+    STEP: tl.constexpr = TILE // TOGETHER
+    for start in range(visible // STEP * STEP, high, STEP):
+        j = start + n // TOGETHER
         seen = (j >= visible) & (j < high)
         slot = tl.load(pages + j // PAGE, mask=seen, other=0).to(tl.int64) * PAGE + j % PAGE
         key, key_later = in_bits.load_parts(
-            k, k_scales, slot, seen, kv_head, slot_stride, query, KV_HEADS, DIM, PART, KIND, HOW
+            k, k_scales, slot, seen, kv_head, slot_stride, query, KV_HEADS, DIM, PART, KIND, KEYS, True
         )  # fmt: skip
         score = tl.dot(in_bits.mix(key), query, input_precision="ieee")
         if HALVES == 2:
             score = tl.dot(in_bits.mix(key_later), later, score, input_precision="ieee")
-        score *= scale
+        if KIND == "int8" and KEYS is not None:
+            score -= above[None, :]
+        score *= factor
         if KIND == "int8":
             score *= in_bits.scale_of(k_scales, slot, seen, kv_head, KV_HEADS)[:, None]
         if CAPPED:  # cap * tanh(score / cap), from exponentials
@@ -98,27 +112,29 @@ def attend(
         score = score * LOG2E
         if SLOPED:
             score += slope[None, :] * (j - length + 1).to(tl.float32)[:, None]
-        score = tl.where(seen[:, None], score, float("-inf"))
+        score = tl.where(seen[:, None] & own, score, float("-inf"))
         peak = tl.maximum(best, tl.max(score, 0))
         shrink = tl.exp2(best - peak)
         p = tl.exp2(score - peak[None, :])
         total = total * shrink + tl.sum(p, 0)
         acc = acc * shrink[None, :]
         value, value_later = in_bits.load_parts(
-            v, v_scales, slot, seen, kv_head, slot_stride, query, KV_HEADS, DIM, PART, KIND, HOW, False
+            v, v_scales, slot, seen, kv_head, slot_stride, query, KV_HEADS, DIM, PART, KIND, VALUES, True
         )  # fmt: skip
         if KIND == "int8":  # scales by the largest of the tile, so that float16 holds every product
             sizes = in_bits.scale_of(v_scales, slot, seen, kv_head, KV_HEADS)
             largest = tl.max(sizes, 0)
             p = p * (sizes / tl.maximum(largest, 1e-30))[:, None]
-            acc += tl.dot(tl.trans(value), p.to(TYPE), input_precision="ieee") * largest
+            acc += tl.dot(in_bits.turn(value, WARPS), p.to(TYPE), input_precision="ieee") * largest
         else:
-            acc = tl.dot(tl.trans(value), p.to(TYPE), acc, input_precision="ieee")
+            acc = tl.dot(in_bits.turn(value, WARPS), p.to(TYPE), acc, input_precision="ieee")
         if HALVES == 2:
-            acc_later = tl.dot(tl.trans(value_later), p.to(TYPE), acc_later * shrink[None, :], input_precision="ieee")
+            acc_later = tl.dot(in_bits.turn(value_later, WARPS), p.to(TYPE), acc_later * shrink[None, :], input_precision="ieee")
         best = peak
     if KIND == "fp8":
-        acc *= tl.load(v_scales + kv_head)
+        acc *= tl.load(v_scales + head // GROUP, mask=real, other=0.0)[None, :]
+    if KIND == "int4" and VALUES is not None:
+        acc, acc_later = acc * in_bits.SHRUNK, acc_later * in_bits.SHRUNK
     mask = live[:, None] & real[None, :]
     target = out + token.to(tl.int64) * out_stride + head[None, :] * DIM + d[:, None]
     if num_spans == 1:
@@ -133,5 +149,5 @@ def attend(
     tl.store(mine + DIM, best, mask=real)
     tl.store(mine + DIM + 1, total, mask=real)
     first = s - (low // span - hidden // span)
-    done = counters + seq * tl.num_programs(0) + kv_head
-    join(partial, out + token.to(tl.int64) * out_stride, done, first, num_spans, kv_head * GROUP, HEADS, GROUP, DIM, WIDTH)
+    done = counters + seq * tl.num_programs(0) + tl.program_id(0)
+    join(partial, out + token.to(tl.int64) * out_stride, done, first, num_spans, first_head, HEADS, ALL, DIM, WIDTH)

@@ -90,6 +90,33 @@ def how(kind: str, dtype: torch.dtype) -> tuple[str, str] | None:
     return texts[0], texts[1]
 
 
+ABOVE = tl.constexpr(1152.0)  # by how much keys of int8 come out too large
+SHRUNK = tl.constexpr(16.0)  # how much too small numbers of int4 come out
+
+
+@functools.cache
+def quick(kind: str) -> tuple[tuple[str, str], tuple[str, str]] | None:
+    """As `how` for float16, for keys and for values that are multiplied at once: what is left undone is done to the products.
+
+    int8   keys come out larger by ABOVE
+    int4   numbers come out SHRUNK times too small: a code of 64ths over 1, times 4 scales, and low / 16 - 4 scales
+    """
+    texts = how(kind, torch.float16)
+    if texts is None or kind in ("fp8", "plain"):
+        return texts and (texts, texts)
+    pairs = ((0, "0x4140"), (1, "0x4342"))
+    if kind == "int8":
+        text = "{ .reg .b32 a; xor.b32 a, $2, 0x80808080;"
+        return (text + "".join(f" prmt.b32 ${i}, a, 0x64646464, {places};" for i, places in pairs) + " }", ""), texts
+    made = []
+    for shift in ("shl.b32 a, $2, 4;", "mov.b32 a, $2;"):
+        text = f"{{ .reg .b32 a, b; {shift} and.b32 a, a, 0xF0F0F0F0;"
+        for i, places in pairs:
+            text += f" prmt.b32 b, a, 0x3C3C3C3C, {places}; fma.rn.f16x2 ${i}, b, ${3 + i}, ${5 + i};"
+        made.append(text + " }")
+    return (made[0], made[1]), (made[0], made[1])
+
+
 @triton.jit
 def columns(DIM: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
     """Which number of a head each column of a tile stands for, and whether it is one."""
@@ -108,12 +135,16 @@ def _run(dim):
 
 
 @triton.jit
-def _int4(codes, at, there, like, HIGH: tl.constexpr, HOW: tl.constexpr, FREE: tl.constexpr):
-    """The low or high numbers of a tile of bytes [tokens, runs, numbers], whose words lie at `at` [tokens, runs]."""
-    word = tl.load(at, mask=there, other=0)
-    scale = word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    low = (word >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    middle = low + 8.0 * scale
+def _int4(codes, word, like, HIGH: tl.constexpr, HOW: tl.constexpr, QUICK: tl.constexpr):
+    """The low or high numbers of a tile of bytes [tokens, runs, numbers], whose words are `word` [tokens, runs]."""
+    scale = word.to(tl.int16).to(tl.float16, bitcast=True)
+    low = (word >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+    if QUICK and HOW is not None:
+        scale = scale * 4.0
+        middle = low * (1.0 / SHRUNK) - scale
+    else:
+        scale, low = scale.to(tl.float32), low.to(tl.float32)
+        middle = low + 8.0 * scale
     if HOW is None:
         number = ((codes >> 4) if HIGH else (codes & 15)).to(tl.float32) - 8.0
         return (number * scale[:, :, None] + middle[:, :, None]).to(like.dtype)
@@ -121,7 +152,7 @@ def _int4(codes, at, there, like, HIGH: tl.constexpr, HOW: tl.constexpr, FREE: t
         scale = tl.broadcast_to(scale.to(like.dtype)[:, :, None], codes.shape)
         middle = tl.broadcast_to(middle.to(like.dtype)[:, :, None], codes.shape)
         return tl.inline_asm_elementwise(
-            HOW[1 if HIGH else 0], "=r,=r,r,r,r,r,r", [codes, scale, middle], dtype=like.dtype, is_pure=FREE, pack=4
+            HOW[1 if HIGH else 0], "=r,=r,r,r,r,r,r", [codes, scale, middle], dtype=like.dtype, is_pure=True, pack=4
         )
 
 
@@ -129,33 +160,40 @@ def _int4(codes, at, there, like, HIGH: tl.constexpr, HOW: tl.constexpr, FREE: t
 def load_parts(
     kept, scales, slot, seen, head, slot_stride, like,
     HEADS: tl.constexpr, DIM: tl.constexpr, PART: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr,
-    FREE: tl.constexpr = True,
+    QUICK: tl.constexpr = False,
 ):  # fmt: skip
-    """A head's numbers of these slots in tiles [tokens, PART], zeros where nothing is seen: of int4 a head's first half and its
-    second, else all of it, twice. Those of int8 are still to be scaled. Their type is that of `like`.
+    """A head's numbers of these slots, or of each slot those of its own head, in tiles [tokens, PART], zeros where nothing is seen:
+    of int4 a head's first half and its second, else all of it, twice. Those of int8 are still to be scaled. Their type is that of
+    `like`.
 
-    FREE: whether the compiler may unpack them where the product wants them, rather than where they were loaded
+    QUICK: whether HOW is of `quick`
     """
     if KIND != "int4":
         d = tl.arange(0, PART)
-        cell = kept + slot[:, None] * slot_stride + head * DIM + d[None, :]
+        cell = kept + (slot * slot_stride + head * DIM)[:, None] + d[None, :]
         found = tl.load(cell, mask=seen[:, None] & (d < DIM)[None, :], other=0.0)
         if HOW is None:
             found = found.to(like.dtype)
         else:
-            found = tl.inline_asm_elementwise(HOW[0], "=r,=r,r", [found], dtype=like.dtype, is_pure=FREE, pack=4)
+            found = tl.inline_asm_elementwise(HOW[0], "=r,=r,r", [found], dtype=like.dtype, is_pure=True, pack=4)
         return found, found
     else:
         RUN: tl.constexpr = _run(DIM)
         GROUPS: tl.constexpr = (DIM + GROUP - 1) // GROUP
         r, i = tl.arange(0, PART // RUN), tl.arange(0, RUN)
         inside = r[:, None] * RUN + i[None, :]
-        cell = kept + slot[:, None, None] * slot_stride + head * (DIM // 2) + inside[None, :, :]
+        cell = kept + (slot * slot_stride + head * (DIM // 2))[:, None, None] + inside[None, :, :]
         codes = tl.load(cell, mask=seen[:, None, None] & (inside < DIM // 2)[None, :, :], other=0)
         row = scales + (slot * HEADS + head)[:, None] * GROUPS
-        there = seen[:, None] & (r * RUN < DIM // 2)[None, :]
-        low = _int4(codes, row + (r * RUN // GROUP)[None, :], there, like, False, HOW, FREE)
-        high = _int4(codes, row + ((r * RUN + DIM // 2) // GROUP)[None, :], there, like, True, HOW, FREE)
+        if RUN == GROUP and PART * 2 == DIM:  # a slot's words in one piece: those of the first half, then the others
+            both = tl.load(row + tl.arange(0, GROUPS)[None, :], mask=seen[:, None], other=0)
+            both = tl.permute(tl.reshape(both, (slot.shape[0], 2, GROUPS // 2)), (0, 2, 1))
+            first, second = tl.split(both)
+        else:
+            there = seen[:, None] & (r * RUN < DIM // 2)[None, :]
+            first = tl.load(row + (r * RUN // GROUP)[None, :], mask=there, other=0)
+            second = tl.load(row + ((r * RUN + DIM // 2) // GROUP)[None, :], mask=there, other=0)
+        low, high = _int4(codes, first, like, False, HOW, QUICK), _int4(codes, second, like, True, HOW, QUICK)
         return tl.reshape(low, (slot.shape[0], PART)), tl.reshape(high, (slot.shape[0], PART))
 
 
@@ -173,6 +211,23 @@ def mix(x):
     PART: tl.constexpr = x.shape[1]
     apart = tl.permute(tl.reshape(x, (x.shape[0], 4, PART // 16, 4)), (0, 2, 1, 3))
     return tl.reshape(apart, (x.shape[0], PART))
+
+
+@triton.jit
+def turned(PART: tl.constexpr, WARPS: tl.constexpr):
+    """Which number each row of a turned tile stands for: a thread of a product takes rows that are 8 and 16 * WARPS apart, and all
+    that it takes are numbers that follow each other in memory."""
+    r = tl.arange(0, PART)
+    FAR: tl.constexpr = PART // (16 * WARPS)
+    return ((r // 16 % WARPS * 8 + r % 8) * FAR + r // (16 * WARPS)) * 2 + r // 8 % 2
+
+
+@triton.jit
+def turn(x, WARPS: tl.constexpr):
+    """x: [tokens, numbers], as [numbers, tokens], its rows as `turned` says."""
+    PART: tl.constexpr = x.shape[1]
+    apart = tl.permute(tl.reshape(x, (x.shape[0], WARPS, 8, PART // (16 * WARPS), 2)), (3, 1, 4, 2, 0))
+    return tl.reshape(apart, (PART, x.shape[0]))
 
 
 @triton.jit

@@ -7,6 +7,7 @@ the end of a sequence's last program, joins the partials. Knows lengths; nothing
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,9 @@ from trireme.kernels.steps.attention import lanes
 
 JOINED = tl.constexpr(4096)  # values of partials that one program holds: 32 a thread with 4 warps
 MIN_SPAN = 64  # shorter spans cost more in joining than they win in width
-SPANS_PER_MULTIPROCESSOR = 4  # programs a multiprocessor holds at these tile sizes
+PROGRAMS = 4  # that a multiprocessor holds at these tile sizes
+COLUMNS = 8  # that a product of matrix units has at least
+PROGRAMS_OF_FEWER_BITS = 8  # a warp each, since every warp unpacks what it multiplies
 
 
 @dataclass
@@ -42,7 +45,10 @@ def _plan(
     query_starts, contexts, sequence, begin, info, num_sequences, num_spans, target, window,
     LEAST: tl.constexpr, SEQUENCES: tl.constexpr,
 ):  # fmt: skip
-    """Spans of ceil(total / target) tokens, a multiple of LEAST: sequence[s], begin[s] for every span s, in order."""
+    """Spans of ceil(total / target) tokens, a multiple of LEAST: sequence[s], begin[s] for every span s, in order.
+
+    They are up to a quarter longer where there are no more than the target then, so that all of them run at once.
+    """
     i = tl.arange(0, SEQUENCES)
     live = i < num_sequences
     first = tl.load(query_starts + i, mask=live, other=0)
@@ -51,6 +57,11 @@ def _plan(
     hidden = tl.where(window > 0, tl.maximum(length - window, 0), 0)
     total = tl.sum(length - hidden)
     span = tl.maximum(tl.cdiv(tl.cdiv(total, target), LEAST), 1) * LEAST
+    longer, step = span, tl.cdiv(span, 64 * LEAST) * LEAST
+    if tl.sum((length > 0).to(tl.int32)) <= target:
+        while longer * 4 <= span * 5 and tl.sum(tl.cdiv(length, longer) - hidden // longer) > target:
+            longer += step
+    span = tl.where(longer * 4 <= span * 5, longer, span)
     count = tl.cdiv(length, span) - hidden // span  # spans that hold a visible token
     end = tl.cumsum(count)
     tl.store(info, span)
@@ -98,9 +109,17 @@ def join(
     tl.store(out + (head + g)[:, None] * DIM + d[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
 
 
-def make_plan(num_sequences: int, heads: int, kv_heads: int, head_dim: int, device: torch.device, target: int = 0) -> DecodePlan:
+def together(heads: int, kv_heads: int) -> int:
+    """How many KV heads in fewer bits a program takes: as many as fill the columns of its products with query heads."""
+    return math.gcd(max(COLUMNS * kv_heads // heads, 1), kv_heads)
+
+
+def make_plan(
+    num_sequences: int, heads: int, kv_heads: int, head_dim: int, device: torch.device, *, fewer_bits: bool = False, target: int = 0
+) -> DecodePlan:
     """Room for the spans of a step of `num_sequences`; `plan` fills it."""
-    target = target or blocks(SPANS_PER_MULTIPROCESSOR * chips.current().multiprocessors, kv_heads)
+    programs, side = (PROGRAMS_OF_FEWER_BITS, kv_heads // together(heads, kv_heads)) if fewer_bits else (PROGRAMS, kv_heads)
+    target = target or blocks(programs * chips.current().multiprocessors, side)
     num_spans = num_sequences + target
     integers: dict[str, Any] = {"dtype": torch.int32, "device": device}
     return DecodePlan(
