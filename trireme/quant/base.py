@@ -5,6 +5,7 @@ Knows storage types and the op table; nothing of models or files.
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from typing import ClassVar, Protocol
 
@@ -178,17 +179,33 @@ class WeightMethod(Protocol):
 
 
 def take_tensors(old: object, new: object) -> bool:
-    """`take` for a method whose values are plain tensors in its attributes. Returns False on a CPU, where they may map a file."""
-    pairs: list[tuple[Tensor, Tensor]] = []
-    for name, held in vars(old).items():
-        if isinstance(held, Tensor):
-            value = getattr(new, name, None)
-            if not isinstance(value, Tensor) or held.device.type == "cpu" or (value.shape, value.dtype) != (held.shape, held.dtype):
-                return False
-            pairs.append((held, value))
-    for held, value in pairs:
+    """`take` for a method whose values are tensors in its attributes, or in records that these hold. Returns False on a CPU, where
+    tensors may map a file, and where anything but the tensors' values differs."""
+    pairs = _tensors_of_both(old, new)
+    for held, value in pairs or ():
         held.copy_(value)
-    return True
+    return pairs is not None
+
+
+def _tensors_of_both(old: object, new: object) -> list[tuple[Tensor, Tensor]] | None:
+    mine, theirs = vars(old), vars(new)
+    if type(old) is not type(new) or mine.keys() != theirs.keys():
+        return None
+    found: list[tuple[Tensor, Tensor]] = []
+    for name, held in mine.items():
+        value = theirs[name]
+        if isinstance(held, Tensor) and isinstance(value, Tensor):
+            if held.device.type == "cpu" or (value.shape, value.dtype) != (held.shape, held.dtype):
+                return None
+            found.append((held, value))
+        elif dataclasses.is_dataclass(held):
+            inner = _tensors_of_both(held, value)
+            if inner is None:
+                return None
+            found += inner
+        elif isinstance(held, Tensor) or isinstance(value, Tensor) or held != value:
+            return None
+    return found
 
 
 class Stack:

@@ -15,6 +15,7 @@ from trireme.kernels.steps.packed import Words
 from trireme.kernels.steps.scaled import EightBits
 from trireme.ops import Ops
 from trireme.quant import Decoded, Dense, Grouped, Stored, WeightMethod, decode, numbers_of
+from trireme.quant.base import take_tensors
 from trireme.quant.grouped import E2M1
 from trireme.quant.online import kind_for, quantize
 
@@ -54,25 +55,10 @@ class Quantized(WeightMethod):
         raise NotImplementedError
 
     def take(self, new: WeightMethod) -> bool:
-        if not isinstance(new, type(self)):
-            return False
-        mine, theirs = ([*vars(method.weight).values(), method.order, method.bias] for method in (self, new))
-        if not all(_alike(held, value) for held, value in zip(mine, theirs, strict=True)):
-            return False
-        for held, value in zip(mine, theirs, strict=True):
-            if isinstance(held, Tensor):
-                held.copy_(value)
-        return True
+        return take_tensors(self, new)
 
     def num_bytes(self) -> int:
         return self.weight.num_bytes() + _bytes_of(self.bias, self.order)
-
-
-def _alike(held: object, value: object) -> bool:
-    """Whether a tensor that captured steps hold can take another's values, or what is no tensor is the same."""
-    if isinstance(held, Tensor) and isinstance(value, Tensor):
-        return held.device.type != "cpu" and (held.shape, held.dtype) == (value.shape, value.dtype)
-    return held is value or (not isinstance(held, Tensor) and held == value)
 
 
 def _read(parts: list[Stored], device: torch.device) -> list[Grouped]:

@@ -106,14 +106,16 @@ def attend(
     With `scales`, k and v are kept in fewer bits.
     """
     heads, dim, kv_heads, kind = q.shape[1], q.shape[2], k.shape[1], in_bits.kind_of(k, scales)
-    group, fewer = heads // kv_heads, k.element_size() == 1
+    group, fewer, half = heads // kv_heads, k.element_size() == 1, q.element_size() == 2
     width = max(in_bits.width_of(dim, kind), 32) if fewer else max(next_power(dim), 16)
-    tile = tile or (16 if q.element_size() == 4 else decode_in_bits.TILE if fewer else TILE[max(width, 64)])
-    warps = warps or (max(width // 128, 1) if fewer and q.element_size() == 2 else 4)
-    keys, values = (in_bits.quick(kind) if q.element_size() == 2 else None) or (None, None)
-    across = min(warps, width // (32 if kind == "int4" else 16))  # warps that have numbers of a head of their own
-    side = together(heads, kv_heads) if fewer else 1
-    unpacked = {"KIND": kind, "KEYS": keys, "VALUES": values, "WARPS": across, "TOGETHER": side} if fewer else {}
+    tile = tile or (16 if not half else decode_in_bits.TILE if fewer else TILE[max(width, 64)])
+    warps = warps or (max(width // 128, 1) if fewer and half else 4)
+    side, unpacked = 1, {}
+    if fewer:
+        side, texts = together(heads, kv_heads), in_bits.quick(kind) if half else None
+        keys, values = texts or (None, None)
+        across = min(warps, width // (32 if kind == "int4" else 16))  # warps that have numbers of a head of their own
+        unpacked = {"KIND": kind, "KEYS": keys, "VALUES": values, "WARPS": across, "TOGETHER": side}
     # fmt: off
     (decode_in_bits.attend if fewer else _attend)(
         (kv_heads // side, into.num_spans), q, k, v, out, page_table, rows, query_starts, contexts,

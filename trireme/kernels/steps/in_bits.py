@@ -29,6 +29,7 @@ HALFWAY = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole nu
 # A byte that is put behind one of these is added to 128 or 1024, or with the second taken from it, as a number of 16 bits
 _OVER = {torch.bfloat16: ("0x43434343", "0xC3C3C3C3"), torch.float16: ("0x64646464", "0xE4E4E4E4")}
 _ONE = {torch.bfloat16: "0x3F803F80", torch.float16: "0x3C003C00"}
+_PLACES = ("0x4140", "0x4342")  # the first two and the last two of four bytes, each before a byte of the other number
 _MIDDLE = {torch.bfloat16: "0xC308C308", torch.float16: "0xE408E408"}  # -(128 + 8), -(1024 + 8)
 
 
@@ -72,19 +73,19 @@ def how(kind: str, dtype: torch.dtype) -> tuple[str, str] | None:
     over, under = _OVER[dtype]
     if kind == "int8" and dtype == torch.float16:  # 1024 + 128 more, less that
         text = "{ .reg .b32 a, b, c; xor.b32 a, $2, 0x80808080; mov.b32 c, 0xE480E480;"
-        for i, places in enumerate(("0x4140", "0x4342")):
+        for i, places in enumerate(_PLACES):
             text += f" prmt.b32 b, a, {over}, {places}; add.rn.f16x2 ${i}, b, c;"
         return text + " }", ""
     if kind == "int8":  # the seven low bits, less the highest
         text = "{ .reg .b32 a, b, c, d, e; and.b32 a, $2, 0x7F7F7F7F; and.b32 b, $2, 0x80808080;"
         text += f" mov.b32 e, {_ONE[dtype]};"
-        for i, places in enumerate(("0x4140", "0x4342")):
+        for i, places in enumerate(_PLACES):
             text += f" prmt.b32 c, a, {over}, {places}; prmt.b32 d, b, {under}, {places}; fma.rn.{name} ${i}, c, e, d;"
         return text + " }", ""
     texts = []
     for shift in ("mov.b32 a, $2;", "shr.u32 a, $2, 4;"):
         text = f"{{ .reg .b32 a, b, c, d; {shift} and.b32 a, a, 0x0F0F0F0F; mov.b32 c, {_ONE[dtype]}; mov.b32 d, {_MIDDLE[dtype]};"
-        for i, places in enumerate(("0x4140", "0x4342")):
+        for i, places in enumerate(_PLACES):
             text += f" prmt.b32 b, a, {over}, {places}; fma.rn.{name} b, b, c, d; fma.rn.{name} ${i}, b, ${3 + i}, ${5 + i};"
         texts.append(text + " }")
     return texts[0], texts[1]
@@ -99,22 +100,22 @@ def quick(kind: str) -> tuple[tuple[str, str], tuple[str, str]] | None:
     """As `how` for float16, for keys and for values that are multiplied at once: what is left undone is done to the products.
 
     int8   keys come out larger by ABOVE
-    int4   numbers come out SHRUNK times too small: a code of 64ths over 1, times 4 scales, and low / 16 - 4 scales
+    int4   numbers come out SHRUNK times too small: (1 + code / 64) * 4 scale + (low / 16 - 4 scale)
     """
     texts = how(kind, torch.float16)
     if texts is None or kind in ("fp8", "plain"):
         return texts and (texts, texts)
-    pairs = ((0, "0x4140"), (1, "0x4342"))
     if kind == "int8":
         text = "{ .reg .b32 a; xor.b32 a, $2, 0x80808080;"
-        return (text + "".join(f" prmt.b32 ${i}, a, 0x64646464, {places};" for i, places in pairs) + " }", ""), texts
+        return (text + "".join(f" prmt.b32 ${i}, a, 0x64646464, {places};" for i, places in enumerate(_PLACES)) + " }", ""), texts
     made = []
     for shift in ("shl.b32 a, $2, 4;", "mov.b32 a, $2;"):
         text = f"{{ .reg .b32 a, b; {shift} and.b32 a, a, 0xF0F0F0F0;"
-        for i, places in pairs:
+        for i, places in enumerate(_PLACES):
             text += f" prmt.b32 b, a, 0x3C3C3C3C, {places}; fma.rn.f16x2 ${i}, b, ${3 + i}, ${5 + i};"
         made.append(text + " }")
-    return (made[0], made[1]), (made[0], made[1])
+    both = made[0], made[1]
+    return both, both
 
 
 @triton.jit

@@ -24,7 +24,7 @@ from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel, kernel_of_any, next_power
 
 MAX_ROWS = 256  # for which cuts were measured
-_TILE = 64  # rows of the largest tile: each weight is unpacked once for it
+_TILE = 64  # rows of most tiles: each weight is unpacked once for them
 SUMS = 64 * 32  # of a tile that a warp can hold twice, for a group and for all
 
 
@@ -56,9 +56,7 @@ class Words:
 
 
 PLANES = {"int4": 4, "e2m1": 4, "int8": 2}
-
-
-STRIP = tl.constexpr(16)
+STRIP = tl.constexpr(16)  # rows
 
 
 def pack(codes: Tensor, width: int, kind: str) -> Tensor:
@@ -148,6 +146,13 @@ def _number(words, away, T: tl.constexpr, KIND: tl.constexpr, TYPE: tl.constexpr
 
 
 @triton.jit
+def _rows_of(words, there, K: tl.constexpr, PLANES: tl.constexpr, WIDTH: tl.constexpr):
+    """Where the words of the first block of some rows lie; those of the next one are STRIP * WIDTH on."""
+    strip = (there // STRIP).to(tl.int64)[:, None] * (STRIP * K // PLANES)
+    return words + strip + (there % STRIP)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+
+
+@triton.jit
 def _plane(
     words, away, T: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr, HOW: tl.constexpr
 ):  # fmt: skip
@@ -203,12 +208,12 @@ def _few_rows(
     """
     # x: [M, K]; words: as `Words` says; scales, zeros: [K / GROUP, N]; out: [M, N]; partial: [SPLITS, M, N] float32
     program, split = tl.program_id(1), tl.program_id(2)
-    n, m, j = program * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    n, m = program * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     half: tl.constexpr = x.dtype.element_ty
     BLOCK: tl.constexpr = PLANES * WIDTH
     AHEAD: tl.constexpr = GROUP >= BLOCK  # a block's scales are read while the block before it is multiplied
     there = tl.minimum(n, N - 1)
-    row = words + (there // STRIP).to(tl.int64)[:, None] * (STRIP * K // PLANES) + (there % STRIP)[:, None] * WIDTH + j[None, :]
+    row = _rows_of(words, there, K, PLANES, WIDTH)
     source = x + m[:, None] * x_stride + tl.arange(0, TOGETHER * WIDTH)[None, :]
     acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
     joined = acc
@@ -277,7 +282,7 @@ def linear(
 ) -> Tensor:  # fmt: skip
     """The product of some rows of 16-bit numbers.  x: [rows, columns]"""
     rows, inner = x.shape
-    config = config or choose(rows, weight.rows, inner)
+    config = config or choose(rows, weight.rows)
     out = torch.empty((rows, weight.rows), dtype=dtype or x.dtype, device=x.device)
     block = weight.planes * weight.width
     all_blocks = inner // block
@@ -309,17 +314,12 @@ def _dense(
     n, at, j = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1), tl.arange(0, WIDTH)
     half: tl.constexpr = out.dtype.element_ty
     there = tl.minimum(n, N - 1)
-    strip = words + (there // STRIP).to(tl.int64)[:, None] * (STRIP * K // PLANES) + at * (STRIP * WIDTH)
-    w = tl.load(strip + (there % STRIP)[:, None] * WIDTH + j[None, :])
+    w = tl.load(_rows_of(words, there, K, PLANES, WIDTH) + at * (STRIP * WIDTH))
     for t in tl.static_range(PLANES):
         first = at * PLANES * WIDTH + t * WIDTH
-        away = _away(zeros + first // GROUP * N + there, ZEROS, KIND, half, OUTPUTS)
-        moved = tl.broadcast_to(away[:, None], [OUTPUTS, WIDTH])
-        if HOW is None:
-            q = _number(w, moved, t, KIND, half)
-        else:
-            q = tl.inline_asm_elementwise(HOW[t], "=r,r,r", [w, moved], dtype=out.dtype.element_ty, is_pure=True, pack=2)
-        value = q.to(tl.float32) * tl.load(scales + first // GROUP * N + there).to(tl.float32)[:, None]
+        size, away = _of_group(scales, zeros, there, first // GROUP, N, ZEROS, KIND, half, OUTPUTS)
+        q = _plane(w, away, t, OUTPUTS, WIDTH, KIND, HOW)
+        value = q.to(tl.float32) * size.to(tl.float32)[:, None]
         tl.store(out + there.to(tl.int64)[:, None] * K + first + j[None, :], value.to(half), mask=(n < N)[:, None])
 
 
@@ -355,15 +355,15 @@ def most_rows() -> int:
     return min(chip.packed_rows or max(chip.balance // _TILE, 1) * _TILE, MAX_ROWS)
 
 
-def choose(rows: int, outputs: int, inner: int) -> Config:
+def choose(rows: int, outputs: int) -> Config:
     """The best cut of those measured on an H200, by rows: many small programs where the weights' way to them is what takes time."""
     many = chips.current().multiprocessors
     if rows <= 8:
         return Config(128, 8, 4, 3, splits_of(blocks(2 * many, blocks(outputs, 128)), rows, outputs), 256)
     if rows <= 16:
         return Config(64, 16, 4, 3, splits_of(7 * many // blocks(outputs, 64), rows, outputs))
-    most = min(next_power(rows), 64)
-    if rows <= 64 and outputs <= 64 * many:
+    most = min(next_power(rows), _TILE)
+    if rows <= _TILE and outputs <= 64 * many:
         resident = 3 if most == 32 else 2  # programs of this size on a multiprocessor
         return Config(64, most, 4, 3, splits_of(resident * many // blocks(outputs, 64), rows, outputs), 256)
     if blocks(outputs, 128) * blocks(rows, 128) >= many and blocks(rows, 64) % 2 == 0:

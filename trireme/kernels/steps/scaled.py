@@ -145,7 +145,7 @@ def rows(
 ) -> Tensor:  # fmt: skip
     """The product of rows that were quantized.  q: [rows, columns]; sizes: [rows]"""
     (count, inner), outputs = q.shape, weight.rows
-    cut = cut or choose(count, outputs, inner)
+    cut = cut or choose(count, outputs)
     group = 0 if weight.group >= inner else weight.group
     step = min(cut.inner, group & -group) if group else cut.inner
     out = torch.empty((count, outputs), dtype=dtype, device=q.device)
@@ -168,7 +168,7 @@ SIDE = 8  # tiles of rows that share weights in the cache
 TILES = ((128, 256, 8), (128, 128, 8), (64, 128, 4))  # outputs, rows, warps
 
 
-def choose(count: int, outputs: int, inner: int) -> Cut:
+def choose(count: int, outputs: int) -> Cut:
     """The best cut of those measured on an H200, by rows; with many, the largest tile of which there are enough for the chip."""
     many = chips.current().multiprocessors
     if count <= 16:
