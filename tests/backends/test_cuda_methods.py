@@ -15,8 +15,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
 from tests.quant.packers import FORMATS
-from trireme.backends.cuda.methods import FLOATS, WHOLE, Packed, Scaled
+from trireme.backends.cuda.methods import FLOATS, WHOLE, Packed, Quantized, Scaled
 from trireme.backends.cuda.ops import CudaOps
+from trireme.bench.plain_cuda import plain_method
 from trireme.blocks import BLOCKS
 from trireme.hub.composite import Composite
 from trireme.hub.safetensors import read_safetensors
@@ -24,6 +25,7 @@ from trireme.hub.schemes import join
 from trireme.hub.weights import Weight
 from trireme.kernels import chips
 from trireme.kernels.steps import packed
+from trireme.ops import Ops
 from trireme.quant import Decoded, Stored, WeightMethod, choose, decode
 
 DEVICE = torch.device("cpu" if chips.current().interpreted else "cuda")
@@ -157,3 +159,28 @@ def test_quantized_at_load(kind: str, loss: float) -> None:
         )
         wanted = torch.from_numpy(values[[3, 30]]).to(DEVICE)
         assert float((found.float() - wanted).norm() / wanted.norm()) < lost
+
+
+@pytest.mark.parametrize("name", ["gptq 4 bit with zeros, version 1", "gptq in an order", "mxfp4", "int8 by row", "fp8 blocks", "nf4"])
+def test_the_plain_form_rounds_as_the_kernels_do(name: str, tmp_path: pathlib.Path) -> None:
+    """What `bench quality --plain` compares with: products that differ by what 16 bits lose, and embeddings that are exact."""
+    matrix, bias = stored(tmp_path, name), torch.randn(ROWS, device=DEVICE)
+    options = [matrix], bias, torch.bfloat16, DEVICE
+    native, plain = (choose("auto", [matrix], methods).load(*options) for methods in (METHODS, {"auto": plain_method("auto", METHODS)}))
+    x = torch.randn(3, COLUMNS, device=DEVICE).bfloat16()
+    found, wanted = native.linear(OPS, x).float(), plain.linear(Ops(), x.float())
+    assert float((found - wanted).norm() / wanted.norm()) < 0.004
+    ids = torch.tensor([3, 30], device=DEVICE)
+    if not isinstance(native, Quantized) or native.order is None:  # no vocabulary has an order
+        assert torch.equal(plain.embed(Ops(), ids), decode(matrix, torch.float32, DEVICE)[ids])
+
+
+@pytest.mark.parametrize("option", ["int8", "int4", "fp8", "mxfp4"])
+def test_the_plain_form_of_what_is_quantized_at_load(option: str) -> None:
+    values = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(2))
+    parts: list[Stored] = [Weight("m", "F32", values.numpy())]
+    options = parts, None, torch.bfloat16, DEVICE
+    native, plain = (choose(option, parts, methods).load(*options) for methods in (METHODS, {option: plain_method(option, METHODS)}))
+    x = torch.randn(3, COLUMNS, device=DEVICE).bfloat16()
+    found, wanted = native.linear(OPS, x).float(), plain.linear(Ops(), x.float())
+    assert float((found - wanted).norm() / wanted.norm()) < 0.004

@@ -12,12 +12,11 @@ import torch
 from trireme.backends import reason_against
 from trireme.backends.cpu.methods import METHODS as CPU_METHODS
 from trireme.backends.cpu.ops import CpuOps
-from trireme.bench.plain import offer_plain
+from trireme.bench.plain_cpu import PlainCpu
 from trireme.bench.quality import Beside, _Reading, perplexity, read
 from trireme.hub.weights import map_file, weight_from_bytes
 from trireme.llm import LLM
 from trireme.ops import Ops
-from trireme.quant.choose import METHODS as OFFERED
 from trireme.types import TokenLogprobs
 
 
@@ -51,7 +50,7 @@ def test_plain_forms_keep_the_packed_values(tmp_path: pathlib.Path) -> None:
     stored = weight_from_bytes("m", "F32", (48, 96), map_file(tmp_path / "m"))
     for method in ("none", "int8", "int4", "mxfp4", "fp8"):
         options = [stored], None, torch.float32, torch.device("cpu")
-        kept, plain = CPU_METHODS[method].load(*options), OFFERED[offer_plain(method)].load(*options)
+        kept, plain = CPU_METHODS[method].load(*options), PlainCpu.methods[method].load(*options)
         for rows in (3, 40):
             x = torch.randn(rows, 96)
             got, wanted = kept.linear(CpuOps(), x), plain.linear(Ops(), x)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import sys
 
 from trireme.bench.choices import BASELINE, INSTALL, KV_KINDS, LOADS, MEASURES, METHODS
 from trireme.command.flags import add_settings
@@ -96,6 +97,8 @@ def quality_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), help="the first is what the others are compared with")
     parser.add_argument("--text", help="a text file to use instead of the opening of Alice's Adventures in Wonderland")
     parser.add_argument("--window", type=int, default=512, help="tokens that are read together")
+    parser.add_argument("--few-tokens", type=int, default=8, help="tokens of a step where few rows are measured; 1 as in answers")
+    parser.add_argument("--few-windows", type=int, default=sys.maxsize, help="windows that are read in few rows too; 0: none [all]")
     parser.add_argument("--continue-tokens", type=int, default=64, help="greedy tokens after the first part of each window")
     parser.add_argument(
         "--kv-dtype", nargs="+", default=["auto"], dest="kv_kinds", help="kinds of KV, each with each method [auto]"

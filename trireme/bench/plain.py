@@ -1,68 +1,48 @@
-"""The products of the CPU's packed weights in plain torch: the same values, and activations rounded alike, summed in float32.
+"""Backends that compute a device's weight methods in plain torch: the same rounded weights and activations, summed in float32.
 
-Knows packed weights and how the kernels round; nothing of models.
+Knows which devices have such a form; how they round stands in `plain_cpu` and `plain_cuda`.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
-from trireme.backends.cpu import library
-from trireme.backends.cpu.methods import METHODS, Packed
+from trireme.backends.registry import BUILT_IN
+from trireme.errors import BadConfig
 from trireme.ops import Ops
-from trireme.quant import Stored, WeightMethod
-from trireme.quant.choose import METHODS as OFFERED
+from trireme.quant import WeightMethod
 
-GROUP = 32  # activations that share a scale
-WIDE = {"amx": 16, "bf16": 16}  # instruction sets that multiply bfloat16, and from how many rows on
+FORMS = {"cpu": "trireme.bench.plain_cpu:PlainCpu", "cuda": "trireme.bench.plain_cuda:PlainCuda"}
+ROUNDED_BY_ROWS = ("cpu",)  # where steps of few tokens are rounded in another way than those of many
+
+
+def plain_backend(name: str) -> str:
+    """The name of the backend that computes in plain torch as backend `name` rounds."""
+    if name not in FORMS:
+        raise BadConfig(f"--plain has no plain form of the backend {name!r}.", f"use --backend {' or --backend '.join(FORMS)}")
+    BUILT_IN[f"plain {name}"] = FORMS[name]
+    return f"plain {name}"
 
 
 class Plain(WeightMethod):
-    """What a packed method keeps, as float32 matrices."""
+    """What a method of a device keeps, as float32 matrices. Subclasses say how the device rounds activations."""
 
     title = "plain"
-    packed: ClassVar[type[Packed]] = Packed
 
-    def __init__(self, matrices: list[tuple[str, Tensor]], bias: Tensor | None):
-        self.matrices, self.bias = matrices, bias
+    def __init__(self, values: list[Tensor], bias: Tensor | None):
+        self.values, self.bias = values, bias
 
-    @classmethod
-    def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> Plain:
-        made = cls.packed.load(parts, bias, dtype, device)
-        return cls([(weight.kind, weight.floats()) for weight in made.weights], made.bias)
+    def product(self, i: int, x: Tensor) -> Tensor:
+        """x, rounded as the device does for matrix i, times that matrix."""
+        raise NotImplementedError
 
     def linear(self, ops: Ops, x: Tensor) -> Tensor:
-        y = torch.cat([_product(kind, values, x) for kind, values in self.matrices], -1)
+        y = torch.cat([self.product(i, x) for i in range(len(self.values))], -1)
         return y if self.bias is None else y + self.bias
 
     def embed(self, ops: Ops, ids: Tensor) -> Tensor:
-        return self.matrices[0][1][ids.long()]
+        return self.values[0][ids.long()]
 
     def num_bytes(self) -> int:
-        return sum(values.nbytes for _, values in self.matrices)
-
-
-def offer_plain(method: str) -> str:
-    """Makes the plain form of a method of the CPU one that `--quantize` takes; returns its name."""
-    name = f"{method}-plain"
-    OFFERED[name] = type(name, (Plain,), {"packed": METHODS[method]})
-    return name
-
-
-def _product(kind: str, values: Tensor, x: Tensor) -> Tensor:
-    if kind == "f32":
-        return x @ values.t()
-    if len(x) >= WIDE.get(library.isa(), len(x) + 1):
-        return x.bfloat16().float() @ values.bfloat16().float().t()
-    return (x if kind in ("bf16", "f16") else rounded(x)) @ values.t()
-
-
-def rounded(x: Tensor) -> Tensor:
-    """Whole numbers from -127 to 127 times a scale for each group of columns."""
-    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % GROUP)).view(len(x), -1, GROUP)
-    largest = padded.abs().amax(-1, keepdim=True)
-    numbers = (padded * (127.0 / largest.clamp_min(1e-30))).round()
-    return (numbers * (largest / 127.0)).flatten(1)[:, : x.shape[1]]
+        return sum(values.nbytes for values in self.values)

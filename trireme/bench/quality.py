@@ -15,17 +15,13 @@ from importlib.resources import files
 
 import msgspec
 
-from trireme.backends import reason_against
-from trireme.bench.plain import offer_plain
+from trireme.backends.registry import automatic
+from trireme.bench.plain import ROUNDED_BY_ROWS, plain_backend
 from trireme.command.fetch import fetched
 from trireme.command.flags import config_from
 from trireme.config import Config
-from trireme.errors import BadConfig
 from trireme.llm import LLM
 from trireme.types import SamplingParams, TokenLogprobs
-
-FEW_TOKENS = 8  # a step of this size is computed like a decode step, on backends that distinguish them
-
 
 class Beside(msgspec.Struct):
     """How much larger a perplexity is than another of the same text: a share, and the standard error of its tokens' mean."""
@@ -46,7 +42,7 @@ class Quality(msgspec.Struct, kw_only=True):
     kv: str
     weight_bytes: int
     perplexity: float
-    perplexity_few: float  # the same, computed in steps of FEW_TOKENS
+    perplexity_few: float  # of the windows that were also read in steps of few tokens; NaN if none were
     agreement: float  # share of places in the text where the likeliest next token is the same
     agreement_few: float
     greedy_tokens: float  # average number of tokens in its own continuations before the first that differs
@@ -57,8 +53,6 @@ class Quality(msgspec.Struct, kw_only=True):
 def run(args: argparse.Namespace) -> int:
     config = fetched(config_from(args))
     text = pathlib.Path(args.text).read_text() if args.text else files("trireme.bench").joinpath("data/alice.txt").read_text()
-    if args.plain and (config.device.backend not in ("auto", "cpu") or reason_against("cpu")):
-        raise BadConfig("--plain compares with the rounding of the CPU's kernels.", "use --backend cpu")
     results = compare(config, args, text)
     print(
         f"{'method':<8}{'KV':<6}{'weights MB':>12}{'perplexity':>12}{'few rows':>10}{'beside plain':>18}{'few rows':>18}"
@@ -82,18 +76,29 @@ def compare(config: Config, args: argparse.Namespace, text: str) -> list[Quality
     for method in args.methods:
         for kv in args.kv_kinds:
             chosen = dataclasses.replace(config, cache=dataclasses.replace(config.cache, kv_dtype=kv))
-            reading = _Reading.take(chosen, method, text, args.window, args.continue_tokens)
+            reading = _Reading.take(chosen, method, text, args)
             first = first or reading
             found = reading.beside(first)
             if args.plain:
-                plain = dataclasses.replace(chosen.device, backend="reference")
-                model = dataclasses.replace(chosen.model, dtype="float32")
-                chosen = dataclasses.replace(chosen, device=plain, model=model)
-                same = _Reading.take(chosen, offer_plain(method), text, args.window, 0)
-                found.plain, found.plain_few = Beside.of(reading.whole, same.whole), Beside.of(reading.few, same.few)
+                found.plain, found.plain_few = _beside_plain(reading, chosen, method, text, args)
             print(f"{method}, KV {kv}: {found.perplexity:.3f}", file=sys.stderr, flush=True)
             results.append(found)
     return results
+
+
+def _beside_plain(
+    reading: _Reading, config: Config, method: str, text: str, args: argparse.Namespace
+) -> tuple[Beside, Beside | None]:
+    """Beside the same rounding of weights, activations, keys and values, computed by the plain bodies."""
+    name = automatic() if config.device.backend == "auto" else config.device.backend
+    device = dataclasses.replace(config.device, backend=plain_backend(name))
+    plain = dataclasses.replace(config, device=device, model=dataclasses.replace(config.model, dtype="float32"))
+    asked = argparse.Namespace(**{**vars(args), "continue_tokens": 0})
+    if name not in ROUNDED_BY_ROWS:
+        asked.few_windows = 0  # the plain bodies would compute the same again
+    same = _Reading.take(plain, method, text, asked)
+    few = same.few or same.whole[: len(reading.few)]
+    return Beside.of(reading.whole, same.whole), Beside.of(reading.few, few) if few else None
 
 
 @dataclasses.dataclass
@@ -108,7 +113,8 @@ class _Reading:
     continuations: list[list[int]]
 
     @classmethod
-    def take(cls, config: Config, method: str, text: str, window: int, continue_tokens: int) -> _Reading:
+    def take(cls, config: Config, method: str, text: str, args: argparse.Namespace) -> _Reading:
+        window, continue_tokens = args.window, args.continue_tokens
         with LLM(config=_changed(config, method, config.schedule.max_step_tokens)) as llm:
             assert llm.tokenizer is not None
             ids = llm.tokenizer.encode(text)
@@ -118,8 +124,10 @@ class _Reading:
             sampling = SamplingParams(temperature=0.0, max_tokens=continue_tokens, ignore_eos=True)
             answers = llm.generate([part[: window // 4] for part in windows], sampling) if continue_tokens else []
             weight_bytes = llm.worker.ready.weight_bytes
-        with LLM(config=_changed(config, method, FEW_TOKENS)) as llm:
-            few = read(llm, windows)
+        few: list[TokenLogprobs] = []
+        if args.few_windows:
+            with LLM(config=_changed(config, method, args.few_tokens)) as llm:
+                few = read(llm, windows[: args.few_windows])
         return cls(method, config.cache.kv_dtype, weight_bytes, whole, few, [answer.token_ids for answer in answers])
 
     def beside(self, other: _Reading) -> Quality:
@@ -153,11 +161,12 @@ def read(llm: LLM, windows: list[list[int]]) -> list[TokenLogprobs]:
 
 
 def perplexity(tokens: list[TokenLogprobs]) -> float:
-    return math.exp(-sum(token.logprob for token in tokens) / len(tokens))
+    return math.exp(-sum(token.logprob for token in tokens) / len(tokens)) if tokens else math.nan
 
 
 def _agreement(mine: list[TokenLogprobs], other: list[TokenLogprobs]) -> float:
-    return sum(a.top[0][0] == b.top[0][0] for a, b in zip(mine, other, strict=True)) / len(mine)
+    """Over the places that were read; `other` may have read on."""
+    return sum(a.top[0][0] == b.top[0][0] for a, b in zip(mine, other, strict=False)) / len(mine) if mine else math.nan
 
 
 def _common(mine: list[int], other: list[int]) -> int:
