@@ -208,7 +208,7 @@ FORMATS: dict[str, tuple[Packer, str]] = {
             f"INT{bits}",
         )
         for bits in (3, 4, 8)
-        for version in ((1,) if bits == 3 else (1, 2))
+        for version in ((1, 2) if bits == 4 else (1,))  # of 8 bits the setting is believed, which no file of these has
     },
     "gptq version 2": (lambda n, k: gptq(n, k, version=2), "INT4"),
     "gptq whole columns": (lambda n, k: gptq(n, k, group=k), "INT4"),

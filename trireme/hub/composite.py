@@ -1,4 +1,4 @@
-"""A quantized matrix of a checkpoint, stored as several tensors of a file, and lazy cuts of it.
+"""A quantized matrix of a checkpoint, stored as several tensors of a file, those tensors by their suffixes, and lazy cuts of it.
 
 Knows which entries of each part belong to a cut of the matrix. `schemes` knows which tensors belong together, and `quant` what
 their bits mean.
@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from trireme.errors import UnsupportedModel
+from trireme.errors import BadCheckpoint, UnsupportedModel
 from trireme.hub.weights import Weight
+
+_FETCH = "fetch the model again, or ask who published it"
 
 
 @dataclass(frozen=True)
@@ -164,3 +166,47 @@ class Composite:
 
     def __repr__(self) -> str:
         return f"Composite({self.name!r}, {self.kind}, {self.shape})"
+
+
+class Tensors:
+    """The tensors that belong to one matrix, by their suffixes (such as ".scales"). Its errors give the name of the matrix."""
+
+    def __init__(self, base: str, weights: Mapping[str, Weight]):
+        self.base, self._weights = base, weights
+        self.asked: set[str] = set()  # full names of the tensors that were asked for
+
+    def __contains__(self, suffix: str) -> bool:
+        return self.get(suffix) is not None
+
+    def __getitem__(self, suffix: str) -> Weight:
+        found = self.get(suffix)
+        if found is None:
+            raise BadCheckpoint(f"The quantized matrix {self.base} has no tensor {self.base + suffix}.", _FETCH)
+        return found
+
+    @property
+    def matrix(self) -> str:
+        """The name that a model uses for this matrix."""
+        return f"{self.base}.weight"
+
+    def get(self, suffix: str) -> Weight | None:
+        self.asked.add(self.base + suffix)
+        return self._weights.get(self.base + suffix)
+
+    def shaped(self, suffix: str, *shapes: tuple[int, ...]) -> Weight:
+        """The tensor; refused if it has none of these shapes."""
+        found = self[suffix]
+        if found.shape not in shapes:
+            wanted = " or ".join(str(list(shape)) for shape in shapes)
+            raise BadCheckpoint(f"Tensor {found.name} has shape {list(found.shape)}; its matrix calls for {wanted}.", _FETCH)
+        return found
+
+    def kind(self, suffix: str, *kinds: str) -> Weight:
+        """The tensor; refused if it is stored as none of these kinds."""
+        found = self[suffix]
+        if found.kind not in kinds:
+            raise BadCheckpoint(f"Tensor {found.name} is stored as {found.kind}, not {' or '.join(kinds)}.", _FETCH)
+        return found
+
+    def wrong(self, suffix: str, what: str) -> BadCheckpoint:
+        return BadCheckpoint(f"Tensor {self.base + suffix} {what}.", _FETCH)

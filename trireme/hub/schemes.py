@@ -14,58 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from trireme.errors import BadCheckpoint, UnsupportedModel
-from trireme.hub.composite import Along, Composite, Format, Part
+from trireme.errors import UnsupportedModel
+from trireme.hub.composite import Along, Composite, Format, Part, Tensors
 from trireme.hub.kv_scales import is_of_kv
 from trireme.hub.weights import Weight
 
 Settings = Mapping[str, Any]  # a checkpoint's `quantization_config`, or nothing
-_FETCH = "fetch the model again, or ask who published it"
 WORD = 32  # bits of a word that holds packed numbers
-
-
-class Tensors:
-    """The tensors that belong to one matrix, by their suffixes (such as ".scales"). Its errors give the name of the matrix."""
-
-    def __init__(self, base: str, weights: Mapping[str, Weight]):
-        self.base, self._weights = base, weights
-        self.asked: set[str] = set()  # full names of the tensors that were asked for
-
-    def __contains__(self, suffix: str) -> bool:
-        return self.get(suffix) is not None
-
-    def __getitem__(self, suffix: str) -> Weight:
-        found = self.get(suffix)
-        if found is None:
-            raise BadCheckpoint(f"The quantized matrix {self.base} has no tensor {self.base + suffix}.", _FETCH)
-        return found
-
-    @property
-    def matrix(self) -> str:
-        """The name that a model uses for this matrix."""
-        return f"{self.base}.weight"
-
-    def get(self, suffix: str) -> Weight | None:
-        self.asked.add(self.base + suffix)
-        return self._weights.get(self.base + suffix)
-
-    def shaped(self, suffix: str, *shapes: tuple[int, ...]) -> Weight:
-        """The tensor; refused if it has none of these shapes."""
-        found = self[suffix]
-        if found.shape not in shapes:
-            wanted = " or ".join(str(list(shape)) for shape in shapes)
-            raise BadCheckpoint(f"Tensor {found.name} has shape {list(found.shape)}; its matrix calls for {wanted}.", _FETCH)
-        return found
-
-    def kind(self, suffix: str, *kinds: str) -> Weight:
-        """The tensor; refused if it is stored as none of these kinds."""
-        found = self[suffix]
-        if found.kind not in kinds:
-            raise BadCheckpoint(f"Tensor {found.name} is stored as {found.kind}, not {' or '.join(kinds)}.", _FETCH)
-        return found
-
-    def wrong(self, suffix: str, what: str) -> BadCheckpoint:
-        return BadCheckpoint(f"Tensor {self.base + suffix} {what}.", _FETCH)
 
 
 Finder = Callable[[Tensors, Settings], Composite | None]
@@ -97,8 +52,9 @@ def _bases(name: str) -> tuple[str, ...]:
 def check_settings(settings: Settings) -> None:
     """Refuses settings that change the values in ways that the tensors do not show."""
     format_name, sparsity = str(settings.get("format") or ""), settings.get("sparsity_config") or {}
-    if settings.get("transform_config"):
-        raise UnsupportedModel("The weights are stored transformed (compressed-tensors' transform_config).", _OTHER)
+    for name in _TURNED:
+        if settings.get(name):
+            raise UnsupportedModel(f"The weights are stored transformed ({name} in the quantization's settings).", _OTHER)
     structure = sparsity.get("format") if isinstance(sparsity, dict) else None
     if format_name == "marlin-24" or structure not in (None, "dense"):
         raise UnsupportedModel(f"The weights are stored sparse ({structure or format_name}).", _OTHER)
@@ -106,6 +62,9 @@ def check_settings(settings: Settings) -> None:
         raise UnsupportedModel("The weights can be read only by code that comes with the model, which is never run.", _OTHER)
 
 
+# Weights were multiplied by an orthogonal matrix, and activations have to be too while the model runs. By compressed-tensors,
+# GPTQModel, and AutoRound.
+_TURNED = ("transform_config", "rotation", "rotation_config", "spinquant_config")
 _OTHER = "use another quantization of the model, or the model as it was before"
 
 # --- whole numbers in words of 32 bits --------------------------------------------------------------------------------------
@@ -156,6 +115,8 @@ def _gptq(tensors: Tensors, settings: Settings, bits: int) -> Composite:
     group = _whole_groups(tensors, ".scales", settings, columns, groups)
     values, entries = (32, 3) if bits == 3 else (WORD // bits, 1)
     parts = {"codes": Part(words, Along(1), Along(0, values, entries))}
+    if bits == 3 and "gptq_p" in (settings.get("checkpoint_format"), settings.get("format")):
+        raise UnsupportedModel(f"The matrix {tensors.base} holds its 3 bits in planes (GPTQModel's gptq_p).", _OTHER)
     order = tensors.get(".g_idx")
     in_order = order is None or _in_order(tensors, ".g_idx", columns, groups, group)
     across = Along(0, group) if in_order else None
@@ -164,7 +125,8 @@ def _gptq(tensors: Tensors, settings: Settings, bits: int) -> Composite:
         parts["zeros"] = Part(tensors.kind(".qzeros", "I32", "U32"), Along(1, values, entries), across)
     if not in_order and order is not None:
         parts["order"] = Part(order, None, Along(0))
-    zero = "none" if ".qzeros" not in tensors else _zeros_as(words, tensors[".qzeros"], bits, settings)
+    of = np.arange(columns) // group if in_order or order is None else order.mapped()
+    zero = "none" if ".qzeros" not in tensors else _zeros_as(words, tensors[".qzeros"], bits, of, settings)
     facts = {"zeros": zero, "ordered": not in_order, "symmetric": zero == "none" or _symmetric(tensors[".qzeros"], bits)}
     return Composite(tensors.matrix, (rows, columns), Format(f"INT{bits}", "gptq", f"GPTQ {bits} bit", bits, group, facts), parts)
 
@@ -198,19 +160,35 @@ def _symmetric(stored: Weight, bits: int) -> bool:
 _SAMPLE = 1 << 13  # how many words are read to find out how zeros are stored
 
 
-def _zeros_as(words: Weight, stored: Weight, bits: int, settings: Settings) -> str:
+def _zeros_as(words: Weight, stored: Weight, bits: int, of: np.ndarray, settings: Settings) -> str:
     """How the zeros are stored: "plain", or "less" if the stored number is one less than the zero. The setting in the file is often
-    wrong, so this looks at the values: weights have a mean near 0, so the mean of the codes is near the mean of the zeros.
+    wrong, so this looks at the values: weights have a median near 0, so the median of code - zero is near 0. The mean need not be:
+    where the weights of a group lie all above 0, the zero is 0, and one less is stored as the largest number. Of 8 bits too few
+    numbers are read for that, and the setting is believed.
+
+    of: the group of each column
     """
     height = max(_SAMPLE // words.shape[1] // 3 * 3, 3)  # 32 numbers of 3 bits fill three words, so the height is a multiple of 3
-    zeros, middle = _fields(stored.mapped()[: _SAMPLE // stored.shape[1] + 1], bits), 1 << (bits - 1)
-    if zeros[0] in (middle, middle - 1) and (zeros == zeros[0]).all():
-        return "plain" if zeros[0] == middle else "less"
-    codes = _fields(words.mapped()[:height].T, bits)
-    beyond = float(codes.mean() - zeros.mean())
-    if len(codes) >= 4096 and min(abs(beyond), abs(beyond - 1.0)) < 0.25:
-        return "plain" if abs(beyond) < 0.25 else "less"
-    return "plain" if settings.get("checkpoint_format") == "gptq_v2" else "less"
+    codes = _fields(words.mapped()[:height].T, bits).reshape(words.shape[1], -1)
+    groups, place = np.unique(of[: codes.shape[1]], return_inverse=True)
+    zeros, middle = _fields(stored.mapped()[groups], bits).reshape(len(groups), -1), 1 << (bits - 1)
+    if zeros[0, 0] in (middle, middle - 1) and (zeros == zeros[0, 0]).all():
+        return "plain" if zeros[0, 0] == middle else "less"
+    beyond = codes - zeros.T[:, place]
+    median = np.median(beyond)
+    below, same = (beyond < median).mean(), (beyond == median).mean()
+    if 0.1 * same * math.sqrt(beyond.size) > 0.5:  # the median of so many numbers is known to a tenth
+        exact = median - 0.5 + (0.5 - below) / same
+        if min(abs(exact), abs(exact - 1.0)) < 0.25:
+            return "plain" if abs(exact) < 0.25 else "less"
+    return "plain" if any(settings.get(name) in values for name, values in _PLAIN.items()) else "less"
+
+
+_PLAIN = {  # what is said where zeros are stored as they are, by GPTQModel and AutoRound
+    "checkpoint_format": ("gptq_v2", "gptq_p"),
+    "format": ("gptq_v2", "gptq_p"),
+    "packing_format": ("auto_round", "auto_round:gptqmodel"),
+}
 
 
 def _fields(words: np.ndarray, bits: int) -> np.ndarray:
@@ -248,10 +226,7 @@ def _packed(tensors: Tensors, settings: Settings) -> Composite | None:
         return _fp4(tensors, ".weight_packed", said)
     tensors.kind(".weight_packed", "I32")
     rows, columns = _shape_said(tensors)
-    fitting = [bits for bits in (2, 3, 4, 8) if packed.shape == (rows, -(-columns // (WORD // bits)))]
-    if not fitting:
-        raise tensors.wrong(".weight_packed", f"of shape {list(packed.shape)} fits no width of bits for {rows} by {columns}")
-    bits = fitting[0]
+    bits, values, entries = _width(tensors, settings, rows, columns)
     scales = tensors.kind(".weight_scale", "F16", "BF16", "F32")
     groups = scales.shape[1] if len(scales.shape) == 2 else 1
     tensors.shaped(".weight_scale", (rows, groups), (rows,), (1,), ())
@@ -260,17 +235,38 @@ def _packed(tensors: Tensors, settings: Settings) -> Composite | None:
     across = Along(1, group) if in_order and len(scales.shape) == 2 else None
     each = None if scales.shape in ((), (1,)) else Along(0)
     parts = {
-        "codes": Part(packed, Along(0), Along(1, WORD // bits)),
+        "codes": Part(packed, Along(0), Along(1, values, entries)),
         "scales": Part(scales, each, across),
     }
     if ".weight_zero_point" in tensors:
-        tensors.shaped(".weight_zero_point", (-(-rows // (WORD // bits)), groups))
-        parts["zeros"] = Part(tensors.kind(".weight_zero_point", "I32"), Along(0, WORD // bits), across)
+        tensors.shaped(".weight_zero_point", (-(-rows * entries // values), groups))
+        parts["zeros"] = Part(tensors.kind(".weight_zero_point", "I32"), Along(0, values, entries), across)
     if not in_order:
         parts["order"] = Part(tensors[".weight_g_idx"], None, Along(0))
-    facts = {"ordered": not in_order, "symmetric": "zeros" not in parts} | said
+    facts = {"ordered": not in_order, "symmetric": "zeros" not in parts, "dense": entries > 1} | said
     form = Format(f"INT{bits}", "words", f"compressed-tensors W{bits}A16", bits, group, facts)
     return Composite(tensors.matrix, (rows, columns), form, parts)
+
+
+# How many numbers of some bits lie in how many words. Three bits: ten in a word, and from compressed-tensors 0.18 on without gaps.
+_WIDTHS = ((2, 16, 1), (3, 10, 1), (3, 32, 3), (4, 8, 1), (8, 4, 1))
+
+
+def _width(tensors: Tensors, settings: Settings, rows: int, columns: int) -> tuple[int, int, int]:
+    """The one of `_WIDTHS` that fits the shape of the words, and that the config names if it names any. A width that is not read,
+    such as 7 bits, may have the shape of one that is."""
+    groups = settings.get("config_groups")
+    weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    named = {found.get("num_bits") for found in weights if isinstance(found, dict)}
+    shape = tensors[".weight_packed"].shape
+    fitting = [
+        width for width in _WIDTHS if shape == (rows, -(-columns * width[2] // width[1])) and (not named or width[0] in named)
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    what = "several widths" if fitting else "no width"
+    among = f" among the config's {sorted(map(str, named))}" if named else ""
+    raise tensors.wrong(".weight_packed", f"of shape {list(shape)} fits {what} of bits{among} for {rows} by {columns}")
 
 
 def _shape_said(tensors: Tensors) -> tuple[int, int]:
@@ -300,9 +296,10 @@ def _fp4(tensors: Tensors, codes: str, said: dict[str, Any]) -> Composite:
 
 
 _FLOATS = ("F32", "BF16", "F16")
+_POWERS = ("F8_E8M0", "U8")  # kinds of scales that are powers of two, in fp8 beside floats of eight bits alone
 # Tensors beside a matrix that say how to quantize activations. They are not used: activations of eight bits get a scale for each
 # token, which is as fine or finer and cuts nothing off, and none are quantized to four bits.
-_OF_ACTIVATIONS = (".input_scale", ".input_zero_point", ".input_global_scale")
+_OF_ACTIVATIONS = (".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale")
 
 
 def _pass_over(tensors: Tensors) -> dict[str, Any]:
@@ -337,8 +334,8 @@ def _bytes(tensors: Tensors, settings: Settings) -> Composite | None:
 
 def _scaled(tensors: Tensors, weight: Weight, suffix: str, settings: Settings) -> tuple[Format, Part]:
     """What one scale of the bytes covers: the whole matrix, a row, a group of columns of a row, or a block."""
-    (rows, columns), scale = weight.shape, tensors.kind(suffix, *_FLOATS)
     whole_numbers = weight.kind == "I8"
+    (rows, columns), scale = weight.shape, tensors.kind(suffix, *_FLOATS, *(() if whole_numbers else _POWERS))
     title = "int8" if whole_numbers else "fp8"
     if scale.shape in ((), (1,), (1, 1)):
         kind, group, part, title = "T", 0, Part(scale), f"{title}, one scale"

@@ -192,6 +192,12 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
     return torch.stack([packed >> shift & mask for shift in range(0, 8, bits)], -1).flatten(1)
 
 
+def _powers(stored: Tensor) -> Tensor:
+    """Powers of two, stored as a byte (e8m0), as float32."""
+    power = stored.view(torch.uint8).int()
+    return torch.where(power == 0, 1 << 22, power << 23).view(torch.float32)  # 255 stands for NaN, and becomes infinite
+
+
 def _nibbles(packed: Tensor, high_first: bool = False) -> Tensor:
     """Two numbers of four bits in each byte.  packed: [rows, n] uint8; result: [rows, 2 n] uint8"""
     pair = [packed >> 4, packed & 15] if high_first else [packed & 15, packed >> 4]
@@ -213,7 +219,7 @@ def _gptq(stored: Composite, device: torch.device | str) -> Grouped:
     if stored.form.facts["zeros"] == "plain":
         spread = unpack_words(zeros, bits)
     elif bits == 3:
-        spread = unpack_words(zeros, bits) + 1
+        spread = unpack_words(zeros, bits) + 1 & 7  # of numbers that lie across words, each is less by itself: 7 stands for 0
     else:  # subtracts one from every number of a word at once, borrowing from the next number
         spread = unpack_words(zeros + _as_int32(sum(1 << shift for shift in range(0, 32, bits))), bits)
     return Grouped(codes, scales, group, _rows(stored, "zeros", spread.t().float()), of)
@@ -246,6 +252,8 @@ def _words(stored: Composite, device: torch.device | str) -> Grouped:
     def spread(words: Tensor) -> Tensor:
         if bits != 3:
             return unpack_words(words, bits)
+        if stored.form.facts["dense"]:
+            return unpack_words(torch.nn.functional.pad(words, (0, -words.shape[1] % 3)), 3)
         places = torch.arange(0, 30, 3, dtype=torch.int32, device=words.device)  # ten numbers in a word; two bits are unused
         return (words.unsqueeze(-1) >> places & 7).flatten(1).to(torch.uint8)
 
@@ -262,7 +270,10 @@ def _bytes(stored: Composite, device: torch.device | str) -> Grouped:
     """Whole numbers or floats of eight bits, as they are."""
     codes = _tensor(stored, "codes", device)
     codes = _cut(stored, "codes", codes.view(torch.uint8)).view(codes.dtype)
-    scales = _by_row(stored, "scales", _tensor(stored, "scales", device)) / stored.form.facts.get("over", 1.0)
+    scales = _tensor(stored, "scales", device)
+    if stored.parts["scales"].weight.kind in ("U8", "F8_E8M0"):
+        scales = _powers(scales)
+    scales = _by_row(stored, "scales", scales) / stored.form.facts.get("over", 1.0)
     group, of = _groups(stored, device)
     return Grouped(codes, scales, group, None, of)
 
@@ -277,8 +288,7 @@ def _fp4(stored: Composite, device: torch.device | str) -> Grouped:
     codes = _cut(stored, "codes", _nibbles(packed.flatten(1)))
     scales = _tensor(stored, "scales", device)
     if stored.kind == "MXFP4":
-        power = scales.view(torch.uint8).int()
-        wide = torch.where(power == 0, 1 << 22, power << 23).view(torch.float32)  # 255 stands for NaN, and becomes infinite
+        wide = _powers(scales)
     else:
         whole = _tensor(stored, "global", device).float().reshape(())
         wide = scales.float() / whole if stored.form.facts["divides"] else scales.float() * whole
