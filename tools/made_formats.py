@@ -11,8 +11,8 @@ all but the first two installed with `--no-deps`; autoawq and gptqmodel may also
 compressed-tensors changed how it writes: with 0.14.0.1 on PYTHONPATH the cases named `before` are written, and no others. A library
 that is missing is said, and its cases are left. `tests/quant/test_made.py` reads the files.
 
-A file holds the tensors as published (`layer.weight_packed` ...) and `values`, of a high matrix the last rows of them; its metadata
-the library, its version, and the settings that belong to a checkpoint's config.
+A file holds the tensors as published (`layer.weight_packed` ...) and `values`, of a high matrix the last rows of them; its
+metadata `made` the library, its version, and the settings that belong to a checkpoint's config.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def compressed_before(bits: int, symmetric: bool, order: str | None) -> Made:
     return tensors, meant, settings
 
 
-for bits, symmetric, order in ((4, True, "group"), (4, False, "group"), (4, False, "weight"), (3, True, None), (3, False, None)):
+for bits, symmetric, order in ((4, True, "group"), (4, False, "group"), (3, True, None), (3, False, None)):
     ordered = f" order by {order}" if order else ""
     name = f"compressed-tensors before w{bits} {'sym' if symmetric else 'asym'}{ordered}"
     made = lambda bits=bits, symmetric=symmetric, order=order: compressed_before(bits, symmetric, order)  # noqa: E731
@@ -176,11 +176,16 @@ case("compressed-tensors before w7 sym", "compressed-tensors", lambda: compresse
 # --- bitsandbytes -------------------------------------------------------------------------------------------------------------
 
 
-def four_bits(kind: str, nested: bool, run: int, dtype: torch.dtype, shape: tuple[int, int] = (32, 64)) -> Made:
+BF16 = torch.bfloat16
+
+
+def four_bits(
+    kind: str, nested: bool, run: int, dtype: torch.dtype, shape: tuple[int, int] = (32, 64), storage: torch.dtype = torch.uint8
+) -> Made:
     import bitsandbytes.functional as bnb
 
     values = weight(*shape).to(dtype)
-    packed, state = bnb.quantize_4bit(values, blocksize=run, compress_statistics=nested, quant_type=kind)
+    packed, state = bnb.quantize_4bit(values, blocksize=run, compress_statistics=nested, quant_type=kind, quant_storage=storage)
     tensors = {".weight": packed} | {f".weight.{name}": value for name, value in state.as_dict(packed=True).items()}
     return tensors, bnb.dequantize_4bit(packed, state), {"quant_method": "bitsandbytes", "load_in_4bit": True}
 
@@ -192,6 +197,7 @@ for kind in ("nf4", "fp4"):
         case(name, "bitsandbytes", made)
 TWO_RUNS = (68, 256)  # more runs of 64 than the 256 that share a scale
 case("bitsandbytes nf4 nested twice", "bitsandbytes", lambda: four_bits("nf4", True, 64, torch.bfloat16, TWO_RUNS))
+case("bitsandbytes nf4 called bfloat16", "bitsandbytes", lambda: four_bits("nf4", False, 64, BF16, storage=BF16))
 case("bitsandbytes nf4 runs of 128", "bitsandbytes", lambda: four_bits("nf4", False, 128, torch.float16, (16, 128)))
 
 
@@ -233,7 +239,8 @@ def gptqmodel(bits: int, group: int, symmetric: bool, ordered: bool, form: str) 
 
 
 for bits in (2, 3, 4, 8):
-    case(f"gptqmodel {bits} bit sym", "gptqmodel", lambda bits=bits: gptqmodel(bits, 32, True, False, "gptq"))
+    if bits in (3, 4):
+        case(f"gptqmodel {bits} bit sym", "gptqmodel", lambda bits=bits: gptqmodel(bits, 32, True, False, "gptq"))
     for form in ("gptq",) if bits == 2 else ("gptq", "gptq_v2"):
         made = lambda bits=bits, form=form: gptqmodel(bits, 32, False, False, form)  # noqa: E731
         case(f"gptqmodel {bits} bit asym {form}", "gptqmodel", made)
@@ -263,7 +270,6 @@ def auto_gptq(bits: int, group: int, symmetric: bool) -> Made:
 
 for bits in (3, 4, 8):
     case(f"auto-gptq {bits} bit asym", "auto-gptq", lambda bits=bits: auto_gptq(bits, 32, False))
-case("auto-gptq 4 bit sym whole columns", "auto-gptq", lambda: auto_gptq(4, -1, True))
 
 # --- AWQ, AutoRound -----------------------------------------------------------------------------------------------------------
 
@@ -354,28 +360,38 @@ case("transformers mxfp4", "transformers", transformers_mxfp4)
 
 
 def modelopt(kind: str) -> Made:
-    """A layer quantized and exported by its own code, and its own fake quantization as the values."""
+    """A layer quantized and exported by its own code, and dequantized by its own tensors."""
     import modelopt.torch.quantization as quantization
     from modelopt.torch.export.unified_export_hf import _export_quantized_weight
-    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+    from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
 
-    model = nn.Sequential(linear(16, 64, torch.bfloat16))
-    config = {"fp8": quantization.FP8_DEFAULT_CFG, "nvfp4": quantization.NVFP4_DEFAULT_CFG}[kind]
-    inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    config = {
+        "fp8": quantization.FP8_DEFAULT_CFG,
+        "fp8 rows": quantization.FP8_PER_CHANNEL_PER_TOKEN_CFG,
+        "fp8 blocks": quantization.FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG,
+        "nvfp4": quantization.NVFP4_DEFAULT_CFG,
+    }[kind]
+    rows, columns = 16, 256 if kind == "fp8 blocks" else 64
+    model = nn.Sequential(linear(rows, columns, torch.bfloat16))
+    inputs = torch.randn(8, columns, generator=torch.Generator().manual_seed(1)).bfloat16()
     quantization.quantize(model, config, lambda model: model(inputs))
     layer = model[0]
     _export_quantized_weight(layer, torch.bfloat16)
     tensors = {f".{name}": value.detach().clone() for name, value in layer.state_dict().items() if "quantizer" not in name}
     settings = {"quant_method": "modelopt", "quant_algo": kind.upper()}
-    if kind == "fp8":
-        return tensors, tensors[".weight"].float() * tensors[".weight_scale"].float(), settings
-    stored = NVFP4QTensor(torch.Size((16, 64)), torch.float32, tensors[".weight"])
-    by_scales = {"scale": tensors[".weight_scale"], "double_scale": tensors[".weight_scale_2"]}
-    return tensors, stored.dequantize(dtype=torch.float32, block_sizes={-1: 16}, **by_scales), settings
+    shape, scale = torch.Size((rows, columns)), tensors[".weight_scale"]
+    if kind == "nvfp4":
+        stored = NVFP4QTensor(shape, torch.float32, tensors[".weight"])
+        by_scales = {"scale": scale, "double_scale": tensors[".weight_scale_2"]}
+        return tensors, stored.dequantize(dtype=torch.float32, block_sizes={-1: 16}, **by_scales), settings
+    plain = FP8QTensor(shape, torch.float32, tensors[".weight"])
+    if kind == "fp8 blocks":
+        return tensors, plain.dequantize(scale=scale.reshape(1, 2), block_sizes={0: 128, 1: 128})[:16], settings
+    return tensors, plain.dequantize(scale=scale.unsqueeze(1) if kind == "fp8 rows" else scale), settings
 
 
-case("modelopt fp8", "nvidia-modelopt", lambda: modelopt("fp8"))
-case("modelopt nvfp4", "nvidia-modelopt", lambda: modelopt("nvfp4"))
+for kind in ("fp8", "fp8 rows", "fp8 blocks", "nvfp4"):
+    case(f"modelopt {kind}", "nvidia-modelopt", lambda kind=kind: modelopt(kind))
 
 # ------------------------------------------------------------------------------------------------------------------------------
 
@@ -388,11 +404,11 @@ def write(folder: pathlib.Path, name: str) -> str:
         return "left: written with another version of its library"
     tensors, values, settings = make()
     held = {"layer" + end: value.detach().clone(memory_format=torch.contiguous_format) for end, value in tensors.items()}
-    said = {"library": library, "version": version, "settings": json.dumps(settings, default=str)}
+    made = json.dumps({"library": library, "version": version, "settings": settings}, default=str)
     values = values if values.dim() > 2 or len(values) <= 64 else values[-16:]
     held["values"] = values.detach().clone(memory_format=torch.contiguous_format)
     file = folder / f"{name.replace(' ', '-')}.safetensors"
-    save_file(held, file, metadata=said)
+    save_file(held, file, metadata={"made": made})  # one entry, as several are written in no order
     return f"{library} {version}, {file.stat().st_size} bytes"
 
 

@@ -11,6 +11,7 @@ import pathlib
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trireme.errors import BadCheckpoint, TriremeError, UnsupportedModel
@@ -36,7 +37,7 @@ def joined(name: str) -> tuple[Composite, Tensor]:
     """(the one matrix of a file, the values that it means)"""
     file = MADE / f"{name}.safetensors"
     with safe_open(file, "pt") as opened:
-        settings, values = json.loads(opened.metadata()["settings"]), opened.get_tensor("values")
+        settings, values = json.loads(opened.metadata()["made"])["settings"], opened.get_tensor("values")
     weights = read_safetensors(file)
     del weights["values"]
     (found,) = join(weights, settings).values()
@@ -75,7 +76,7 @@ def test_every_library_is_there() -> None:
     libraries = set()
     for name in NAMES:
         with safe_open(MADE / f"{name}.safetensors", "pt") as opened:
-            libraries.add(opened.metadata()["library"])
+            libraries.add(json.loads(opened.metadata()["made"])["library"])
     assert libraries >= {"compressed-tensors", "bitsandbytes", "gptqmodel", "auto-gptq", "autoawq", "auto-round", "nvidia-modelopt"}
     assert "transformers" in libraries and set(REFUSED) < set(NAMES)
 
@@ -86,3 +87,17 @@ def test_turned_weights_are_refused(name: str) -> None:
     weights = read_safetensors(MADE / "gptqmodel-4-bit-sym.safetensors")
     with pytest.raises(UnsupportedModel, match=name):
         join(weights, {"quant_method": "gptq", name: "hadamard"})
+
+
+def test_tiles_are_refused(tmp_path: pathlib.Path) -> None:
+    """Older bitsandbytes stored int8 in the order of a kernel, and says so by a number beside the matrix."""
+    tensors = load_file(MADE / "bitsandbytes-int8.safetensors")
+    del tensors["values"]
+    for number in (0, 2):
+        file = tmp_path / f"{number}.safetensors"
+        save_file(tensors | {"layer.weight_format": torch.tensor(number, dtype=torch.uint8)}, file)
+        if number == 0:
+            assert list(join(read_safetensors(file), {})) == ["layer.weight"]
+            continue
+        with pytest.raises(UnsupportedModel, match="tiles"):
+            join(read_safetensors(file), {})

@@ -320,6 +320,8 @@ def _bytes(tensors: Tensors, settings: Settings) -> Composite | None:
     if ".SCB" in tensors:
         scale = tensors.kind(".SCB", "F32")
         tensors.shaped(".SCB", (weight.shape[0],))
+        if ".weight_format" in tensors and np.any(tensors[".weight_format"].mapped()):
+            raise UnsupportedModel(f"The matrix {tensors.base} is stored in tiles (bitsandbytes' weight_format).", _OTHER)
         parts = {"codes": Part(weight, Along(0), Along(1)), "scales": Part(scale, Along(0))}
         return Composite(tensors.matrix, weight.shape, Format("I8C", "bytes", "bitsandbytes int8", 8, 0, {"over": 127.0}), parts)
     suffix = next((s for s in (".weight_scale", ".weight_scale_inv") if s in tensors), None)
@@ -337,6 +339,8 @@ def _scaled(tensors: Tensors, weight: Weight, suffix: str, settings: Settings) -
     whole_numbers = weight.kind == "I8"
     (rows, columns), scale = weight.shape, tensors.kind(suffix, *_FLOATS, *(() if whole_numbers else _POWERS))
     title = "int8" if whole_numbers else "fp8"
+    if len(scale.shape) == 4 and scale.shape[1::2] == (1, 1):  # blocks by ModelOpt: [n, 1, m, 1]
+        scale = scale.reshaped(*scale.shape[::2])
     if scale.shape in ((), (1,), (1, 1)):
         kind, group, part, title = "T", 0, Part(scale), f"{title}, one scale"
     elif scale.shape in ((rows,), (rows, 1)):
@@ -396,7 +400,7 @@ def _bitsandbytes(tensors: Tensors, settings: Settings) -> Composite | None:
     state = _state(tensors, _STATE + found)
     rows, columns = int(state["shape"][0]), int(state["shape"][1])
     run = int(state["blocksize"])
-    codes = tensors.kind(".weight", "U8")
+    codes = tensors.kind(".weight", "U8", *_FLOATS)  # bytes that may be called another type, for tools that split no bytes
     if codes.num_bytes * 2 != rows * columns:
         raise tensors.wrong(".weight", f"has {codes.num_bytes} bytes, which are not the {rows} by {columns} codes promised")
     if columns % run:
@@ -405,7 +409,7 @@ def _bitsandbytes(tensors: Tensors, settings: Settings) -> Composite | None:
     tensors.shaped(".weight.absmax", (rows * columns // run,))
     tensors.shaped(".weight.quant_map", (16,))
     parts = {
-        "codes": Part(codes.reshaped(rows, columns // 2), Along(0), Along(1, 2)),
+        "codes": Part(Weight(codes.name, "U8", codes.mapped().view(np.uint8).reshape(rows, columns // 2)), Along(0), Along(1, 2)),
         "scales": Part(scales.reshaped(rows, columns // run), Along(0), Along(1, run)),
         "table": Part(tensors[".weight.quant_map"]),
     }
