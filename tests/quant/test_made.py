@@ -101,3 +101,12 @@ def test_tiles_are_refused(tmp_path: pathlib.Path) -> None:
             continue
         with pytest.raises(UnsupportedModel, match="tiles"):
             join(read_safetensors(file), {})
+
+
+def test_scales_of_activations_are_passed_over(tmp_path: pathlib.Path) -> None:
+    """transformers' fp8 with scales measured before: one beside each matrix, under a name of its own."""
+    tensors = load_file(MADE / "transformers-fp8-whole.safetensors")
+    del tensors["values"]
+    save_file(tensors | {"layer.activation_scale": torch.tensor(0.02)}, tmp_path / "model.safetensors")
+    (found,) = join(read_safetensors(tmp_path / "model.safetensors"), {"quant_method": "fp8"}).values()
+    assert isinstance(found, Composite) and found.form.facts["inputs"]
