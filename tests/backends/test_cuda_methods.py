@@ -161,12 +161,15 @@ def test_quantized_at_load(kind: str, loss: float) -> None:
         assert float((found.float() - wanted).norm() / wanted.norm()) < lost
 
 
-@pytest.mark.parametrize("name", ["gptq 4 bit with zeros, version 1", "gptq in an order", "mxfp4", "int8 by row", "fp8 blocks", "nf4"])
+PLAIN = ["gptq 4 bit with zeros, version 1", "gptq in an order", "mxfp4", "int8 by row", "fp8 blocks", "nf4"]
+
+
+@pytest.mark.parametrize("name", PLAIN)
 def test_the_plain_form_rounds_as_the_kernels_do(name: str, tmp_path: pathlib.Path) -> None:
     """What `bench quality --plain` compares with: products that differ by what 16 bits lose, and embeddings that are exact."""
     matrix, bias = stored(tmp_path, name), torch.randn(ROWS, device=DEVICE)
     options = [matrix], bias, torch.bfloat16, DEVICE
-    native, plain = (choose("auto", [matrix], methods).load(*options) for methods in (METHODS, {"auto": plain_method("auto", METHODS)}))
+    native, plain = choose("auto", [matrix], METHODS).load(*options), plain_method("auto", METHODS).load(*options)
     x = torch.randn(3, COLUMNS, device=DEVICE).bfloat16()
     found, wanted = native.linear(OPS, x).float(), plain.linear(Ops(), x.float())
     assert float((found - wanted).norm() / wanted.norm()) < 0.004
@@ -175,12 +178,26 @@ def test_the_plain_form_rounds_as_the_kernels_do(name: str, tmp_path: pathlib.Pa
         assert torch.equal(plain.embed(Ops(), ids), decode(matrix, torch.float32, DEVICE)[ids])
 
 
+def test_the_plain_form_of_several_kinds(tmp_path: pathlib.Path) -> None:
+    """Each part is rounded as its own kind is."""
+    names, parts = ("gptq 4 bit", "int8 by row", "nf4"), []
+    for name in names:
+        (tmp_path / name).mkdir()
+        parts.append(stored(tmp_path / name, name))
+    options = parts, torch.randn(len(parts) * ROWS, device=DEVICE), torch.bfloat16, DEVICE
+    native, plain = choose("auto", parts, METHODS).load(*options), plain_method("auto", METHODS).load(*options)
+    x = torch.randn(3, COLUMNS, device=DEVICE).bfloat16()
+    found, wanted = native.linear(OPS, x).float(), plain.linear(Ops(), x.float())
+    for mine, other in zip(found.split(ROWS, -1), wanted.split(ROWS, -1), strict=True):
+        assert float((mine - other).norm() / other.norm()) < 0.004
+
+
 @pytest.mark.parametrize("option", ["int8", "int4", "fp8", "mxfp4"])
 def test_the_plain_form_of_what_is_quantized_at_load(option: str) -> None:
     values = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(2))
     parts: list[Stored] = [Weight("m", "F32", values.numpy())]
     options = parts, None, torch.bfloat16, DEVICE
-    native, plain = (choose(option, parts, methods).load(*options) for methods in (METHODS, {option: plain_method(option, METHODS)}))
+    native, plain = choose(option, parts, METHODS).load(*options), plain_method(option, METHODS).load(*options)
     x = torch.randn(3, COLUMNS, device=DEVICE).bfloat16()
     found, wanted = native.linear(OPS, x).float(), plain.linear(Ops(), x.float())
     assert float((found - wanted).norm() / wanted.norm()) < 0.004

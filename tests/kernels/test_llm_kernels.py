@@ -114,6 +114,24 @@ def test_decode_attention_joins_its_spans(name: str, kept: str, dtype: torch.dty
     assert int(plan.info[5]) > 1, "the longest sequence was not cut"
 
 
+@pytest.mark.parametrize("kept", ["plain", "int4"])
+def test_many_spans_are_joined_in_runs(kept: str) -> None:
+    """Two sequences, of 35 and 9 spans: six runs and three, the last of each shorter than the others or not."""
+    heads, page, kind = KINDS["plain"]
+    step, q, cache, expected = attention_case([1099, 280], [1, 1], page, heads, kind, torch.float32, kept)
+    plan = decode.make_plan(2, heads[0], heads[1], heads[2], DEVICE, target=60)
+    decode.plan(plan, step.query_starts, step.context_lengths, min_span=32)
+    assert plan.info.tolist() == [32, 35, 9]
+    out = torch.full_like(q, float("nan"))
+    for _ in range(2):
+        decode.attend(
+            q, cache.k, cache.v, out, step.page_table, step.rows_device, step.query_starts, step.context_lengths, plan,
+            page_size=page, scale=kind.scale, tile=32, scales=cache.scales or cache.factors,
+        )  # fmt: skip
+        close(out, expected)
+    assert int(plan.counters.abs().sum()) == 0
+
+
 def test_decode_spans_cover_each_sequence_once() -> None:
     lengths = [1, 700, 33, 64, 65, 0, 5]
     starts = torch.tensor([0, 1, 2, 3, 4, 5, 5, 8], dtype=torch.int32, device=DEVICE)  # the sixth has no token, the last has three

@@ -1,4 +1,4 @@
-"""The products of the GPU's weight methods in plain torch, on the GPU. Knows how the methods round; nothing of kernels or models."""
+"""The products of the GPU's weight methods in plain torch, on the GPU. Knows how methods round; nothing of kernels or models."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ class PlainQuantized(Plain):
     @classmethod
     def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> PlainQuantized:
         whole = choose(cls.option, parts, cls.native).load(parts, None, HALF, device)
-        methods = whole.methods if isinstance(whole, Joined) else [whole]
-        kept = [method for method in methods if isinstance(method, Quantized)]
-        if len(kept) < len(methods):  # some are floats, decoded: all can be had from the parts, in float32
-            return cls([torch.cat([_floats(part, cls.option, device) for part in parts])], [None], bias)
-        return cls([_values(method, device) for method in kept], list(kept), bias)
+        if isinstance(whole, Joined):
+            each = [cls.load([part], None, dtype, device) for part in parts]
+            return cls([value for one in each for value in one.values], [made for one in each for made in one.made], bias)
+        if isinstance(whole, Quantized):
+            return cls([_values(whole, device)], [whole], bias)
+        return cls([torch.cat([_floats(part, cls.option, device) for part in parts])], [None], bias)
 
     def product(self, i: int, x: Tensor) -> Tensor:
         method = self.made[i]

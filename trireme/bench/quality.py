@@ -23,6 +23,7 @@ from trireme.config import Config
 from trireme.llm import LLM
 from trireme.types import SamplingParams, TokenLogprobs
 
+
 class Beside(msgspec.Struct):
     """How much larger a perplexity is than another of the same text: a share, and the standard error of its tokens' mean."""
 

@@ -16,7 +16,7 @@ from trireme.kernels.launch import kernel, next_power
 from trireme.kernels.steps import decode_in_bits, in_bits
 from trireme.kernels.steps.attention import LOG2E
 from trireme.kernels.steps.skinny import depend
-from trireme.kernels.steps.spans import COLUMNS, MIN_SPAN, DecodePlan, join, make_plan, plan, together
+from trireme.kernels.steps.spans import COLUMNS, MIN_SPAN, DecodePlan, held, join, make_plan, plan, together
 
 __all__ = ["MIN_SPAN", "DecodePlan", "attend", "make_plan", "plan"]
 
@@ -30,6 +30,7 @@ def _attend(
     page_stride, q_stride, out_stride, slot_stride, scale, softcap, window,
     PAGE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
     HEADS: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
+    HELD: tl.constexpr,
 ):  # fmt: skip
     """One span of one sequence for the GROUP query heads of one KV head.
 
@@ -91,8 +92,8 @@ def _attend(
     tl.store(mine + DIM, best, mask=g < GROUP)
     tl.store(mine + DIM + 1, total, mask=g < GROUP)
     first = s - (low // span - hidden // span)
-    done = counters + seq * tl.num_programs(0) + kv_head
-    join(partial, out + token.to(tl.int64) * out_stride, done, first, num_spans, kv_head * GROUP, HEADS, GROUP, DIM, WIDTH)
+    into = out + token.to(tl.int64) * out_stride
+    join(partial, into, counters, s, first, num_spans, kv_head * GROUP, HEADS, GROUP, DIM, WIDTH, HELD)
 
 
 def attend(
@@ -124,7 +125,7 @@ def attend(
         page_table.stride(0), q.stride(0), out.stride(0), k.stride(0), scale, softcap or 1.0, window,
         PAGE=page_size, GROUP=group, DIM=dim, ROWS=max(next_power(group * side), COLUMNS if fewer else 16), WIDTH=width,
         TILE=tile, HEADS=heads, CAPPED=softcap > 0, SLOPED=slopes is not None, SINKS=sinks is not None, PDL=pdl, dependent=pdl,
-        **unpacked, warps=warps, stages=stages,
+        HELD=held(warps), **unpacked, warps=warps, stages=stages,
     )
     # fmt: on
     return out

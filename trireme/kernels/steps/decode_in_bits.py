@@ -118,7 +118,7 @@ def attend(
     k_scales, v_scales, page_stride, q_stride, out_stride, slot_stride, scale, softcap, window,
     PAGE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
     HEADS: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
-    KIND: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, WARPS: tl.constexpr, TOGETHER: tl.constexpr,
+    HELD: tl.constexpr, KIND: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, WARPS: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """As in `decode`: one span of one sequence for the query heads of TOGETHER neighbouring KV heads.
 
@@ -190,5 +190,5 @@ def attend(
     tl.store(mine + DIM, best, mask=real)
     tl.store(mine + DIM + 1, total, mask=real)
     first = s - (low // span - hidden // span)
-    done = counters + seq * tl.num_programs(0) + tl.program_id(0)
-    join(partial, out + token.to(tl.int64) * out_stride, done, first, num_spans, first_head, HEADS, ALL, DIM, WIDTH)
+    into = out + token.to(tl.int64) * out_stride
+    join(partial, into, counters, s, first, num_spans, first_head, HEADS, ALL, DIM, WIDTH, HELD)

@@ -20,7 +20,8 @@ from trireme.kernels import chips
 from trireme.kernels.launch import blocks, kernel_of_any
 from trireme.kernels.steps.attention import lanes
 
-JOINED = tl.constexpr(4096)  # values of partials that one program holds: 32 a thread with 4 warps
+JOINED = 2048  # values of partials that a warp holds while it joins, 64 a thread; a program holds twice as many at most
+ALONE = tl.constexpr(8)  # up to so many spans are joined by one program
 MIN_SPAN = 64  # shorter spans cost more in joining than they win in width
 PROGRAMS = 4  # that a multiprocessor holds at these tile sizes
 COLUMNS = 8  # that a product of matrix units has at least
@@ -36,7 +37,7 @@ class DecodePlan:
     sequence: Tensor  # [num_spans] int32: whose span it is, -1 for none
     begin: Tensor  # [num_spans] int32: its first position
     info: Tensor  # [1 + sequences] int32: the span length, then how many spans each sequence has
-    counters: Tensor  # [sequences, kv_heads] int32: spans done; zero between launches
+    counters: Tensor  # [num_spans, kv_heads] int32: who has come to join; zero between launches
     partial: Tensor  # [num_spans, heads, head_dim + 2] float32: weighted values, maximum, sum
 
 
@@ -75,43 +76,82 @@ def _plan(
 
 
 @triton.jit
-def join(
-    partial, out, done, first, count, head, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr
-):  # fmt: skip
-    """The last program of a sequence's spans [first, first + count) joins their partials, a block of spans at a time, into
-    out[head + g].  done: how many have come, 0 between launches
-    """
+def _is_last(counter, count):
+    """Whether this program is the last of `count` that come here; then the counter is 0 again."""
     tl.debug_barrier()  # every thread's partial is written before the count says so
-    if tl.atomic_add(done, 1, sem="acq_rel") != count - 1:
-        return
-    tl.store(done, 0)
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def _joined(
+    cell, step, count, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, HELD: tl.constexpr
+):  # fmt: skip
+    """(maximum, sum, weighted values) of GROUP heads of the partials cell, cell + step spans ..., a block of them at a time."""
     ROWS: tl.constexpr = triton.next_power_of_2(GROUP)
-    SPANS: tl.constexpr = max(JOINED // (ROWS * WIDTH), 1)
+    SPANS: tl.constexpr = max(HELD // (ROWS * WIDTH), 1)
     g, d, i = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, SPANS)
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     for start in range(0, count, SPANS):
         there = (start + i < count)[:, None] & (g < GROUP)[None, :]
-        cell = partial + ((first + start + i)[:, None] * HEADS + head + g[None, :]) * (DIM + 2)
+        at = cell + ((start + i)[:, None] * step * HEADS + g[None, :]) * (DIM + 2)
         # around the first-level cache, which may hold lines from before the other programs wrote
-        peak = tl.load(cell + DIM, mask=there, other=float("-inf"), cache_modifier=".cg")
-        weight = tl.load(cell + DIM + 1, mask=there, other=0.0, cache_modifier=".cg")
+        peak = tl.load(at + DIM, mask=there, other=float("-inf"), cache_modifier=".cg")
+        weight = tl.load(at + DIM + 1, mask=there, other=0.0, cache_modifier=".cg")
         real = there[:, :, None] & (d < DIM)[None, None, :]
-        part = tl.load(cell[:, :, None] + d[None, None, :], mask=real, other=0.0, cache_modifier=".cg")
+        part = tl.load(at[:, :, None] + d[None, None, :], mask=real, other=0.0, cache_modifier=".cg")
         top = tl.maximum(best, tl.max(peak, 0))
         safe = tl.where(top == float("-inf"), 0.0, top)  # rows that pad the group
         old, new = tl.exp2(best - safe), tl.exp2(peak - safe[None, :])
         total = total * old + tl.sum(weight * new, 0)
         acc = acc * old[:, None] + tl.sum(part * new[:, :, None], 0)
         best = top
+    return best, total, acc
+
+
+@triton.jit
+def join(
+    partial, out, counters, mine, first, count, head,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, HELD: tl.constexpr,
+):  # fmt: skip
+    """Joins the partials of a sequence's spans [first, first + count), of which `mine` was just written, into out[head + g].
+
+    The last program of a run of neighbouring spans joins these, all runs at the same time; the last of those joins the runs.
+    counters: [spans, axis 0 of the grid], 0 between launches
+    """
+    run = tl.where(count > ALONE, tl.ceil(tl.sqrt(count.to(tl.float32))).to(tl.int32), count)
+    begin, num_runs = (mine - first) // run * run, tl.cdiv(count, run)
+    done, programs = counters + tl.program_id(0), tl.num_programs(0)
+    if not _is_last(done + (first + begin) * programs, tl.minimum(run, count - begin)):
+        return
+    cell = partial + (first * HEADS + head) * (DIM + 2)
+    mine_too = cell + begin * HEADS * (DIM + 2)
+    best, total, acc = _joined(mine_too, 1, tl.minimum(run, count - begin), HEADS, GROUP, DIM, WIDTH, HELD)
+    g, d = tl.arange(0, triton.next_power_of_2(GROUP)), tl.arange(0, WIDTH)
     real = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    if num_runs > 1:
+        at = mine_too + g * (DIM + 2)
+        tl.store(at[:, None] + d[None, :], acc, mask=real)
+        tl.store(at + DIM, best, mask=g < GROUP)
+        tl.store(at + DIM + 1, total, mask=g < GROUP)
+        if not _is_last(done + (first + 1) * programs, num_runs):  # no run begins at the second span
+            return
+        best, total, acc = _joined(cell, run, num_runs, HEADS, GROUP, DIM, WIDTH, HELD)
     tl.store(out + (head + g)[:, None] * DIM + d[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
 
 
 def together(heads: int, kv_heads: int) -> int:
     """How many KV heads in fewer bits a program takes: as many as fill the columns of its products with query heads."""
     return math.gcd(max(COLUMNS * kv_heads // heads, 1), kv_heads)
+
+
+def held(warps: int) -> int:
+    """How many values of partials a program holds while it joins."""
+    return JOINED * min(warps, 2)
 
 
 def make_plan(
@@ -128,7 +168,7 @@ def make_plan(
         torch.empty(num_spans, **integers),
         torch.empty(num_spans, **integers),
         torch.empty(1 + num_sequences, **integers),
-        torch.zeros((num_sequences, kv_heads), **integers),
+        torch.zeros((num_spans, kv_heads), **integers),
         torch.empty((num_spans, heads, head_dim + 2), dtype=torch.float32, device=device),
     )
 
