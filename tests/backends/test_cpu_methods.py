@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from tests.quant.packers import FORMATS
+from tests.quant.test_made import READ, joined
 from trireme.backends import reason_against
 from trireme.hub.safetensors import read_safetensors
 from trireme.hub.schemes import join
 from trireme.hub.weights import map_file, weight_from_bytes
+from trireme.quant import decode
 from trireme.quant.online import quantize
 
 if reason_against("cpu"):
@@ -75,6 +77,18 @@ def test_tables_stay_four_bits(name: str, kind: str, far: float, tmp_path: pathl
         assert made.weights[0].nbytes <= 48 * (-(-part.shape[1] // 64) * 64) * 4.5 / 8
         got = made.weights[0].floats()
         assert (got - wanted).abs().max() <= far * values.abs().max() and (got - wanted).norm() <= far * wanted.norm()
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_the_makers_wrote(name: str) -> None:
+    """Matrices by the formats' own libraries: products are those of the values that the libraries say."""
+    matrix, _ = joined(name)
+    if len(matrix.shape) > 2:  # a stack; each of its matrices is read as one
+        matrix = matrix.part(0)
+    made, wanted = METHODS["auto"].load([matrix], None, torch.float32, torch.device("cpu")), decode(matrix, torch.float32)
+    x = torch.randn(3, matrix.shape[1], generator=torch.Generator().manual_seed(1))
+    got, meant = made.linear(CpuOps(), x), x @ wanted.t()
+    assert (got - meant).norm() <= 0.015 * meant.norm()  # activations are rounded to eight bits
 
 
 def test_a_table_of_its_own_is_not_taken_for_another(tmp_path: pathlib.Path) -> None:

@@ -15,6 +15,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
 from tests.quant.packers import FORMATS
+from tests.quant.test_made import READ, joined
 from trireme.backends.cuda.methods import FLOATS, WHOLE, Packed, Quantized, Scaled
 from trireme.backends.cuda.ops import CudaOps
 from trireme.bench.plain_cuda import plain_method
@@ -74,6 +75,18 @@ def test_formats(name: str, tmp_path: pathlib.Path) -> None:
     else:
         close(method, torch.randn(3, COLUMNS, device=DEVICE).bfloat16(), dense, bias, loss)
     assert method.num_bytes() < 2 * dense.numel() or type(method) is Decoded
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_the_makers_wrote(name: str) -> None:
+    """Matrices by the formats' own libraries: products are those of the values that the libraries say."""
+    matrix, _ = joined(name)
+    if len(matrix.shape) > 2:  # a stack; each of its matrices is read as one
+        matrix = matrix.part(0)
+    method = choose("auto", [matrix], METHODS).load([matrix], None, torch.bfloat16, DEVICE)
+    dense = decode(matrix, torch.float32, DEVICE)
+    loss = 0.06 if isinstance(method, Scaled) else 0.01
+    close(method, torch.randn(3, matrix.shape[1], device=DEVICE).bfloat16(), dense, torch.zeros(len(dense), device=DEVICE), loss)
 
 
 @pytest.mark.parametrize("kind, title", [("Q4_0", "packed"), ("Q8_0", "packed"), ("MXFP4", "packed"), ("Q4_K", "dense")])

@@ -9,6 +9,7 @@ import pytest
 import tiny_models
 import torch
 
+from tests.quant.test_made import joined
 from trireme.backends import reason_against
 from trireme.backends.cpu.methods import METHODS as CPU_METHODS
 from trireme.backends.cpu.ops import CpuOps
@@ -55,6 +56,16 @@ def test_plain_forms_keep_the_packed_values(tmp_path: pathlib.Path) -> None:
             x = torch.randn(rows, 96)
             got, wanted = kept.linear(CpuOps(), x), plain.linear(Ops(), x)
             assert (got - wanted).norm() <= (1e-5 if rows < 16 else 3e-3) * wanted.norm(), (method, rows)
+
+
+def test_the_plain_form_of_columns_in_an_order() -> None:
+    matrix, _ = joined("gptqmodel-4-bit-in-an-order")
+    kept, plain = (
+        methods["auto"].load([matrix], None, torch.float32, torch.device("cpu")) for methods in (CPU_METHODS, PlainCpu.methods)
+    )
+    x = torch.randn(3, matrix.shape[1])
+    got, wanted = kept.linear(CpuOps(), x), plain.linear(Ops(), x)
+    assert (got - wanted).norm() <= 1e-5 * wanted.norm()
 
 
 def test_beside_is_a_share_with_its_error() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trireme.backends.cpu import library
 from trireme.backends.cpu.methods import METHODS, Packed
+from trireme.backends.cpu.weights import PackedWeight
 from trireme.backends.reference import Reference
 from trireme.bench.plain import Plain
 from trireme.quant import Stored
@@ -20,18 +21,19 @@ WIDE = {"amx": 16, "bf16": 16}  # instruction sets that multiply bfloat16, and f
 class PlainPacked(Plain):
     packed: ClassVar[type[Packed]]
 
-    def __init__(self, kinds: list[str], values: list[Tensor], bias: Tensor | None):
-        super().__init__(values, bias)
-        self.kinds = kinds
+    def __init__(self, weights: list[PackedWeight], bias: Tensor | None):
+        super().__init__([weight.floats() for weight in weights], bias)
+        self.kinds, self.orders = [weight.kind for weight in weights], [weight.order for weight in weights]
 
     @classmethod
     def load(cls, parts: list[Stored], bias: Tensor | None, dtype: torch.dtype, device: torch.device) -> PlainPacked:
         made = cls.packed.load(parts, bias, dtype, device)
-        return cls([weight.kind for weight in made.weights], [weight.floats() for weight in made.weights], made.bias)
+        return cls(made.weights, made.bias)
 
     def product(self, i: int, x: Tensor) -> Tensor:
         """With many rows some chips multiply bfloat16; with few rows activations have eight bits."""
-        kind, values = self.kinds[i], self.values[i]
+        kind, values, order = self.kinds[i], self.values[i], self.orders[i]
+        x = x if order is None else x.index_select(1, order)
         if kind == "f32":
             return x @ values.t()
         if len(x) >= WIDE.get(library.isa(), len(x) + 1):
