@@ -59,6 +59,8 @@ def test_plain_forms_keep_the_packed_values(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_plain_form_of_columns_in_an_order() -> None:
+    if reason_against("cpu"):
+        pytest.skip(str(reason_against("cpu")))
     matrix, _ = joined("gptqmodel-4-bit-in-an-order")
     kept, plain = (
         methods["auto"].load([matrix], None, torch.float32, torch.device("cpu")) for methods in (CPU_METHODS, PlainCpu.methods)

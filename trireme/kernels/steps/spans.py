@@ -21,7 +21,7 @@ from trireme.kernels.launch import blocks, kernel_of_any
 from trireme.kernels.steps.attention import lanes
 
 JOINED = 2048  # values of partials that a warp holds while it joins, 64 a thread; a program holds twice as many at most
-ALONE = tl.constexpr(8)  # up to so many spans are joined by one program
+ALONE_AT_LEAST = tl.constexpr(8)  # up to so many spans, or two blocks of them, are joined by one program
 MIN_SPAN = 64  # shorter spans cost more in joining than they win in width
 PROGRAMS = 4  # that a multiprocessor holds at these tile sizes
 COLUMNS = 8  # that a product of matrix units has at least
@@ -75,6 +75,12 @@ def _plan(
         tl.store(begin + end - count + j, (hidden // span + j) * span, mask=j < count)
 
 
+@triton.constexpr_function
+def _block(group, width, held):
+    """How many spans a program takes at a time while it joins."""
+    return max(held // (triton.next_power_of_2(group) * width), 1)
+
+
 @triton.jit
 def _is_last(counter, count):
     """Whether this program is the last of `count` that come here; then the counter is 0 again."""
@@ -91,7 +97,7 @@ def _joined(
 ):  # fmt: skip
     """(maximum, sum, weighted values) of GROUP heads of the partials cell, cell + step spans ..., a block of them at a time."""
     ROWS: tl.constexpr = triton.next_power_of_2(GROUP)
-    SPANS: tl.constexpr = max(HELD // (ROWS * WIDTH), 1)
+    SPANS: tl.constexpr = _block(GROUP, WIDTH, HELD)
     g, d, i = tl.arange(0, ROWS), tl.arange(0, WIDTH), tl.arange(0, SPANS)
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -123,6 +129,7 @@ def join(
     The last program of a run of neighbouring spans joins these, all runs at the same time; the last of those joins the runs.
     counters: [spans, axis 0 of the grid], 0 between launches
     """
+    ALONE: tl.constexpr = max(ALONE_AT_LEAST, 2 * _block(GROUP, WIDTH, HELD))
     run = tl.where(count > ALONE, tl.ceil(tl.sqrt(count.to(tl.float32))).to(tl.int32), count)
     begin, num_runs = (mine - first) // run * run, tl.cdiv(count, run)
     done, programs = counters + tl.program_id(0), tl.num_programs(0)
