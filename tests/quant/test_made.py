@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trireme.errors import BadCheckpoint, TriremeError, UnsupportedModel
+from trireme.errors import UnsupportedModel
 from trireme.hub.composite import Composite
 from trireme.hub.safetensors import read_safetensors
 from trireme.hub.schemes import join
@@ -22,9 +22,9 @@ from trireme.quant import decode
 
 MADE = pathlib.Path(__file__).parent / "made"
 # What is not read, and a word of why
-REFUSED: dict[str, tuple[type[TriremeError], str]] = {
-    "compressed-tensors-before-w7-sym": (BadCheckpoint, "width of bits"),  # its words have the shape of those of 8 bits
-    "compressed-tensors-mxfp6": (BadCheckpoint, "weight_scale has shape"),
+REFUSED: dict[str, tuple[type[UnsupportedModel], str]] = {
+    "compressed-tensors-before-w7-sym": (UnsupportedModel, "7 bits"),  # its words have the shape of those of 8 bits
+    "compressed-tensors-mxfp6": (UnsupportedModel, "6 bits"),
     "gptqmodel-3-bit-in-planes": (UnsupportedModel, "planes"),  # its words have the shape of those without planes
 }
 NAMES = sorted(file.stem for file in MADE.glob("*.safetensors"))

@@ -223,6 +223,7 @@ def _packed(tensors: Tensors, settings: Settings) -> Composite | None:
     if len(packed.shape) != 2:
         raise tensors.wrong(".weight_packed", f"has shape {list(packed.shape)}, which is no matrix")
     if packed.kind == "U8":
+        _refuse_bits(tensors, _named_bits(settings), {4})
         return _fp4(tensors, ".weight_packed", said)
     tensors.kind(".weight_packed", "I32")
     rows, columns = _shape_said(tensors)
@@ -255,18 +256,30 @@ _WIDTHS = ((2, 16, 1), (3, 10, 1), (3, 32, 3), (4, 8, 1), (8, 4, 1))
 def _width(tensors: Tensors, settings: Settings, rows: int, columns: int) -> tuple[int, int, int]:
     """The one of `_WIDTHS` that fits the shape of the words, and that the config names if it names any. A width that is not read,
     such as 7 bits, may have the shape of one that is."""
-    groups = settings.get("config_groups")
-    weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
-    named = {found.get("num_bits") for found in weights if isinstance(found, dict)}
-    shape = tensors[".weight_packed"].shape
+    named, shape = _named_bits(settings), tensors[".weight_packed"].shape
     fitting = [
         width for width in _WIDTHS if shape == (rows, -(-columns * width[2] // width[1])) and (not named or width[0] in named)
     ]
     if len(fitting) == 1:
         return fitting[0]
+    _refuse_bits(tensors, named, {bits for bits, _, _ in _WIDTHS})
     what = "several widths" if fitting else "no width"
-    among = f" among the config's {sorted(map(str, named))}" if named else ""
+    among = f" among the config's {sorted(named)}" if named else ""
     raise tensors.wrong(".weight_packed", f"of shape {list(shape)} fits {what} of bits{among} for {rows} by {columns}")
+
+
+def _named_bits(settings: Settings) -> set[int]:
+    """The widths that compressed-tensors' groups of layers name."""
+    groups = settings.get("config_groups")
+    weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    named = [found.get("num_bits") for found in weights if isinstance(found, dict)]
+    return {bits for bits in named if isinstance(bits, int)}
+
+
+def _refuse_bits(tensors: Tensors, named: set[int], read: set[int]) -> None:
+    """Refuses a matrix of a checkpoint that names none of the widths that are read."""
+    if named and not named & read:
+        raise UnsupportedModel(f"The matrix {tensors.base} is stored in {' or '.join(map(str, sorted(named)))} bits.", _OTHER)
 
 
 def _shape_said(tensors: Tensors) -> tuple[int, int]:
