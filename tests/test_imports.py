@@ -109,6 +109,32 @@ def test_folders_import_downwards() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_files_import_each_other_in_a_circle() -> None:
+    names = {name_of(path): path for path in files()}
+    below = {name: named_files(path, names) - {name} for name, path in names.items()}
+    while leaves := {name for name, targets in below.items() if not targets & below.keys()}:
+        for name in leaves:
+            del below[name]
+    assert not below, f"in a circle, or above one: {sorted(below)}"
+
+
+def name_of(path: pathlib.Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def named_files(path: pathlib.Path, names: dict[str, pathlib.Path]) -> set[str]:
+    """The files that a file imports: what a name of `from` means is a file if there is one, else its module."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            found |= {whole if (whole := f"{module}.{alias.name}") in names else module for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & names.keys()
+
+
 def kernel_floor(module: str) -> str:
     """The floor of a module of the kernels, named from their folder on."""
     parts = module.split(".")

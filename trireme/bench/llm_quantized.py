@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from trireme.bench.llm_kernels import L2_BYTES, PLAIN, Case, layout_of
+from trireme.bench.llm_cases import L2_BYTES, PLAIN, Case, Group, layout_of
 from trireme.kernels import chips
 from trireme.kernels.launch import blocks, next_power
 from trireme.kernels.steps import decode, kv, packed, scaled
@@ -130,4 +130,4 @@ def _kept_case(kind: str, count: int, length: int, shape: tuple[int, int, int]) 
     )  # fmt: skip
 
 
-GROUPS: dict[str, Callable[[], Iterator[Case]]] = {"packed": packed_cases, "scaled": scaled_cases, "kept": kept_cases}
+GROUPS: dict[str, Group] = {"packed": packed_cases, "scaled": scaled_cases, "kept": kept_cases}
