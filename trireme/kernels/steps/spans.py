@@ -1,8 +1,9 @@
 """How the sequences of a decode step are cut into spans of their keys, so that long and short ones fill the chip evenly.
 
 `plan` cuts every sequence into spans of equal length and lists them, once a step, on the device, so that a captured graph follows
-the lengths of the moment. A program that takes a span and a KV head leaves its partial (maximum, sum, weighted values); `join`, at
-the end of a sequence's last program, joins the partials. Knows lengths; nothing of pages, keys or layers.
+the lengths of the moment. A program that takes a span and a KV head leaves its partial (maximum, sum, weighted values). `join`, at
+the end of a program, joins those of neighbouring spans if it is their last, and so on up to the sequence. Knows lengths; nothing of
+pages, keys or layers.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ def join(
 ):  # fmt: skip
     """Joins the partials of a sequence's spans [first, first + count), of which `mine` was just written, into out[head + g].
 
-    The last program of a run of neighbouring spans joins these, all runs at the same time; the last of those joins the runs.
+    The last program of a run of neighbouring spans joins these, in the place of the run's first; all runs at the same time. The last of
+    those programs joins the runs. Few spans are one run.
     counters: [spans, axis 0 of the grid], 0 between launches
     """
     ALONE: tl.constexpr = max(ALONE_AT_LEAST, 2 * _block(GROUP, WIDTH, HELD))
@@ -136,12 +138,12 @@ def join(
     if not _is_last(done + (first + begin) * programs, tl.minimum(run, count - begin)):
         return
     cell = partial + (first * HEADS + head) * (DIM + 2)
-    mine_too = cell + begin * HEADS * (DIM + 2)
-    best, total, acc = _joined(mine_too, 1, tl.minimum(run, count - begin), HEADS, GROUP, DIM, WIDTH, HELD)
+    run_cell = cell + begin * HEADS * (DIM + 2)
+    best, total, acc = _joined(run_cell, 1, tl.minimum(run, count - begin), HEADS, GROUP, DIM, WIDTH, HELD)
     g, d = tl.arange(0, triton.next_power_of_2(GROUP)), tl.arange(0, WIDTH)
     real = (g < GROUP)[:, None] & (d < DIM)[None, :]
     if num_runs > 1:
-        at = mine_too + g * (DIM + 2)
+        at = run_cell + g * (DIM + 2)
         tl.store(at[:, None] + d[None, :], acc, mask=real)
         tl.store(at + DIM, best, mask=g < GROUP)
         tl.store(at + DIM + 1, total, mask=g < GROUP)
