@@ -127,8 +127,8 @@ def join(
 ):  # fmt: skip
     """Joins the partials of a sequence's spans [first, first + count), of which `mine` was just written, into out[head + g].
 
-    The last program of a run of neighbouring spans joins these, in the place of the run's first; all runs at the same time. The last
-    of those programs joins the runs. Few spans are one run.
+    The last program of a run of neighbouring spans joins these, in the place of the run's first; all runs at the same time. The
+    last of those programs joins the runs. Few spans are one run.
     counters: [spans, axis 0 of the grid], 0 between launches
     """
     ALONE: tl.constexpr = max(ALONE_AT_LEAST, 2 * _block(GROUP, WIDTH, HELD))
