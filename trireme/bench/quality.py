@@ -54,6 +54,8 @@ class Quality(msgspec.Struct, kw_only=True):
 def run(args: argparse.Namespace) -> int:
     config = fetched(config_from(args))
     text = pathlib.Path(args.text).read_text() if args.text else files("trireme.bench").joinpath("data/alice.txt").read_text()
+    if args.plain:
+        plain_backend(_backend_of(config))  # refuses one without a plain form before anything is read
     results = compare(config, args, text)
     print(
         f"{'method':<8}{'KV':<6}{'weights MB':>12}{'perplexity':>12}{'few rows':>10}{'beside plain':>18}{'few rows':>18}"
@@ -62,12 +64,17 @@ def run(args: argparse.Namespace) -> int:
     for r in results:
         plain = "".join(f"{f'{b.more:+.2%} ± {b.error:.2%}' if b else '':>18}" for b in (r.plain, r.plain_few))
         print(
-            f"{r.method:<8}{r.kv:<6}{r.weight_bytes / 1e6:>12.1f}{r.perplexity:>12.3f}{r.perplexity_few:>10.3f}{plain}"
-            f"{r.agreement:>11.1%}{r.agreement_few:>10.1%}{r.greedy_tokens:>9.1f} of {args.continue_tokens}"
+            f"{r.method:<8}{r.kv:<6}{r.weight_bytes / 1e6:>12.1f}{r.perplexity:>12.3f}{_number(r.perplexity_few, '.3f'):>10}{plain}"
+            f"{r.agreement:>11.1%}{_number(r.agreement_few, '.1%'):>10}{r.greedy_tokens:>9.1f} of {args.continue_tokens}"
         )
     if args.json:
         pathlib.Path(args.json).write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
     return 0
+
+
+def _number(value: float, form: str) -> str:
+    """Nothing for what was not measured."""
+    return "" if math.isnan(value) else format(value, form)
 
 
 def compare(config: Config, args: argparse.Namespace, text: str) -> list[Quality]:
@@ -87,11 +94,15 @@ def compare(config: Config, args: argparse.Namespace, text: str) -> list[Quality
     return results
 
 
+def _backend_of(config: Config) -> str:
+    return automatic() if config.device.backend == "auto" else config.device.backend
+
+
 def _beside_plain(
     reading: _Reading, config: Config, method: str, text: str, args: argparse.Namespace
 ) -> tuple[Beside, Beside | None]:
     """Beside the same rounding of weights, activations, keys and values, computed by the plain bodies."""
-    name = automatic() if config.device.backend == "auto" else config.device.backend
+    name = _backend_of(config)
     device = dataclasses.replace(config.device, backend=plain_backend(name))
     plain = dataclasses.replace(config, device=device, model=dataclasses.replace(config.model, dtype="float32"))
     asked = argparse.Namespace(**{**vars(args), "continue_tokens": 0})
