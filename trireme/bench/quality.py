@@ -151,7 +151,7 @@ class _Reading:
             perplexity=perplexity(self.whole),
             perplexity_few=perplexity(self.few),
             agreement=_agreement(self.whole, other.whole),
-            agreement_few=_agreement(self.few, other.whole),
+            agreement_few=_agreement(self.few, other.whole[: len(self.few)]),
             greedy_tokens=sum(common) / max(len(common), 1),
         )
 
@@ -177,8 +177,7 @@ def perplexity(tokens: list[TokenLogprobs]) -> float:
 
 
 def _agreement(mine: list[TokenLogprobs], other: list[TokenLogprobs]) -> float:
-    """Over the places that were read; `other` may have read on."""
-    return sum(a.top[0][0] == b.top[0][0] for a, b in zip(mine, other, strict=False)) / len(mine) if mine else math.nan
+    return sum(a.top[0][0] == b.top[0][0] for a, b in zip(mine, other, strict=True)) / len(mine) if mine else math.nan
 
 
 def _common(mine: list[int], other: list[int]) -> int:
